@@ -1,0 +1,39 @@
+# `make` lists the targets. Each sets up .venv first if it is missing or older than the pinned versions.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.up-to-date
+ARGS ?=
+# One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep test lint format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simbal needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table (more: ARGS="seed=0-4")
+	$(BIN)/python train.py -m name=quickstart balancing=simbal,lbl seed=0,1 $(ARGS)
+
+test: $(STAMP) ## the whole test suite (one file: ARGS=tests/model)
+	$(BIN)/pytest -n 2 $(ARGS)
+
+lint: $(STAMP) ## linter, formatter check and type checker
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP) ## let the linter and formatter fix what they can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove .venv and caches; outputs and prepared data stay
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,46 @@
+"""Share of a training step that the telemetry costs: python benchmarks/telemetry.py [override ...]
+
+Times every hook of `Telemetry` and the training steps around them in one process, so that a noisy machine cancels out.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from simbal.run_folder import RunSpec
+from simbal.training.run import train
+from simbal.training.telemetry import Telemetry
+
+HOOKS = ("on_train_batch_start", "on_train_batch_end")
+seconds = dict.fromkeys(HOOKS, 0.0)
+
+
+def timed(name: str) -> None:
+    """Replace one hook by itself and a clock."""
+    hook = getattr(Telemetry, name)
+
+    def wrapped(self: Telemetry, *args: object) -> None:
+        started = time.process_time()
+        hook(self, *args)
+        seconds[name] += time.process_time() - started
+
+    setattr(Telemetry, name, wrapped)
+
+
+with (
+    initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"),
+    tempfile.TemporaryDirectory() as out,
+):
+    fixed = [f"output_dir={out}", "trainer.max_steps=100", "optim.warmup_steps=10", "trainer.val_every=100"]
+    spec = RunSpec.from_hydra(compose("config", [*fixed, *sys.argv[1:]], return_hydra_config=True))
+    for name in HOOKS:
+        timed(name)
+    started = time.process_time()
+    train(spec)
+    total = time.process_time() - started
+print(
+    f"telemetry {1e3 * sum(seconds.values()):.1f} ms of {total:.1f} s CPU: {100 * sum(seconds.values()) / total:.3f}%"
+)

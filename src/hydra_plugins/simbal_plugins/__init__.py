@@ -1,0 +1,1 @@
+"""Hydra plugins of simbal: imported at every start of Hydra, hence thin."""

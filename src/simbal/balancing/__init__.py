@@ -1,0 +1,1 @@
+"""Ways of balancing a router, one file each."""

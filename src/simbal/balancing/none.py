@@ -1,0 +1,10 @@
+"""No balancing: the control arm."""
+
+from simbal.balancing.base import Balancing
+
+
+class NoBalancing(Balancing):
+    """loss = 0."""
+
+    formula = "0"
+    citation = "simbal.tex, figure 2"

@@ -1,0 +1,1 @@
+"""Text to tokens on disk (`store`), and tokens to batches (`loader`)."""

@@ -1,0 +1,1 @@
+"""Dropless expert layers: one interface, backends that differ in speed only."""

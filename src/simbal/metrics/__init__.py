@@ -1,0 +1,1 @@
+"""Pure functions from tensors to the numbers of the tables."""

@@ -1,0 +1,21 @@
+"""How far a router's rows are from orthonormal.
+
+Reference: simbal.tex, tables 2, 9 and 10; that they use a bf16 product is inferred from their digits.
+Shapes: E experts, D model width.
+"""
+
+import torch
+from torch import Tensor
+
+
+def identity_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
+    """W W^T - I, (E, E): the product in `gram_dtype` under every autocast, the difference in at least fp32."""
+    with torch.autocast(weight_ED.device.type, enabled=False):
+        rows_ED = weight_ED.to(gram_dtype)
+        gram_EE = (rows_ED @ rows_ED.T).to(torch.promote_types(gram_dtype, torch.float32))
+        return gram_EE - torch.eye(len(gram_EE), dtype=gram_EE.dtype, device=gram_EE.device)
+
+
+def mean_squared_deviation(weight_ED: Tensor, gram_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """(R^T R - I)^2 of the paper: the mean of the squared deviation over all E^2 entries."""
+    return identity_deviation(weight_ED, gram_dtype).square().mean()

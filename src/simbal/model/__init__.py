@@ -1,0 +1,1 @@
+"""The paper's Transformer: it does not know who balances it."""

@@ -1,0 +1,44 @@
+"""Causal multi-head attention with rotary position embeddings.
+
+Reference: RoFormer (arXiv 2104.09864), in the half-split layout of GPT-NeoX and Llama.
+Shapes: B batch, S sequence, D model width, H heads, P head width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(P)) v over the past, without biases and without QK-norm."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor) -> Tensor:
+        """`rotation_2SP` comes from `rotary_angles`."""
+        q_BHSP, k_BHSP, v_BHSP = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BSD).chunk(3, -1)
+        )
+        q_BHSP, k_BHSP = rotate(q_BHSP, rotation_2SP), rotate(k_BHSP, rotation_2SP)
+        y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, is_causal=True)
+        return self.out(y_BHSP.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.device) -> Tensor:
+    """cos and sin (2, S, P) of position s times theta^(-2i/P), each pair i standing at channels i and i + P/2."""
+    frequencies = theta ** -(torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
+    angles = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * frequencies.repeat(2)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x_BHSP: Tensor, rotation_2SP: Tensor) -> Tensor:
+    """Turn each channel pair by its angle, in fp32."""
+    cos_SP, sin_SP = rotation_2SP
+    first, second = x_BHSP.float().chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    rotated_BHSP: Tensor = x_BHSP * cos_SP + turned * sin_SP
+    return rotated_BHSP.to(x_BHSP.dtype)

@@ -1,0 +1,87 @@
+"""The language-model head: cross-entropy and output z-loss in chunks, so that N x V logits never exist at once.
+
+Reference: output z-loss as in OLMo 2 (arXiv 2501.00656), simbal.tex section 4; gradients are taken chunk by chunk in
+the forward pass, as in Liger Kernel (arXiv 2410.10989).
+Shapes: N tokens, V vocabulary, D model width, C rows of one chunk.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # target of a position that does not count
+CHUNK_ELEMENTS = 2**22  # logits held at once: 16 MB in fp32, 512 rows at V = 8192
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """`loss` = mean over counted tokens of nll + z_coef * lse^2, in nats; only it is differentiable."""
+
+    loss: Tensor
+    nll_N: Tensor  # -log p(target), 0 where ignored
+    lse_N: Tensor  # log of the softmax's normaliser, 0 where ignored
+
+
+def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
+    """Loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
+
+    Raises:
+        RuntimeError: a target is neither in [0, V) nor `IGNORED`.
+    """
+    device = x_ND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+    with torch.autocast(device, enabled=False):
+        outputs = _ChunkedHead.apply(x_ND.to(dtype), weight_VD.to(dtype), targets_N, z_coef, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return HeadLoss(*outputs)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = max(1, CHUNK_ELEMENTS // len(weight_VD))
+        nll_N, lse_N = (torch.zeros_like(targets_N, dtype=torch.float32) for _ in range(2))
+        counted = (targets_N != IGNORED).sum().clamp(min=1)
+        if with_gradient:
+            dx_ND = torch.empty_like(x_ND)
+            dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        for begin in range(0, len(x_ND), rows):
+            chunk = slice(begin, begin + rows)
+            probs_CV, nll_N[chunk], lse_N[chunk] = _softmax(x_ND[chunk] @ weight_VD.T, targets_N[chunk])
+            if with_gradient:
+                dlogits_CV = _dlogits(probs_CV, lse_N[chunk], targets_N[chunk], z_coef, counted).to(x_ND.dtype)
+                torch.mm(dlogits_CV, weight_VD, out=dx_ND[chunk])
+                dweight_VD += dlogits_CV.T @ x_ND[chunk]
+        if with_gradient:
+            ctx.save_for_backward(dx_ND, dweight_VD.to(weight_VD.dtype))
+        ctx.mark_non_differentiable(nll_N, lse_N)
+        return (nll_N + z_coef * lse_N.square()).sum() / counted, nll_N, lse_N
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        dx_ND, dweight_VD = ctx.saved_tensors
+        return dloss.to(dx_ND.dtype) * dx_ND, dloss.to(dweight_VD.dtype) * dweight_VD, None, None, None
+
+
+def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, negative log-likelihoods and log-normalisers of one chunk, with one exponential per logit."""
+    logits_CV = logits_CV.float()
+    ignored_C = targets_C == IGNORED
+    target_logits_C = logits_CV.gather(1, targets_C.masked_fill(ignored_C, 0)[:, None])[:, 0]
+    max_C1 = logits_CV.amax(1, keepdim=True)
+    probs_CV = logits_CV.sub_(max_C1).exp_()
+    total_C1 = probs_CV.sum(1, keepdim=True)
+    probs_CV /= total_C1
+    lse_C = (max_C1 + total_C1.log())[:, 0]
+    return probs_CV, (lse_C - target_logits_C).masked_fill(ignored_C, 0), lse_C.masked_fill(ignored_C, 0)
+
+
+def _dlogits(probs_CV: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor) -> Tensor:
+    """((1 + 2 z_coef lse) p - onehot(target)) / counted, 0 where ignored; overwrites `probs_CV`."""
+    weight_C = (targets_C != IGNORED) / counted
+    probs_CV *= (weight_C * (1 + 2 * z_coef * lse_C))[:, None]
+    targets_C1 = targets_C.clamp(min=0)[:, None]
+    return probs_CV.scatter_add_(1, targets_C1, -weight_C[:, None].float())

@@ -1,0 +1,47 @@
+"""The feed-forward of a block: a mixture of SwiGLU experts, or one dense SwiGLU.
+
+Reference: simbal.tex, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202).
+Shapes: B batch, S sequence, N = B*S tokens, D model width, E experts, F hidden width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from simbal.experts.plan import RoutingPlan
+from simbal.experts.select import apply_experts
+from simbal.model.router import Router, Routing
+
+
+class MoELayer(nn.Module):
+    """y_t = sum_k p_tk expert_e(x_t), dropless: every chosen expert computes every token sent to it."""
+
+    def __init__(self, router: Router, d_model: int, d_expert: int, backend: str | None) -> None:
+        super().__init__()
+        num_experts = len(router.weight_ED)
+        assert backend is not None, "a mixture of experts needs a backend"
+        self.router, self.backend = router, backend
+        self.w13_E2FD = nn.Parameter(torch.empty(num_experts, 2, d_expert, d_model))
+        self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
+
+    def forward(self, x_BSD: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """The experts' weighted sum and what the router decided."""
+        x_ND = x_BSD.flatten(0, 1)
+        routing = self.router(x_ND, num_sequences=len(x_BSD), bias_E=bias_E)
+        plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
+        y_ND = apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD)
+        return y_ND.view_as(x_BSD), routing
+
+
+class FeedForward(nn.Module):
+    """y = W2^T (silu(Wgate x) * (Wup x)), the layout of one expert."""
+
+    def __init__(self, d_model: int, d_hidden: int) -> None:
+        super().__init__()
+        self.w13_2FD = nn.Parameter(torch.empty(2, d_hidden, d_model))
+        self.w2_FD = nn.Parameter(torch.empty(d_hidden, d_model))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """The same shape as `x_BSD`."""
+        gate_BSF, up_BSF = F.linear(x_BSD, self.w13_2FD.flatten(0, 1)).chunk(2, -1)
+        return F.linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)

@@ -1,0 +1,93 @@
+"""The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings, no biases.
+
+Reference: simbal.tex, section 4 and table 1.
+Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from simbal.model.attention import Attention, rotary_angles
+from simbal.model.moe import FeedForward, MoELayer
+from simbal.model.router import Router, Routing
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """Every number a Transformer is built from; `num_experts` 0 makes it dense."""
+
+    vocab_size: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    d_expert: int
+    num_experts: int
+    top_k: int
+    rope_theta: float
+    norm_eps: float
+    gating: str
+    renormalize: bool
+
+
+class Block(nn.Module):
+    """x += attention(norm(x)); x += feed_forward(norm(x))."""
+
+    def __init__(self, shape: TransformerShape, backend: str | None) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.attention = Attention(shape.d_model, shape.num_heads)
+        self.feed_forward_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.feed_forward: MoELayer | FeedForward = (
+            MoELayer(
+                Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize),
+                shape.d_model, shape.d_expert, backend,
+            )
+            if shape.num_experts
+            else FeedForward(shape.d_model, shape.d_expert)
+        )  # fmt: skip
+
+    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor, bias_E: Tensor | None) -> tuple[Tensor, Routing | None]:
+        """The residual stream after the block, and its routing (None if dense)."""
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP)
+        h_BSD = self.feed_forward_norm(x_BSD)
+        if isinstance(self.feed_forward, MoELayer):
+            y_BSD, routing = self.feed_forward(h_BSD, bias_E)
+            return x_BSD + y_BSD, routing
+        return x_BSD + self.feed_forward(h_BSD), None
+
+
+class Transformer(nn.Module):
+    """Tokens to the normalised hidden state that the head reads; the head's weight is `head_VD`."""
+
+    def __init__(self, shape: TransformerShape, backend: str | None = "reference") -> None:
+        """`backend` computes the experts (a resolved name); None for a dense model."""
+        super().__init__()
+        self.shape, self.backend = shape, backend
+        self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.blocks = nn.ModuleList(Block(shape, backend) for _ in range(shape.num_layers))
+        self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
+
+    def forward(self, tokens_BS: Tensor, bias_LE: Tensor | None = None) -> tuple[Tensor, list[Routing]]:
+        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `bias_LE` shifts the choice of experts only."""
+        head_width = self.shape.d_model // self.shape.num_heads
+        rotation_2SP = rotary_angles(tokens_BS.shape[1], head_width, self.shape.rope_theta, tokens_BS.device)
+        x_BSD = self.embedding(tokens_BS)
+        routings = []
+        for layer, block in enumerate(self.blocks):
+            x_BSD, routing = block(x_BSD, rotation_2SP, None if bias_LE is None else bias_LE[layer])
+            if routing is not None:
+                routings.append(routing)
+        return self.norm(x_BSD), routings
+
+    @property
+    def feed_forwards(self) -> list[MoELayer | FeedForward]:
+        """The feed-forward of each block."""
+        return [block.feed_forward for block in self.blocks]  # type: ignore[misc]
+
+    @property
+    def routers(self) -> list[Router]:
+        """The router of each MoE layer; none if dense."""
+        return [layer.router for layer in self.feed_forwards if isinstance(layer, MoELayer)]

@@ -1,0 +1,174 @@
+"""A run's folder: `<output_dir>/<name>/<readable>-<hash8>/`, who it belongs to, and how it ended.
+
+    config.yaml    the resolved config and the chosen options; written first
+    progress.json  where a running job is, for the live view; replaced while it runs
+    metrics.jsonl  curves, one JSON object per logged step
+    record.json    how the run ended; written last and atomically
+    checkpoints/   tensorboard/   train.log
+
+No torch here: the sweep's parent process and `report.py` read folders without it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from simbal import config as schema
+from simbal.errors import UserError
+
+NOT_HASHED = (
+    "name",
+    "baseline",
+    "output_dir",
+    "logger",
+    "data.cache_dir",
+    "data.tokenizer_path",
+    "trainer.progress_bar",
+)
+GROUPS = ("model", "router", "balancing", "experts", "data", "optim", "trainer", "logger")
+
+
+def result_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys of the resolved config, less those that cannot change the result."""
+    flat = schema.flatten(config)
+    return {key: value for key, value in flat.items() if not any(f"{key}.".startswith(f"{k}.") for k in NOT_HASHED)}
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """sha256 (64 hex digits) over every key of the resolved config that can change the result."""
+    return hashlib.sha256(json.dumps(result_keys(config), sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` so that a reader sees the old file or the new one, never a part (NaN is refused)."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write to a temporary file in the same folder, sync it and rename it over `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"no space left on the disk of {path.parent}: free some, or set output_dir") from None
+        raise
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run before it starts: its resolved config (plain dicts) and the option chosen in each group."""
+
+    config: dict[str, Any]
+    choices: dict[str, str]
+
+    @classmethod
+    def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
+        """Resolve and check a composed config, as Hydra composes it or as it hands it to a job."""
+        options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
+        try:
+            plain = OmegaConf.to_container(
+                OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
+            )
+        except OmegaConfBaseException as error:
+            raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+        assert isinstance(plain, dict)
+        resolved: dict[str, Any] = {str(key): value for key, value in plain.items()}
+        schema.check(resolved)
+        choices = {group: str(options[group]) for group in GROUPS if group in options}
+        choices["balancing"] = "_".join(resolved["balancing"])  # a list of strategies is no single option
+        return cls(resolved, choices)
+
+    @property
+    def hash(self) -> str:
+        """The config's hash, 64 hex digits."""
+        return config_hash(self.config)
+
+    @property
+    def path(self) -> Path:
+        """Where the run lives; the readable part is for people, the hash tells runs apart."""
+        readable = f"{self.choices['balancing']}-{self.choices['model']}-seed{self.config['seed']}"
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[:100]
+        return Path(self.config["output_dir"], self.config["name"], f"{readable}-{self.hash[:8]}")
+
+
+class RunFolder:
+    """Reads and writes one run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_spec(self) -> RunSpec:
+        """What config.yaml says; `UserError` if it is not ours."""
+        file = self.path / "config.yaml"
+        try:
+            saved = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
+            return RunSpec({k: v for k, v in saved.items() if k != "choices"}, dict(saved["choices"]))
+        except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError):
+            raise UserError(f"{file} is not a config written by simbal") from None
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Make the folder this run's own; refuse one that belongs to another config."""
+        if (self.path / "config.yaml").exists():
+            if self.read_spec().hash != spec.hash:
+                raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        saved = {"choices": spec.choices, **spec.config}
+        write_text(self.path / "config.yaml", yaml.safe_dump(saved, sort_keys=False))
+
+    def read_record(self) -> dict[str, Any] | None:
+        """How the run ended, or None if it has not; `UserError` if the record is broken."""
+        file = self.path / "record.json"
+        if not file.exists():
+            return None
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if record["status"] in ("finished", "failed") and isinstance(record["config_hash"], str):
+                return dict(record)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            pass
+        raise UserError(f"{file} is broken: delete {self.path} and run it again")
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Say how the run ended: `status` is finished or failed, `config_hash` says of which config."""
+        write_json(self.path / "record.json", record)
+
+    def finished(self, spec: RunSpec) -> bool:
+        """Whether exactly this config has been run to its end here."""
+        record = self.read_record()
+        return record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process; `UserError` if another one has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UserError(f"{self.path} is being written by {file.read().strip() or 'another process'}") from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield

@@ -1,0 +1,103 @@
+"""Arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simbal.config import flatten
+from simbal.run_folder import GROUPS, RunSpec, config_hash, result_keys
+from simbal.sweep.collect import Run
+
+ABSENT = "—"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the table: its runs by seed, and what each label column says of it."""
+
+    label: dict[str, str]
+    runs: tuple[Run, ...]
+    setting: str  # the hash of everything but seed and balancing: arms that share it differ in balancing alone
+
+    @property
+    def balancing(self) -> str:
+        """The strategies, joined by underscores."""
+        return self.runs[0].spec.choices["balancing"]
+
+    @property
+    def name(self) -> str:
+        """The label in one line."""
+        return short_label(self.label)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Every seed that was run to its end."""
+        return [run.seed for run in self.runs]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """A metric by seed, for the runs that have it."""
+        return {run.seed: value for run in self.runs if (value := run.value(metric)) is not None}
+
+
+def short_label(label: dict[str, str]) -> str:
+    """`simbal model=small coef=0.1`: balancing by its value alone, other columns by the last part of their key."""
+    shown = dict(zip(short_columns([*label]), label.values(), strict=True))
+    others = [f"{short}={text}" for short, text in shown.items() if short != "balancing" and text != ABSENT]
+    return " ".join([label["balancing"], *others])
+
+
+def short_columns(columns: Sequence[str]) -> list[str]:
+    """The last part of each dotted key, or the whole key where two end alike."""
+    lasts = [column.rpartition(".")[2] for column in columns]
+    return [last if lasts.count(last) == 1 else column for last, column in zip(lasts, columns, strict=True)]
+
+
+def group(runs: Sequence[Run]) -> list[Arm]:
+    """The arms of the finished runs, sorted by label, each with its runs by seed."""
+    columns = label_columns([run.spec for run in runs])
+    by_config = defaultdict(list)
+    for run in runs:
+        if run.finished:
+            by_config[_hash_without(run.spec, "seed")].append(run)
+    arms = [
+        Arm(
+            label_of(same[0].spec, columns),
+            tuple(sorted(same, key=lambda run: run.seed)),
+            _hash_without(same[0].spec, "seed", "balancing"),
+        )
+        for same in by_config.values()
+    ]
+    return sorted(arms, key=lambda arm: [_sortable(text) for text in arm.label.values()])
+
+
+def label_columns(specs: Sequence[RunSpec]) -> list[str]:
+    """Groups whose option differs between runs, and dotted keys that differ under one option of their group.
+
+    `balancing` always comes first; the seed, and keys that cannot change a result, never come.
+    """
+    others = [name for name in GROUPS if name not in ("balancing", "logger")]
+    groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
+    values: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for spec in specs:
+        for key, value in result_keys(spec.config).items():
+            values[key][spec.choices.get(key.partition(".")[0])].add(json.dumps(value))
+    del values["seed"]
+    return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
+
+
+def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, str]:
+    """What each column says of a run; a dash where it has no such key."""
+    flat = flatten(spec.config)
+    return {column: spec.choices[column] if column in GROUPS else str(flat.get(column, ABSENT)) for column in columns}
+
+
+def _hash_without(spec: RunSpec, *keys: str) -> str:
+    return config_hash({key: value for key, value in spec.config.items() if key not in keys})
+
+
+def _sortable(text: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text

@@ -1,0 +1,125 @@
+"""Reads the runs of a sweep from their folders, and refuses those that cannot stand in one table."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simbal.config import flatten
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder, RunSpec
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder as read: what it was to be, and how it ended."""
+
+    path: Path
+    spec: RunSpec
+    record: dict[str, Any] | None  # None: unfinished
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, so that its numbers count."""
+        return self.record is not None and self.record["status"] == "finished"
+
+    @property
+    def seed(self) -> int:
+        """The seed of its data order and of its initial weights."""
+        return int(self.spec.config["seed"])
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        assert self.record is not None and self.finished, self.path  # noqa: PT018
+        return self.record
+
+    def value(self, metric: str) -> float | None:
+        """A metric of a finished run; None where it has no meaning, as the load of a dense model."""
+        measured: dict[str, float | None] = {
+            **self.result["metrics"],
+            "tokens_per_second": self.result["tokens_per_second"],
+        }
+        return measured.get(metric)
+
+
+def collect(folder: Path) -> list[Run]:
+    """Every run in outputs/<name>, by folder name.
+
+    Raises:
+        UserError: if there is none, if a file is broken or belongs to another config, if a folder is a copy of
+            another, or if two finished runs saw different data or measured by different definitions.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    paths = sorted(path for path in folder.iterdir() if _is_run(path))
+    if not paths:
+        raise UserError(f"{folder} holds no runs: start some with python train.py -m name={folder.name} ...")
+    runs = [_read(path) for path in paths]
+    _refuse_copies(runs)
+    _refuse_unlike([run for run in runs if run.finished])
+    return runs
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / file).exists() for file in ("config.yaml", "record.json"))
+
+
+def _read(path: Path) -> Run:
+    folder = RunFolder(path)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} has a record.json but no config.yaml: move the folder away")
+    spec, record = folder.read_spec(), folder.read_record()
+    if record is not None:
+        if record["config_hash"] != spec.hash:
+            raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
+        if record["status"] == "finished":
+            _check_finished(record, path / "record.json")
+    return Run(path, spec, record)
+
+
+def _check_finished(record: dict[str, Any], file: Path) -> None:
+    """A record that lacks a field, or holds anything but a number where one is due, is an error, never a number."""
+    broken = UserError(f"{file} is broken: delete {file.parent} and run it again")
+    try:
+        numbers = [record["steps"], record["tokens"], record["tokens_per_second"]]
+        measured = [value for value in record["metrics"].values() if value is not None]
+        complete = isinstance(record["data"]["tokens"], str) and isinstance(record["definitions"], dict)
+    except (AttributeError, KeyError, TypeError):
+        raise broken from None
+    if not complete or not all(_is_number(value) for value in numbers + measured):
+        raise broken
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_copies(runs: Sequence[Run]) -> None:
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.spec.hash, run)
+        if other is not run:
+            raise UserError(f"{other.path} and {run.path} are one run, which must not count twice: delete one")
+
+
+def _refuse_unlike(runs: Sequence[Run]) -> None:
+    for run in runs[1:]:
+        first = runs[0]
+        if first.result["data"]["tokens"] != run.result["data"]["tokens"]:
+            _refuse(first, run, "data")
+        ours, theirs = first.result["definitions"], run.result["definitions"]
+        if any(ours[key] != theirs[key] for key in ours.keys() & theirs):  # a dense model may define no load
+            _refuse(first, run, "definitions")
+
+
+def _refuse(first: Run, second: Run, part: str) -> None:
+    """Name one differing field: rather a version or a source than a fingerprint, rather changed than missing."""
+    ours, theirs = (flatten({part: run.result[part]}) for run in (first, second))
+    differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+    key = min(differing, key=lambda key: (key in ("data.text", "data.tokens"), key not in ours or key not in theirs))
+    raise UserError(
+        f"{first.path} and {second.path} cannot stand in one table: {key} is {ours.get(key)!r} in the first and "
+        f"{theirs.get(key)!r} in the second; give one of them another name="
+    )

@@ -1,0 +1,164 @@
+"""The aggregated table: a pure function of the runs in a folder, every number of which names its runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simbal.errors import UserError
+from simbal.sweep.arms import ABSENT, Arm, group, label_columns, label_of, short_label
+from simbal.sweep.collect import Run
+from simbal.sweep.statistics import PairedDifference, Summary, paired_difference, summarize
+
+SMALL_SAMPLE = 5  # seeds; with 6 pairs a sign-flip test can reach p = 0.031
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column: its key in record.json, its title and how its numbers are written."""
+
+    key: str
+    title: str
+    number: str
+    arrow: str = ""  # which way is better, where that is known
+    compared: bool = True  # whether its difference to the baseline is shown
+
+    @property
+    def heading(self) -> str:
+        """The title, with the way that is better."""
+        return f"{self.title} {self.arrow}".strip()
+
+    def write(self, summary: Summary | None, separator: str = " ") -> str:
+        """`mean ± sd`, the mean alone of one seed, a dash of none."""
+        if summary is None:
+            return ABSENT
+        if summary.sd is None:
+            return self.number.format(summary.mean)
+        return f"{self.number.format(summary.mean)}{separator}± {self.number.format(summary.sd)}"
+
+
+METRICS = (
+    Metric("val/ppl", "perplexity", "{:.3f}", "↓"),
+    Metric("val/bpb", "bits/byte", "{:.4f}", "↓"),
+    Metric("load/max_vio", "MaxVio", "{:.3f}", "↓"),
+    Metric("load/unique_experts", "experts used", "{:.1f}", "↑"),
+    Metric("routing/seu", "SEU", "{:.3f}"),
+    Metric("routing/entropy", "entropy", "{:.3f}"),
+    Metric("router/gram_deviation", "(R^T R - I)^2", "{:.2e}", compared=False),
+    Metric("tokens_per_second", "tokens/s", "{:,.0f}", "↑", compared=False),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm's numbers by metric key; no `differences` for the baseline, or where there is none to compare with."""
+
+    arm: Arm
+    summaries: dict[str, Summary | None]
+    differences: dict[str, PairedDifference | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything that a rendering shows."""
+
+    name: str
+    columns: list[str]  # of the labels
+    rows: list[Row]
+    baseline: str | None
+    absent: list[tuple[str, Run]]  # failed and unfinished runs, each with its label
+    notes: list[str]
+
+
+def build(name: str, runs: Sequence[Run], baseline: str | None = None) -> Table:
+    """Compare the arms in `runs` with the arm whose balancing is `baseline` and whose other keys are the same.
+
+    Without a `baseline` the runs' own `baseline` key is taken.
+    """
+    arms = group(runs)
+    if baseline is None:
+        baseline = _own_baseline(runs)
+    rivals = {arm.name: _rivals(arm, arms, baseline) for arm in arms}
+    rows = [_row(arm, rivals[arm.name]) for arm in arms]
+    rows.sort(key=lambda row: row.arm.balancing != baseline)  # stable: the baseline's arms come first
+    columns = label_columns([run.spec for run in runs])
+    absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
+    notes = [*_why_no_difference(arms, rivals, baseline), *_warnings(rows), *_footer(runs)]
+    return Table(name, columns, rows, baseline, absent, notes)
+
+
+def check_baseline(runs: Sequence[Run], baseline: str) -> None:
+    """Raise `UserError` unless some run has this balancing."""
+    known = sorted({run.spec.choices["balancing"] for run in runs})
+    if baseline not in known:
+        raise UserError(f"no run has balancing={baseline}: the baseline can be {', '.join(known)}")
+
+
+def _own_baseline(runs: Sequence[Run]) -> str | None:
+    named = {str(run.spec.config["baseline"]) for run in runs}
+    return named.pop() if len(named) == 1 else None
+
+
+def _rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
+    """The arms to compare with: they have the baseline's balancing, and all else is the same."""
+    return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
+
+
+def _row(arm: Arm, rivals: Sequence[Arm]) -> Row:
+    summaries = {metric.key: summarize([*arm.values(metric.key).values()]) for metric in METRICS}
+    if len(rivals) != 1 or rivals[0] is arm:
+        return Row(arm, summaries)
+    compared = [metric.key for metric in METRICS if metric.compared]
+    return Row(arm, summaries, {key: paired_difference(arm.values(key), rivals[0].values(key)) for key in compared})
+
+
+def _why_no_difference(arms: Sequence[Arm], rivals: dict[str, list[Arm]], baseline: str | None) -> list[str]:
+    if baseline is None:
+        return ["No difference is shown: the runs name several baselines; choose one with --baseline."]
+    others = [arm for arm in arms if arm.balancing != baseline]
+    if not others and len(arms) > 1:
+        return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
+    lonely = [arm.name for arm in others if not rivals[arm.name]]
+    torn = [arm.name for arm in others if len(rivals[arm.name]) > 1]
+    notes = []
+    if lonely:
+        notes.append(
+            f"No difference is shown for {', '.join(lonely)}: no finished run has balancing={baseline}, the baseline, "
+            "with all else the same."
+        )
+    if torn:
+        names = ", ".join(arm.name for arm in rivals[torn[0]])
+        notes.append(f"No difference is shown for {', '.join(torn)}: several arms are the baseline ({names}).")
+    return notes
+
+
+def _warnings(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know of so few seeds."""
+    notes = []
+    if any(len(row.arm.runs) == 1 for row in rows):
+        notes.append("One seed has no standard deviation, and one pair of seeds no interval: a dash.")
+    largest = max((len(row.arm.runs) for row in rows), default=0)
+    if 2 <= largest <= SMALL_SAMPLE:
+        notes.append(
+            f"{largest} seeds are few: the intervals lean on the differences being normal, and a sign-flip test of "
+            f"{largest} pairs cannot give p below {2 / 2**largest:.4g}. Six seeds (seed=0-5) can reach 0.05."
+        )
+    if any(row.differences for row in rows):
+        notes.append("Intervals are 95% each, not corrected for how many there are.")
+    return notes
+
+
+def _footer(runs: Sequence[Run]) -> list[str]:
+    """What the numbers mean, on which data, after how much training."""
+    records = [run.record for run in runs if run.finished and run.record is not None]
+    if not records:
+        return []
+    definitions = {key: text for record in records for key, text in record["definitions"].items()}
+    notes = [f"{m.title}: {definitions[m.key]}." for m in METRICS if m.key in definitions]
+    steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
+    data = records[0]["data"]
+    notes.append(f"{steps} steps and {tokens} tokens per run; data {data['source']}, tokens {data['tokens'][:16]}.")
+    return notes
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,88 @@
+"""From plain config dicts to the objects of a run."""
+
+import torch
+from hydra.utils import instantiate
+
+from simbal.balancing.composition import Composition
+from simbal.data.loader import TokenData
+from simbal.data.store import Store
+from simbal.errors import UserError
+from simbal.experts.select import resolve
+from simbal.model.init import initialise
+from simbal.model.transformer import Transformer, TransformerShape
+from simbal.run_folder import RunSpec
+from simbal.training.lit_moe import LitMoE
+from simbal.training.optim import OptimSettings
+
+PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
+
+
+def resolve_device(accelerator: str) -> torch.device:
+    """`auto` takes CUDA where there is one; `UserError` if CUDA is asked for and absent."""
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise UserError("trainer.accelerator=cuda, but no CUDA device is visible: use cpu or auto")
+    cuda = accelerator == "cuda" or (accelerator == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """`auto` is 32-true on a CPU and bf16-mixed on CUDA."""
+    return precision if precision != "auto" else ("bf16-mixed" if device.type == "cuda" else "32-true")
+
+
+def transformer_shape(spec: RunSpec) -> TransformerShape:
+    """The `model`, `router` and `data.vocab_size` keys together."""
+    model, router = spec.config["model"], spec.config["router"]
+    numbers = {key: value for key, value in model.items() if key != "init_std"}
+    return TransformerShape(
+        vocab_size=spec.config["data"]["vocab_size"],
+        gating=router["gating"],
+        renormalize=router["renormalize"],
+        **numbers,
+    )
+
+
+def build_balancing(spec: RunSpec) -> Composition:
+    """Instantiate every strategy of the `balancing` group."""
+    return Composition({name: instantiate(keys) for name, keys in spec.config["balancing"].items()})
+
+
+def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
+    """Model with its initial weights, strategies and optimizer settings."""
+    optim, trainer = spec.config["optim"], spec.config["trainer"]
+    shape, balancing = transformer_shape(spec), build_balancing(spec)
+    backend = None
+    if shape.num_experts:
+        named = spec.config["experts"]["backend"]
+        backend = resolve(named, device, PRECISIONS[precision], shape.d_model, shape.d_expert)
+    model = Transformer(shape, backend)
+    router_init = spec.config["router"]["init"]
+    preferred = balancing.router_init if router_init == "auto" else router_init
+    initialise(model, spec.config["seed"], spec.config["model"]["init_std"], preferred)
+    return LitMoE(
+        model,
+        balancing,
+        OptimSettings(
+            optim["lr"], optim["weight_decay"], tuple(optim["betas"]), optim["eps"], optim["decay_router"],
+            optim["warmup_steps"],
+        ),
+        max_steps=trainer["max_steps"],
+        z_loss_coef=optim["z_loss_coef"],
+        grad_clip=optim["grad_clip"],
+        aux_layer_reduce=optim["aux_layer_reduce"],
+        bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
+    )  # fmt: skip
+
+
+def build_data(spec: RunSpec, store: Store) -> TokenData:
+    """Batches of `global_batch` sequences in micro-batches, and the validation windows."""
+    data, trainer = spec.config["data"], spec.config["trainer"]
+    return TokenData(
+        store,
+        seed=spec.config["seed"],
+        seq_len=data["seq_len"],
+        global_batch=trainer["global_batch"],
+        micro_batch=trainer["micro_batch"],
+        max_steps=trainer["max_steps"],
+        validation_tokens=data["validation_tokens"],
+    )

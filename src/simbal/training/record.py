@@ -1,0 +1,74 @@
+"""What record.json says of a run: enough to trace a number of a table to code, data and definition."""
+
+import importlib.metadata
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simbal import __name__ as package
+from simbal.balancing.composition import Composition
+from simbal.data.store import Store
+from simbal.model.parameters import count_parameters
+from simbal.run_folder import RunSpec
+from simbal.training.lit_moe import LitMoE
+from simbal.training.validation import DEFINITIONS
+
+LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
+
+
+def describe(spec: RunSpec, store: Store, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
+    """All that is known before the first step."""
+    trainer, data = spec.config["trainer"], spec.config["data"]
+    return {
+        "config_hash": spec.hash,
+        "choices": spec.choices,
+        "seed": spec.config["seed"],
+        "data": {
+            "source": data["source"],
+            **store.fingerprints,
+            "versions": store.meta.get("versions", {}),
+            "validation_tokens": data["validation_tokens"],
+        },
+        "definitions": DEFINITIONS,
+        "objective": objective(module.balancing, module.aux_layer_reduce),
+        "code": code_version(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "backend": module.model.backend,
+        "precision": precision,
+        "parameters": count_parameters(module.model),
+        "steps": trainer["max_steps"],
+        "tokens": trainer["max_steps"] * trainer["global_batch"] * data["seq_len"],
+        "started": now(),
+    }
+
+
+def objective(balancing: Composition, layer_reduce: str) -> dict[str, dict[str, str]]:
+    """Formula, source and layer reduction of each strategy's loss."""
+    return {
+        name: {"formula": part.formula, "citation": part.citation, "over_layers": layer_reduce}
+        for name, part in balancing.parts.items()
+    }
+
+
+def code_version() -> dict[str, str | bool | None]:
+    """Package version, and the commit where the sources are a git checkout (`dirty`: with uncommitted changes)."""
+    version = importlib.metadata.version(package)
+    folder = Path(__file__).parent
+    try:
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True, stderr=subprocess.DEVNULL)
+        changes = subprocess.check_output(["git", "status", "--porcelain"], cwd=folder, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {"version": version, "commit": None, "dirty": None}
+    return {"version": version, "commit": commit.strip(), "dirty": bool(changes.strip())}
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,149 @@
+"""One run from its spec to its record: prepare the data, build, train, record.
+
+Everything a user can get wrong is found before the run folder is made.
+"""
+
+import logging
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from simbal.data.store import prepare
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder, RunSpec
+from simbal.training import checkpoint, record
+from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
+from simbal.training.lit_moe import LitMoE
+from simbal.training.progress import ProgressBar
+from simbal.training.telemetry import Telemetry
+
+log = logging.getLogger("simbal")
+
+
+def train(spec: RunSpec) -> None:
+    """Do the run, continue it, or, if it is finished, say so."""
+    folder = RunFolder(spec.path)
+    if folder.finished(spec):
+        print(f"finished before: {folder.path}")
+        return
+    keys = spec.config["trainer"]
+    device = resolve_device(keys["accelerator"])
+    precision = resolve_precision(keys["precision"], device)
+    store = prepare(spec.config["data"], progress=keys["progress_bar"])
+    module, data = build_module(spec, store, device, precision), build_data(spec, store)
+    require_space(folder.path, module)
+    with folder.lock():
+        folder.write_spec(spec)
+        with log_to(folder.path / "train.log"):
+            run = record.describe(spec, store, module, device, precision)
+            try:
+                metrics = fit(spec, folder.path, module, data, device.type, precision)
+            except Exception as error:
+                log.exception("the run failed")
+                folder.write_record(run | {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+                raise
+            folder.write_record(run | {"status": "finished", "ended": record.now()} | metrics)
+    print(f"val/ppl {metrics['metrics']['val/ppl']:.3f}  {folder.path}")
+
+
+def fit(
+    spec: RunSpec, folder: Path, module: LitMoE, data: L.LightningDataModule, accelerator: str, precision: str
+) -> dict[str, Any]:
+    """Train to the last step, from the newest checkpoint if there is one; the record's measured part."""
+    keys = spec.config["trainer"]
+    tokens_per_step = keys["global_batch"] * spec.config["data"]["seq_len"]
+    telemetry = Telemetry(folder, keys["log_every"], keys["max_steps"], tokens_per_step)
+    trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
+    started = time.perf_counter()
+    found = checkpoint.newest(folder / "checkpoints")
+    path, step = found or (None, 0)
+    telemetry.rewind(step)
+    if not telemetry.validated(step) and step % keys["val_every"] == 0:
+        trainer.validate(module, data, ckpt_path=path, weights_only=True, verbose=False)
+        telemetry.log_validation(trainer, module, step)
+    log.info("training from step %d to %d", step, keys["max_steps"])
+    trainer.fit(module, data, ckpt_path=path, weights_only=True)
+    if keys["max_steps"] % keys["val_every"]:
+        trainer.validate(module, data, verbose=False)
+        telemetry.log_validation(trainer, module, keys["max_steps"])
+    trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
+    for periodic in (folder / "checkpoints").glob("step-*.ckpt"):
+        periodic.unlink()
+    assert module.validation is not None
+    return {
+        "seconds": time.perf_counter() - started,
+        "tokens_per_second": telemetry.tokens_per_second,
+        "metrics": module.validation.metrics,
+        "layers": module.validation.layers,
+    }
+
+
+def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
+    """Lightning's Trainer with nothing of its own on the screen or on the disk."""
+    keys = spec.config["trainer"]
+    accumulate = keys["global_batch"] // keys["micro_batch"]
+    callbacks: list[Callback] = [telemetry, checkpoint.periodic(folder / "checkpoints", keys["ckpt_every"])]
+    if keys["progress_bar"]:
+        callbacks.append(ProgressBar(telemetry, folder.name))
+    logger = (
+        TensorBoardLogger(folder, "tensorboard", version="")
+        if spec.config["logger"]["kind"] == "tensorboard"
+        else False
+    )
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # our loader has no workers on purpose: it is a memory map
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    return L.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        precision=precision,  # type: ignore[arg-type]
+        max_steps=keys["max_steps"],
+        max_epochs=-1,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=keys["val_every"] * accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=keys["log_every"],
+        use_distributed_sampler=False,
+        logger=logger,
+        callbacks=callbacks,
+        plugins=[checkpoint.AtomicCheckpointIO()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+def require_space(folder: Path, module: LitMoE) -> None:
+    """Refuse to start where two checkpoints (weights and two moments, fp32) do not fit on the disk."""
+    needed = 2 * 3 * 4 * sum(parameter.numel() for parameter in module.parameters())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing.resolve()).free
+    if free < needed:
+        raise UserError(
+            f"no space left on the disk of {existing}: the run needs {needed / 1e6:.0f} MB for its checkpoints, "
+            f"{free / 1e6:.0f} MB are free; free some, or set output_dir"
+        )
+
+
+@contextmanager
+def log_to(file: Path) -> Iterator[None]:
+    """Append what this package logs to `file`."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

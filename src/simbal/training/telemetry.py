@@ -1,0 +1,119 @@
+"""The curves of a run: metrics.jsonl, TensorBoard and progress.json.
+
+Values stay on the device between logged steps, so that watching a run does not slow it down.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from simbal.metrics.load import max_vio
+from simbal.run_folder import write_json, write_text
+from simbal.training.lit_moe import LitMoE
+
+
+class Telemetry(Callback):
+    """One row at every `log_every`-th step, with the mean over that step's micro-batches; one for each validation."""
+
+    def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int) -> None:
+        self.folder, self.log_every, self.max_steps = folder, log_every, max_steps
+        self.tokens_per_step = tokens_per_step
+        self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
+        self._shown: dict[str, str] = {}
+        self._losses: list[dict[str, Any]] = []  # of the micro-batches of the step in progress
+        self._logged_steps, self._logged_seconds = 0, 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Training tokens by the seconds of this process's training steps."""
+        return self.steps * self.tokens_per_step / self.seconds
+
+    @property
+    def shown(self) -> str:
+        """The newest losses and speed, for a progress bar."""
+        return "  ".join(self._shown.values())
+
+    def rewind(self, step: int) -> None:
+        """Drop what a killed run wrote after the checkpoint of `step`, a torn last line included."""
+        file = self.folder / "metrics.jsonl"
+        if not file.exists():
+            return
+        rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [row for row in rows if row.endswith("}\n")]
+        write_text(file, "".join(row for row in whole if json.loads(row)["step"] <= step))
+
+    def validated(self, step: int) -> bool:
+        """Whether metrics.jsonl has a validation row of `step`."""
+        file = self.folder / "metrics.jsonl"
+        rows = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
+        return any(row["step"] == step and "val/loss" in row for row in rows)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the clock of this micro-batch."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        """Write a row when a logged step is complete."""
+        assert isinstance(module, LitMoE)
+        self._losses.append({key: outputs[key] for key in ("total", "ce", "aux")})
+        step = trainer.global_step
+        if len(self._losses) == trainer.accumulate_grad_batches:
+            row = self._row(trainer, module, step) if step % self.log_every == 0 else None
+            self._losses.clear()
+            self.steps += 1
+        else:
+            row = None
+        self.seconds += time.perf_counter() - self._started
+        if row:
+            self._log(trainer, row)
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Write the row of a validation between two steps."""
+        if trainer.state.fn == "fit":
+            self.log_validation(trainer, module, trainer.global_step)
+
+    def log_validation(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Write the row of the validation just made, all layers included."""
+        assert isinstance(module, LitMoE)
+        assert module.validation is not None
+        metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
+        row: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
+        self._write(trainer, row | metrics | {"layers": module.validation.layers})
+        self._shown["val"] = f"val {metrics['val/loss']:.3f}"
+
+    def _row(self, trainer: L.Trainer, module: LitMoE, step: int) -> dict[str, Any]:
+        n = len(self._losses)
+        row: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
+        row["train/loss"] = sum(loss["total"].item() for loss in self._losses) / n
+        row["train/ce"] = sum(loss["ce"].item() for loss in self._losses) / n
+        for name in self._losses[0]["aux"]:
+            row[f"train/aux/{name}"] = sum(loss["aux"][name].item() for loss in self._losses) / n
+        row["train/grad_norm"] = module.grad_norm.item()
+        if module.model.routers:
+            row["train/load/max_vio"] = max_vio(module.finished_counts_LE).mean().item()
+        row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        return row
+
+    def _log(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
+        self._logged_steps, self._logged_seconds = self.steps, self.seconds
+        row["tokens_per_second"] = steps * self.tokens_per_step / seconds
+        self._write(trainer, row)
+        self._shown["train"] = f"loss {row['train/ce']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        remaining = (self.max_steps - row["step"]) * self.tokens_per_step / self.tokens_per_second
+        progress = {
+            "phase": "training", "step": row["step"], "max_steps": self.max_steps, "loss": row["train/ce"],
+            "tokens_per_second": row["tokens_per_second"], "seconds_left": remaining,
+        }  # fmt: skip
+        write_json(self.folder / "progress.json", progress)
+
+    def _write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+        if trainer.logger:
+            scalars = {key: value for key, value in row.items() if isinstance(value, float)}
+            trainer.logger.log_metrics(scalars, row["step"])

@@ -1,0 +1,37 @@
+"""What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from simbal.run_folder import RunSpec
+
+CONF = Path(__file__).parents[1] / "conf"
+SMALL = (
+    "model.num_layers=2", "model.d_model=16", "model.num_heads=2", "model.d_expert=8", "model.num_experts=4",
+    "model.top_k=2", "trainer.max_steps=12", "trainer.val_every=6", "trainer.log_every=2", "trainer.ckpt_every=4",
+    "trainer.progress_bar=false", "trainer.accelerator=cpu", "optim.warmup_steps=2", "optim.lr=1e-2", "logger=none",
+)  # fmt: skip
+MARKOV = (
+    "data=synthetic", "data.vocab_size=64", "data.seq_len=16", "data.documents=64", "data.document_tokens=128",
+    "data.validation_tokens=512",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def small_spec(tmp_path, cache_dir):
+    """`small_spec("balancing=lbl", output_dir=...)`: a spec of a run that takes about a second."""
+
+    def build(*overrides: str, output_dir: Path = tmp_path / "outputs") -> RunSpec:
+        data = () if any(override.startswith("data=") for override in overrides) else MARKOV
+        places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return RunSpec.from_hydra(compose("config", [*SMALL, *data, *places, *overrides], return_hydra_config=True))
+
+    return build

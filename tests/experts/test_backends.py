@@ -1,0 +1,138 @@
+"""Every backend is the same function as a loop written without any of its code, gradients included."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simbal.errors import UserError
+from simbal.experts.plan import RoutingPlan
+from simbal.experts.select import BACKENDS, apply_experts, resolve
+
+NAMES = ("y", "dx", "dp", "dw13", "dw2")
+ROUTINGS = ("balanced", "skewed", "collapsed")
+
+
+def case(routing: str, N=24, D=16, width=8, E=5, K=2, dtype=torch.float64):
+    """Leaves (x, p, w13, w2), the choice, and an output gradient."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(N, E, generator=g, dtype=torch.float64)
+    if routing == "skewed":
+        logits[:, E // 2] -= 40  # an expert without tokens in the middle
+    if routing == "collapsed":
+        logits[:, :K] += 40
+    p_NK, experts_NK = logits.softmax(-1).topk(K)
+    shapes = (N, D), (E, 2, width, D), (E, width, D), (N, D)
+    x, w13, w2, dy = (torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype) / 2 for shape in shapes)
+    p = p_NK if dtype == torch.float64 else p_NK.float()
+    return [leaf.requires_grad_() for leaf in (x, p, w13, w2)], experts_NK, dy
+
+
+def oracle(x, experts_NK, p, w13, w2):
+    """One token and one choice at a time."""
+    rows = []
+    for t in range(len(x)):
+        terms = []
+        for k in range(experts_NK.shape[1]):
+            e = int(experts_NK[t, k])
+            hidden = F.silu(w13[e, 0] @ x[t]) * (w13[e, 1] @ x[t])
+            terms.append(p[t, k] * (hidden @ w2[e]))
+        rows.append(sum(terms))
+    return torch.stack(rows)
+
+
+def outputs(fn, leaves, experts_NK, dy, backend=None):
+    x, p, w13, w2 = leaves
+    y = fn(x, experts_NK, p, w13, w2) if backend is None else fn(
+        backend, x, RoutingPlan.build(experts_NK, p, len(w2)), w13, w2
+    )  # fmt: skip
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
+
+
+def assert_close(got, want, tolerance):
+    for name, a, b in zip(NAMES, got, want, strict=True):
+        error = (a.double() - b.double()).abs().max() / b.double().abs().max()
+        assert error <= tolerance, f"{name} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(("E", "K"), [(5, 2), (5, 1), (4, 4)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_equals_the_plain_loop_in_float64(backend, routing, E, K):
+    leaves, experts_NK, dy = case(routing, E=E, K=K)
+    want = outputs(oracle, leaves, experts_NK, dy)
+    assert_close(outputs(apply_experts, leaves, experts_NK, dy, backend), want, 1e-12)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_grouped_equals_reference_in_fp32(routing):
+    leaves, experts_NK, dy = case(routing, dtype=torch.float32)
+    want = outputs(apply_experts, leaves, experts_NK, dy, "reference")
+    assert_close(outputs(apply_experts, leaves, experts_NK, dy, "torch"), want, 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_under_bf16_autocast_keeps_fp32_gradients(backend):
+    leaves, experts_NK, dy = case("skewed", dtype=torch.float32)
+    want = outputs(apply_experts, leaves, experts_NK, dy, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        got = outputs(apply_experts, leaves, experts_NK, dy, backend)
+    assert got[0].dtype is torch.bfloat16
+    assert all(gradient.dtype is torch.float32 for gradient in got[1:])
+    assert_close(got, want, 3e-2)
+
+
+def test_grouped_accepts_an_expanded_gradient_and_a_strided_input():
+    leaves, experts_NK, _ = case("balanced", dtype=torch.float32)
+    leaves[0] = torch.randn(24, 32)[:, ::2].requires_grad_()
+    dy = torch.ones(()).expand(24, 16)
+    want = outputs(apply_experts, leaves, experts_NK, dy, "reference")
+    assert_close(outputs(apply_experts, leaves, experts_NK, dy, "torch"), want, 1e-5)
+
+
+def test_grouped_gradient_is_the_derivative_of_its_output():
+    (x, p, w13, w2), experts_NK, _ = case("skewed", N=6, D=8, width=4, E=3)
+
+    def run(*leaves):
+        return apply_experts("torch", leaves[0], RoutingPlan.build(experts_NK, leaves[1], 3), *leaves[2:])
+
+    assert torch.autograd.gradcheck(run, (x, p, w13, w2))
+
+
+def test_grouped_gives_the_same_bits_twice():
+    leaves, experts_NK, dy = case("skewed", dtype=torch.float32)
+    first, second = (outputs(apply_experts, leaves, experts_NK, dy, "torch") for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.lists(st.integers(0, e - 1), min_size=1, max_size=20)))
+)
+def test_plan_sorts_slots_by_expert_keeps_their_order_and_counts_them(example):
+    num_experts, choices = example
+    plan = RoutingPlan.build(torch.tensor(choices)[:, None], torch.ones(len(choices), 1), num_experts)
+    assert plan.order_R.tolist() == sorted(range(len(choices)), key=lambda slot: choices[slot])
+    assert plan.order_R[plan.inverse_R].tolist() == list(range(len(choices)))
+    assert plan.ends_E.tolist() == [sum(c <= e for c in choices) for e in range(num_experts)]
+
+
+def test_auto_takes_grouped_and_passes_on_where_it_cannot_run():
+    cpu = torch.device("cpu")
+    assert resolve("auto", cpu, torch.float32, 64, 64) == "torch"
+    assert resolve("auto", cpu, torch.float32, 30, 64) == "reference"
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "d_model", "says"),
+    [
+        ("torch", "cpu", torch.float32, 30, "must be multiples of 4"),
+        ("torch", "cuda", torch.float32, 64, "needs bfloat16"),
+        ("torch", "cuda", torch.float64, 64, "on the CPU only"),
+        ("megablock", "cpu", torch.float32, 64, "not one of auto, torch, reference"),
+    ],
+)
+def test_a_named_backend_that_cannot_run_is_refused_with_its_reason(name, device, dtype, d_model, says):
+    with pytest.raises(UserError, match=says):
+        resolve(name, torch.device(device), dtype, d_model, 64)

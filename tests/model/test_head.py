@@ -1,0 +1,77 @@
+"""The chunked head equals the plain loss it stands for, gradients included."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from simbal.model import head
+from simbal.model.head import IGNORED, head_loss
+
+
+def leaves(N=13, D=8, V=11):
+    g = torch.Generator().manual_seed(0)
+    x_ND, weight_VD = (torch.randn(*shape, generator=g, requires_grad=True) for shape in ((N, D), (V, D)))
+    targets_N = torch.randint(0, V, (N,), generator=g)
+    targets_N[3] = IGNORED
+    return x_ND, weight_VD, targets_N
+
+
+@pytest.mark.parametrize("rows", [1, 4, 13, 100])
+def test_loss_and_gradients_equal_cross_entropy_plus_z_loss_at_any_chunk_size(monkeypatch, rows):
+    x_ND, weight_VD, targets_N = leaves()
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", rows * len(weight_VD))
+    logits_NV = x_ND @ weight_VD.T
+    z = logits_NV.logsumexp(-1)[targets_N != IGNORED].square().mean()
+    want = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED) + 0.1 * z
+    got = head_loss(x_ND, weight_VD, targets_N, z_coef=0.1)
+    torch.testing.assert_close(got.loss, want)
+    # an upstream gradient other than 1, as gradient accumulation gives
+    wanted, gotten = (torch.autograd.grad(loss / 4, (x_ND, weight_VD)) for loss in (want, got.loss))
+    torch.testing.assert_close(gotten, wanted)
+    torch.testing.assert_close(got.nll_N.sum() / 12, F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED))
+
+
+def test_no_tensor_of_all_logits_is_ever_made(monkeypatch):
+    x_ND, weight_VD, targets_N = leaves(N=64, D=4, V=32)
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 4 * 32)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.shape[-1:] == (32,):
+                largest = max(largest, out.numel())
+            return out
+
+    with Watch():
+        head_loss(x_ND, weight_VD, targets_N, z_coef=1e-5).loss.backward()
+    assert largest == 4 * 32
+
+
+def test_uniform_head_over_cl100k_gives_the_known_values():
+    vocab_size = 100_277
+    loss = head_loss(torch.zeros(2, 4), torch.zeros(vocab_size, 4), torch.tensor([0, 5]), z_coef=1e-5)
+    assert loss.nll_N[0].item() == pytest.approx(11.515692, abs=2e-6)
+    assert (loss.loss - loss.nll_N.mean()).item() == pytest.approx(1.326112e-3, abs=2e-6)
+
+
+def test_z_loss_squares_the_log_normaliser():
+    weight_VD = torch.tensor([0.0, math.log(2), math.log(3)])[:, None]
+    assert head_loss(torch.ones(1, 1), weight_VD, torch.tensor([0]), 1.0).lse_N.square().item() == pytest.approx(
+        3.210402
+    )
+
+
+def test_bf16_autocast_multiplies_in_bf16_and_returns_fp32_gradients():
+    x_ND, weight_VD, targets_N = leaves()
+    exact = head_loss(x_ND, weight_VD, targets_N, z_coef=0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = head_loss(x_ND, weight_VD, targets_N, z_coef=0.0)
+    assert rounded.loss.dtype is torch.float32
+    assert not torch.equal(exact.nll_N, rounded.nll_N)
+    torch.testing.assert_close(exact.loss, rounded.loss, atol=3e-2, rtol=3e-2)
+    gradients = torch.autograd.grad(rounded.loss, (x_ND, weight_VD))
+    assert all(gradient.dtype is torch.float32 for gradient in gradients)

@@ -1,0 +1,231 @@
+"""A run from its spec to its record: exact, resumable, and honest when it fails."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder
+from simbal.training import run
+from simbal.training.run import train
+from simbal.training.telemetry import Telemetry
+
+
+def rows(spec) -> list[dict]:
+    return [json.loads(line) for line in (spec.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_speed(spec) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows(spec)]
+
+
+def weights(spec) -> dict[str, torch.Tensor]:
+    checkpoint = torch.load(spec.path / "checkpoints" / "final.ckpt", weights_only=True)
+    return checkpoint["state_dict"]
+
+
+def assert_same_run(first, second) -> None:
+    assert without_speed(first) == without_speed(second)
+    other = weights(second)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(first).items())
+
+
+class KilledError(BaseException):
+    """Not an Exception, so that nothing on the way can record a failure, as with kill -9."""
+
+
+def kill_at(monkeypatch, step: int) -> None:
+    original = Telemetry.on_train_batch_start
+
+    def start(self, trainer, *rest):
+        if trainer.global_step == step:
+            raise KilledError
+        original(self, trainer, *rest)
+
+    monkeypatch.setattr(Telemetry, "on_train_batch_start", start)
+
+
+@pytest.mark.parametrize("balancing", ["simbal", "lbl", "none"])
+def test_two_runs_with_seed_zero_are_bit_equal_and_another_seed_is_not(small_spec, tmp_path, balancing):
+    first, second = (small_spec(f"balancing={balancing}", output_dir=tmp_path / name) for name in "ab")
+    other = small_spec(f"balancing={balancing}", "seed=1")
+    for spec in (first, second, other):
+        train(spec)
+    assert_same_run(first, second)
+    assert without_speed(first) != without_speed(other)
+
+
+@pytest.mark.parametrize("step", [3, 6, 9])
+@pytest.mark.parametrize("micro_batch", [8, 4])
+def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
+    small_spec, tmp_path, monkeypatch, step, micro_batch
+):
+    whole, broken = (small_spec(f"trainer.micro_batch={micro_batch}", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    with monkeypatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(KilledError):
+            train(broken)
+    assert not (broken.path / "record.json").exists()
+    with (broken.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "tok')  # a row torn by the kill
+    train(broken)
+    assert_same_run(whole, broken)
+
+
+def test_a_finished_run_is_not_run_again(small_spec, monkeypatch, capsys):
+    spec = small_spec()
+    train(spec)
+    record = (spec.path / "record.json").read_bytes()
+    monkeypatch.setattr(run, "fit", lambda *_: pytest.fail("trained again"))
+    train(spec)
+    assert "finished before" in capsys.readouterr().out
+    assert (spec.path / "record.json").read_bytes() == record
+
+
+@pytest.mark.parametrize("balancing", ["simbal", "lbl"])
+def test_accumulation_changes_losses_by_rounding_only(small_spec, balancing):
+    whole = small_spec(f"balancing={balancing}", "trainer.micro_batch=8")
+    parts = small_spec(f"balancing={balancing}", "trainer.micro_batch=2")
+    train(whole)
+    train(parts)
+    for one, other in zip(rows(whole), rows(parts), strict=True):
+        for key in one.keys() & {"train/loss", "train/ce", f"train/aux/{balancing}", "train/grad_norm", "val/loss"}:
+            assert one[key] == pytest.approx(other[key], rel=1e-4), (key, one["step"])
+        if "train/load/max_vio" in one:  # counts are summed over the micro-batches
+            assert one["train/load/max_vio"] == pytest.approx(other["train/load/max_vio"], abs=0.05)
+
+
+def test_arms_start_from_the_same_weights_and_see_the_same_data(small_spec):
+    arms = [small_spec(f"balancing={name}", "router.init=normal") for name in ("none", "lbl", "simbal")]
+    for spec in arms:
+        train(spec)
+    starts = [next(row for row in rows(spec) if row["step"] == 0) for spec in arms]
+    assert starts[0] == starts[1] == starts[2]
+
+
+def test_auxiliary_losses_stay_out_of_the_validation_loss(small_spec):
+    weak, strong = (small_spec("balancing=lbl", f"balancing.lbl.coef={coef}") for coef in (0, 10))
+    for spec in (weak, strong):
+        train(spec)
+    assert rows(weak)[0]["val/loss"] == rows(strong)[0]["val/loss"]
+    assert rows(strong)[1]["train/loss"] > rows(strong)[1]["train/ce"] + 10
+
+
+def test_coefficient_zero_is_no_balancing_to_the_bit(small_spec):
+    none, zero = small_spec("balancing=none"), small_spec("balancing=lbl", "balancing.lbl.coef=0")
+    for spec in (none, zero):
+        train(spec)
+    other = weights(zero)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(none).items())
+
+
+def test_a_markov_chain_is_learnt_but_never_beyond_its_entropy(small_spec):
+    spec = small_spec("trainer.max_steps=200", "trainer.val_every=100", "model.d_model=32", "data.documents=512")
+    train(spec)
+    record = RunFolder(spec.path).read_record()
+    assert math.log(4) - 0.05 < record["metrics"]["val/loss"] < 0.7 * math.log(64)
+    assert record["metrics"]["val/ppl"] == pytest.approx(math.exp(record["metrics"]["val/loss"]))
+    assert record["metrics"]["val/bpb"] == pytest.approx(record["metrics"]["val/loss"] / math.log(2), rel=0.02)
+
+
+def test_the_record_says_what_ran(small_spec):
+    spec = small_spec("balancing=simbal")
+    train(spec)
+    record = RunFolder(spec.path).read_record()
+    assert (record["status"], record["config_hash"], record["seed"]) == ("finished", spec.hash, 0)
+    assert (record["backend"], record["precision"]) == ("torch", "32-true")
+    assert (record["steps"], record["tokens"]) == (12, 12 * 8 * 16)
+    assert record["objective"]["simbal"]["formula"] == "coef * sum_ij |W W^T - I|_ij"
+    assert len(record["layers"]["load/max_vio"]) == 2
+    assert set(record["metrics"]) | {"tokens_per_second"} == set(record["definitions"])
+    assert record["tokens_per_second"] > 0
+    assert RunFolder(spec.path).read_spec() == spec
+    assert [row["step"] for row in rows(spec) if "val/loss" in row] == [0, 6, 12]
+    assert [row["step"] for row in rows(spec) if "train/ce" in row] == [2, 4, 6, 8, 10, 12]
+    assert [path.name for path in (spec.path / "checkpoints").iterdir()] == ["final.ckpt"]
+
+
+def test_a_last_step_between_two_validations_is_validated_too(small_spec):
+    spec = small_spec("trainer.max_steps=10", "trainer.val_every=4")
+    train(spec)
+    assert [row["step"] for row in rows(spec) if "val/loss" in row] == [0, 4, 8, 10]
+
+
+def test_a_dense_model_has_no_routing_numbers(small_spec):
+    spec = small_spec("model.num_experts=0", "model.top_k=0", "balancing=none")
+    train(spec)
+    metrics = RunFolder(spec.path).read_record()["metrics"]
+    assert metrics["val/loss"] > 0
+    assert metrics["load/max_vio"] is metrics["routing/seu"] is metrics["router/gram_deviation"] is None
+
+
+def test_tensorboard_has_the_validation_loss(small_spec):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = small_spec("logger=tensorboard")
+    train(spec)
+    events = EventAccumulator(str(spec.path / "tensorboard")).Reload().Scalars("val/loss")
+    assert [event.value for event in events] == pytest.approx(
+        [row["val/loss"] for row in rows(spec) if "val/loss" in row]
+    )
+
+
+def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):
+    spec = small_spec()
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "_log", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(spec)
+    record = RunFolder(spec.path).read_record()
+    assert (record["status"], record["error"]) == ("failed", "ZeroDivisionError: division by zero")
+    assert "Traceback" in (spec.path / "train.log").read_text()
+    train(spec)
+    assert RunFolder(spec.path).read_record()["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["experts=torch", "model.d_expert=6"], r"experts.backend=torch cannot run here: .* multiples of 4"),
+        (["model.num_experts=20"], "num_experts=20 rows cannot be orthogonal in model.d_model=16"),
+        (["balancing.simbal.coef=-1"], "balancing.simbal.coef=-1 must be a finite number"),
+        (["trainer.accelerator=cuda"], "no CUDA device is visible"),
+        (["data.documents=2", "data.document_tokens=20"], "needs 8"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence_and_leaves_no_folder(small_spec, overrides, says):
+    spec = small_spec(*overrides)
+    with pytest.raises(UserError, match=says):
+        train(spec)
+    assert not spec.path.parent.exists()
+
+
+def test_a_disk_too_full_for_the_checkpoints_is_refused_before_the_start(small_spec, monkeypatch):
+    spec = small_spec()
+    usage = shutil.disk_usage(".")._replace(free=1000)
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match="no space left on the disk"):
+        train(spec)
+    assert not spec.path.parent.exists()
+
+
+def test_a_folder_of_another_config_is_refused_and_kept(small_spec):
+    spec = small_spec()
+    RunFolder(spec.path).write_spec(spec)
+    file = spec.path / "config.yaml"
+    changed = yaml.safe_load(file.read_text()) | {"seed": 7}
+    file.write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError, match="belongs to another config"):
+        train(spec)
+    assert yaml.safe_load(file.read_text()) == changed
+
+
+def test_a_folder_that_another_process_writes_is_refused(small_spec):
+    spec = small_spec()
+    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by process"):
+        train(spec)
