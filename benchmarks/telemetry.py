@@ -30,17 +30,14 @@ def timed(name: str) -> None:
     setattr(Telemetry, name, wrapped)
 
 
-with (
-    initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"),
-    tempfile.TemporaryDirectory() as out,
-):
+for name in HOOKS:
+    timed(name)
+with tempfile.TemporaryDirectory() as out:
     fixed = [f"output_dir={out}", "trainer.max_steps=100", "optim.warmup_steps=10", "trainer.val_every=100"]
-    spec = RunSpec.from_hydra(compose("config", [*fixed, *sys.argv[1:]], return_hydra_config=True))
-    for name in HOOKS:
-        timed(name)
+    with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
+        spec = RunSpec.from_hydra(compose("config", [*fixed, *sys.argv[1:]], return_hydra_config=True))
     started = time.process_time()
     train(spec)
     total = time.process_time() - started
-print(
-    f"telemetry {1e3 * sum(seconds.values()):.1f} ms of {total:.1f} s CPU: {100 * sum(seconds.values()) / total:.3f}%"
-)
+spent = sum(seconds.values())
+print(f"telemetry {1e3 * spent:.1f} ms of {total:.1f} s CPU: {spent / total:.3%}")

@@ -116,11 +116,7 @@ def test_folder_names_are_short_plain_and_readable(small_spec):
 
 
 @settings(max_examples=50)
-@given(
-    st.dictionaries(
-        st.text("ab", min_size=1), st.recursive(st.integers(), lambda x: st.dictionaries(st.text("cd", min_size=1), x))
-    )
-)
+@given(st.dictionaries(KEYS, st.recursive(st.integers(), lambda nested: st.dictionaries(KEYS, nested))))
 def test_flatten_keeps_every_value_under_its_dotted_key(nested):
     flat = config.flatten(nested)
     for key, value in flat.items():

@@ -149,7 +149,6 @@ CHOICES = {
     "router.gating": ("softmax", "sigmoid"),
     "router.init": ("auto", "orthogonal", "normal", "normal_unit"),
     "experts.backend": ("auto", "reference", "torch"),
-    "data.source": tuple(DATA_SCHEMAS),
     "optim.aux_layer_reduce": ("sum", "mean"),
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
     "trainer.accelerator": ("auto", "cpu", "cuda"),
@@ -221,8 +220,10 @@ def _check_types(config: dict[str, Any]) -> None:
     if missing:
         raise UserError(f"{missing[0]} has no value: give it on the command line as {missing[0]}=...")
     source = config["data"].get("source")
+    if source not in DATA_SCHEMAS:
+        raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
     schema = OmegaConf.structured(Config)
-    schema.data = OmegaConf.structured(DATA_SCHEMAS.get(source, DataConfig))
+    schema.data = OmegaConf.structured(DATA_SCHEMAS[source])
     try:
         OmegaConf.merge(schema, config)
     except OmegaConfBaseException as error:

@@ -122,16 +122,17 @@ def _kind(value: Any) -> str:
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean a or b?` or nothing; compares whole names and their last parts."""
+    """`; did you mean a or b?`, the likeliest first, or nothing."""
     likeness = {candidate: _likeness(name, candidate) for candidate in candidates}
     best = max(likeness.values(), default=0.0)
-    likely = [c for c in likeness if best >= 0.6 and likeness[c] >= 0.9 * best]
+    likely = sorted((c for c in likeness if likeness[c] >= max(0.6, 0.9 * best)), key=lambda c: -likeness[c])
     return f"; did you mean {' or '.join(likely[:3])}?" if likely else ""
 
 
 def _likeness(name: str, candidate: str) -> float:
-    last, candidates_last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-    if last in candidates_last.split("_") or candidates_last in last.split("_"):
-        return 1.0
-    pairs = ((name, candidate), (last, candidates_last))
-    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+    """0 to 1: of the whole names and of their last parts, of which one may be a word of the other."""
+    whole = difflib.SequenceMatcher(None, name, candidate).ratio()
+    last, other = name.rpartition(".")[2], candidate.rpartition(".")[2]
+    if last in other.split("_") or other in last.split("_"):
+        return (whole + 1) / 2
+    return (whole + difflib.SequenceMatcher(None, last, other).ratio()) / 2

@@ -10,10 +10,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from simbal.errors import UserError, exit_on_user_error
 
 
 @dataclass
@@ -43,19 +44,19 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.config import integer_keys
-        from simbal.errors import exit_on_user_error
         from simbal.sweep import spans
         from simbal.sweep.job import Job
         from simbal.sweep.report import report
 
+        assert self.hydra_context and self.config and self.launcher  # noqa: PT018
         loader = self.hydra_context.config_loader
         with exit_on_user_error():
             lines = [f"{key}={value}" for key, value in self.params.items()] + arguments
             grid = combinations(spans.parse(lines, integer_keys(), OverridesParser.create(loader)))
             jobs = [Job.compose(overrides, loader, self.config) for overrides in grid]
             returns = self.launcher.launch(jobs, initial_job_idx=0)
-            for folder, spec in {job.spec.path.parent: job.spec for job in jobs}.items():
-                report(folder)
+            for folder, baseline in {job.spec.path.parent: job.spec.config["baseline"] for job in jobs}.items():
+                report(folder, baseline)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
@@ -73,5 +74,5 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
         elif override.is_discrete_sweep():
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            raise HydraException(f"{override.input_line}: a grid takes values one by one, not an interval")
+            raise UserError(f"{override.input_line}: a grid takes values one by one, not an interval")
     return map(list, itertools.product(*values.values()))

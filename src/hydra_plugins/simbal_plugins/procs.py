@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 if TYPE_CHECKING:
     from simbal.sweep.job import Job
@@ -34,7 +34,7 @@ class ProcsLauncher(Launcher):
     """Judges a job by its record alone; one that crashes, or is killed, does not touch the others."""
 
     def __init__(self, n_jobs: int | None, threads: int | None, gpus: list[str] | None) -> None:
-        self.n_jobs, self.threads, self.gpus = n_jobs, threads, gpus
+        self.n_jobs, self.threads, self.gpus = n_jobs, threads, gpus and [*gpus]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what composes a job; the task function runs in the jobs' own processes."""
@@ -66,8 +66,7 @@ class ProcsLauncher(Launcher):
         on_cpu = all(job.spec.config["trainer"]["accelerator"] == "cpu" for job in jobs)
         visible = [] if on_cpu else visible_gpus(os.environ)
         if visible or self.gpus:
-            gpus = OmegaConf.to_container(self.gpus) if OmegaConf.is_config(self.gpus) else self.gpus
-            return gpu_slots(visible, gpus, self.n_jobs, self.threads)
+            return gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
         return cpu_slots(usable_cores(), self.n_jobs, self.threads)
 
     def _command(self, job: "Job") -> list[str]:

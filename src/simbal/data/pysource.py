@@ -21,11 +21,12 @@ from typing import Any
 from simbal.data.document import Document, digest_of, split_of
 from simbal.errors import UserError
 
-TESTS = re.compile(r"(^|/)(tests?|testing|_?vendor|vendored)/")
-BUILD_DEPENDENT = re.compile(r"torch/version\.py$|numpy/(__config__|version)\.py$|numpy/distutils/")
-GENERATED = re.compile(r"torch/_inductor/fx_passes/serialized_patterns/|(omegaconf/grammar|hydra/grammar)/gen/")
-DROPPED = {"tests or vendored code": TESTS, "differs between builds": BUILD_DEPENDENT, "generated": GENERATED}
-SMALLEST = 64  # bytes; below are empty `__init__.py` and the like
+DROPPED = {
+    "tests or vendored code": re.compile(r"(^|/)(tests?|testing|_?vendor|vendored)/"),
+    "differs between builds": re.compile(r"torch/version\.py$|numpy/(__config__|version)\.py$|numpy/distutils/"),
+    "generated": re.compile(r"torch/_inductor/fx_passes/serialized_patterns/|(omegaconf|hydra)/grammar/gen/"),
+}
+SMALLEST = 64  # bytes; what is below are `__init__.py` with a line or none
 
 
 @dataclass(frozen=True)
@@ -37,103 +38,116 @@ class PySource:
     validation_one_in: int
 
     def identity(self) -> dict[str, Any]:
-        """Each package's version and the sha256 of its RECORD, which lists the sha256 of every file."""
+        """Each package's version and the sha256 of its RECORD, which holds the sha256 of every file."""
         installed = {}
-        for name, reference in self.packages.items():
-            package = _installed(name, reference)
-            if self.strict and _differs(package.version, reference):
+        for package in self._installed():
+            if self.strict and package.differs:
                 raise UserError(
-                    f"pysource needs {name}=={reference}, but {package.version} is installed: "
-                    f"pip install {name}=={reference} (or set data.strict=false)"
+                    f"pysource with data.strict=true needs {package.name}=={package.reference}, but {package.version} "
+                    f"is installed: pip install {package.name}=={package.reference} (or set data.strict=false)"
                 )
-            installed[name] = [package.version, sha256(_record(package, name).encode()).hexdigest()]
+            installed[package.name] = [package.version, sha256(package.record.encode()).hexdigest()]
         return {"packages": installed, "validation_one_in": self.validation_one_in}
 
     def read(self, skipped: Counter[str]) -> Iterator[Document]:
-        """Files without duplicates, by their sha256: neither paths nor the order of packages matter."""
+        """Files without duplicates, in the order of their sha256: neither paths nor the order of packages matter."""
         found: dict[bytes, tuple[str, bytes]] = {}
-        for name, reference in self.packages.items():
-            package = _installed(name, reference)
-            if _differs(package.version, reference):
+        for package in self._installed():
+            if package.differs:
                 warnings.warn(
-                    f"pysource reads {name} {package.version}, the reference is {reference}: "
+                    f"pysource reads {package.name} {package.version}, the reference is {package.reference}: "
                     "the corpus and its fingerprint differ from the published ones",
                     stacklevel=1,
                 )
-            for content in _sources(package, name, skipped):
-                digest = digest_of(content)
-                skipped["duplicate"] += digest in found
-                found.setdefault(digest, (f"{name}=={package.version}", content))
-        total, read = sum(len(content) for _, content in found.values()), 0
-        for digest, (package_name, content) in sorted(found.items()):
-            read += len(content)
-            yield Document(split_of(digest, self.validation_one_in), package_name, content, digest, read / total)
+            for digest, content in package.sources(skipped):
+                if digest in found:
+                    skipped["duplicate"] += 1
+                else:
+                    found[digest] = package.name, content
+        total, done = sum(len(content) for _, content in found.values()), 0
+        for digest, (name, content) in sorted(found.items()):
+            done += len(content)
+            yield Document(split_of(digest, self.validation_one_in), name, content, digest, done / total)
+
+    def _installed(self) -> "list[_Package]":
+        return [_Package.find(name, str(reference)) for name, reference in self.packages.items()]
 
 
-def _installed(name: str, reference: str) -> Distribution:
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        raise UserError(
-            f"pysource needs {name}=={reference}, which is not installed: "
-            f"pip install {name}=={reference} (or set data.packages)"
-        ) from None
+@dataclass(frozen=True)
+class _Package:
+    """One installed package; `record` is its list of files with their sha256."""
 
+    name: str
+    reference: str
+    version: str
+    record: str
+    distribution: Distribution
 
-def _differs(version: str, reference: str) -> bool:
-    return version.split("+")[0] != reference  # 2.13.0+cpu and 2.13.0+cu130 hold the same files
+    @classmethod
+    def find(cls, name: str, reference: str) -> "_Package":
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            raise UserError(
+                f"pysource needs {name}=={reference}, which is not installed: "
+                f"pip install {name}=={reference} (or set data.packages)"
+            ) from None
+        record = package.read_text("RECORD")  # `Distribution.files` of Python 3.12 hides what is missing
+        if not record:
+            raise UserError(
+                f"pysource cannot verify {name} {package.version}, which has no RECORD: install it with pip or uv, "
+                "or use data=files"
+            )
+        return cls(name, reference, package.version, record, package)
 
+    @property
+    def differs(self) -> bool:
+        """2.13.0+cpu and 2.13.0+cu130 hold the same files."""
+        return self.version.split("+")[0] != self.reference
 
-def _record(package: Distribution, name: str) -> str:
-    """The package's list of files; read here because `Distribution.files` of Python 3.12 hides missing ones."""
-    record = package.read_text("RECORD")
-    if record is None:
-        raise UserError(
-            f"pysource cannot verify {name} {package.version}, which has no RECORD: install it with pip or uv, "
-            "or use data=files"
-        )
-    return record
+    @property
+    def reinstall(self) -> str:
+        return f"pip install --force-reinstall --no-deps {self.name}=={self.version}"
 
+    def sources(self, skipped: Counter[str]) -> Iterator[tuple[bytes, bytes]]:
+        """Digest and content of each file that belongs to the corpus."""
+        rows = [row for row in csv.reader(self.record.splitlines()) if row[0].endswith(".py")]
+        kept = [row for row in rows if not _dropped(row[0], skipped)]
+        url = json.loads(self.distribution.read_text("direct_url.json") or "{}")
+        if not kept or url.get("dir_info", {}).get("editable"):
+            raise UserError(
+                f"pysource finds no sources in {self.name} {self.version}, an editable or empty install: {self.reinstall}"
+            )
+        for file, recorded, _ in kept:
+            content = self._verified(file, recorded)
+            if len(content) < SMALLEST:
+                skipped[f"under {SMALLEST} bytes"] += 1
+            else:
+                yield digest_of(content), content
 
-def _sources(package: Distribution, name: str, skipped: Counter[str]) -> Iterator[bytes]:
-    """The verified contents of the package's files that belong to the corpus."""
-    url = json.loads(package.read_text("direct_url.json") or "{}")
-    rows = [row for row in csv.reader(_record(package, name).splitlines()) if row[0].endswith(".py")]
-    kept = [row for row in rows if not _dropped(row[0], skipped)]
-    if not kept or url.get("dir_info", {}).get("editable"):
-        raise UserError(
-            f"pysource finds no sources in {name} {package.version}, an editable or partial install: "
-            f"pip install --force-reinstall --no-deps {name}=={package.version}"
-        )
-    for file, recorded, _ in kept:
-        content = _verified(package, name, file, recorded)
-        if len(content) >= SMALLEST:
-            yield content
-        else:
-            skipped[f"under {SMALLEST} bytes"] += 1
+    def _verified(self, file: str, recorded: str) -> bytes:
+        if not recorded.startswith("sha256="):
+            raise UserError(
+                f"pysource cannot verify {file} of {self.name} {self.version}, whose RECORD has no sha256 of it: "
+                "install it with pip or uv, or use data=files"
+            )
+        try:
+            content = Path(str(self.distribution.locate_file(file))).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"pysource cannot read {file} of {self.name} {self.version} ({error.strerror}), "
+                f"which RECORD lists as {recorded}: {self.reinstall}"
+            ) from None
+        found = "sha256=" + base64.urlsafe_b64encode(digest_of(content)).rstrip(b"=").decode()
+        if found != recorded:
+            raise UserError(
+                f"pysource: {file} of {self.name} {self.version} was changed after its installation, "
+                f"{found} instead of {recorded}: {self.reinstall}"
+            )
+        return content
 
 
 def _dropped(file: str, skipped: Counter[str]) -> bool:
     reasons = [reason for reason, pattern in DROPPED.items() if pattern.search(file)]
     skipped.update(reasons[:1])
     return bool(reasons)
-
-
-def _verified(package: Distribution, name: str, file: str, recorded: str) -> bytes:
-    if not recorded.startswith("sha256="):
-        raise UserError(
-            f"pysource cannot verify {file} of {name} {package.version}, whose RECORD has no sha256 of it: "
-            "install it with pip or uv, or use data=files"
-        )
-    try:
-        content = Path(str(package.locate_file(file))).read_bytes()
-    except OSError as error:
-        content, found = b"", f"cannot be read ({error.strerror})"
-    else:
-        found = "sha256=" + base64.urlsafe_b64encode(digest_of(content)).rstrip(b"=").decode()
-    if found != recorded:
-        raise UserError(
-            f"pysource: {file} of {name} {package.version} is not what was installed, {found} against {recorded}: "
-            f"pip install --force-reinstall --no-deps {name}=={package.version}"
-        )
-    return content

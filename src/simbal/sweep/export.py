@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.run_folder import write_json, write_text
+from simbal.sweep.arms import ABSENT
 from simbal.sweep.table import METRICS, Row, Table
 from simbal.sweep.terminal import absence, difference_cells, seed_spans
 
@@ -35,7 +36,7 @@ def markdown(table: Table) -> str:
         parts.append(f"Paired difference to {table.baseline} on the seeds that both have:")
         parts.append(_markdown_table(["arm", "metric", "difference", "95% interval", "pairs"], differences))
     if table.absent:
-        rows = [[f"{label} seed={run.seed}", *absence(run.record), str(run.path)] for label, run in table.absent]
+        rows = [[f"{label} seed={run.seed}", *absence(run.record), run.path.name] for label, run in table.absent]
         parts.append("Runs without a result:")
         parts.append(_markdown_table(["run", "status", "error", "folder"], rows))
     parts.append("\n".join(f"- {_escape(note)}" for note in table.notes))
@@ -68,7 +69,8 @@ def tidy_csv(table: Table) -> str:
             mean = [summary.mean, summary.sd, summary.n] if summary else [None, None, 0]
             seeds = " ".join(map(str, row.arm.values(metric.key)))
             paired = [table.baseline, *asdict(difference).values()] if difference else [None] * 5
-            writer.writerow([*row.arm.label.values(), metric.key, *mean, seeds, *paired])
+            label = [None if text == ABSENT else text for text in row.arm.label.values()]
+            writer.writerow([*label, metric.key, *mean, seeds, *paired])
     return text.getvalue()
 
 
@@ -90,7 +92,7 @@ def as_json(table: Table) -> dict[str, Any]:
 
 def _arm(row: Row) -> dict[str, Any]:
     return {
-        "label": row.arm.label,
+        "label": {column: None if text == ABSENT else text for column, text in row.arm.label.items()},
         "runs": [
             {
                 "folder": str(run.path),
@@ -101,5 +103,5 @@ def _arm(row: Row) -> dict[str, Any]:
             for run in row.arm.runs
         ],
         "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
-        "differences": {key: paired and asdict(paired) for key, paired in row.differences.items()},
+        "differences": {key: asdict(paired) for key, paired in row.differences.items()},
     }

@@ -3,10 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from simbal.run_folder import RunFolder
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.job import Job
 from simbal.sweep.pool import Pool
@@ -30,12 +30,12 @@ def launch(
     Raises:
         UserError: before any job starts, if a folder belongs to another config or the data cannot be prepared.
     """
-    labels = dict(zip(map(id, jobs), _labels(jobs), strict=True))
-    attempts = {job.spec.path: Attempt(job, labels[id(job)]) for job in reversed(jobs)}
-    ordered = [attempts[path] for path in dict.fromkeys(job.spec.path for job in jobs)]
-    kinds = Counter(_kind(attempt) for attempt in ordered)
+    attempts: dict[Path, Attempt] = {}
+    for job, label in zip(jobs, _labels(jobs), strict=True):
+        attempts.setdefault(job.spec.path, Attempt(job, label))
+    kinds = Counter(_kind(attempt) for attempt in attempts.values())
     console.print(", ".join(f"{kinds[kind]} {kind}" for kind in ("finished", "resumed", "new")))
-    if waiting := [attempt for attempt in ordered if attempt.state == "queued"]:
+    if waiting := [attempt for attempt in attempts.values() if attempt.state == "queued"]:
         _prepare_data([attempt.job for attempt in waiting])
         Pool(slots, command, View(waiting, len(slots), console)).run(waiting)
     return [attempts[job.spec.path] for job in jobs]
@@ -43,7 +43,7 @@ def launch(
 
 def _kind(attempt: Attempt) -> str:
     """Finished, or resumed where a folder was begun, or new; a finished one is taken off the queue."""
-    folder, spec = RunFolder(attempt.job.spec.path), attempt.job.spec
+    folder, spec = attempt.folder, attempt.job.spec
     begun = (folder.path / "config.yaml").exists()
     if begun:
         folder.write_spec(spec)  # refuses a folder of another config

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from simbal.sweep import export, terminal
 from simbal.sweep.collect import collect
-from simbal.sweep.table import build, check_baseline
+from simbal.sweep.table import build
 
 
 def report(folder: Path, baseline: str | None = None) -> None:
@@ -12,14 +12,12 @@ def report(folder: Path, baseline: str | None = None) -> None:
 
     Args:
         folder: outputs/<name>.
-        baseline: the balancing to compare with; None takes the one that the runs name, else it must be there.
+        baseline: the balancing to compare with; None takes the one that the runs' own configs name.
 
     Raises:
-        UserError: as `collect` and `check_baseline` do.
+        UserError: as `collect` does.
     """
     runs = collect(folder)
-    if baseline is not None:
-        check_baseline(runs, baseline)
     table = build(folder.resolve().name, runs, baseline)
     out = terminal.console()
     terminal.show(table, out)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simbal.errors import UserError
 from simbal.sweep.arms import ABSENT, Arm, group, label_columns, label_of, short_label
 from simbal.sweep.collect import Run
 from simbal.sweep.statistics import PairedDifference, Summary, paired_difference, summarize
@@ -53,7 +52,7 @@ class Row:
 
     arm: Arm
     summaries: dict[str, Summary | None]
-    differences: dict[str, PairedDifference | None] = field(default_factory=dict)
+    differences: dict[str, PairedDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,15 +80,8 @@ def build(name: str, runs: Sequence[Run], baseline: str | None = None) -> Table:
     rows.sort(key=lambda row: row.arm.balancing != baseline)  # stable: the baseline's arms come first
     columns = label_columns([run.spec for run in runs])
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    notes = [*_why_no_difference(arms, rivals, baseline), *_warnings(rows), *_footer(runs)]
+    notes = [*_why_no_difference(rows, rivals, baseline), *_warnings(rows), *_footer(runs)]
     return Table(name, columns, rows, baseline, absent, notes)
-
-
-def check_baseline(runs: Sequence[Run], baseline: str) -> None:
-    """Raise `UserError` unless some run has this balancing."""
-    known = sorted({run.spec.choices["balancing"] for run in runs})
-    if baseline not in known:
-        raise UserError(f"no run has balancing={baseline}: the baseline can be {', '.join(known)}")
 
 
 def _own_baseline(runs: Sequence[Run]) -> str | None:
@@ -107,27 +99,25 @@ def _row(arm: Arm, rivals: Sequence[Arm]) -> Row:
     if len(rivals) != 1 or rivals[0] is arm:
         return Row(arm, summaries)
     compared = [metric.key for metric in METRICS if metric.compared]
-    return Row(arm, summaries, {key: paired_difference(arm.values(key), rivals[0].values(key)) for key in compared})
+    differences = {key: paired_difference(arm.values(key), rivals[0].values(key)) for key in compared}
+    return Row(arm, summaries, {key: difference for key, difference in differences.items() if difference})
 
 
-def _why_no_difference(arms: Sequence[Arm], rivals: dict[str, list[Arm]], baseline: str | None) -> list[str]:
+def _why_no_difference(rows: Sequence[Row], rivals: dict[str, list[Arm]], baseline: str | None) -> list[str]:
     if baseline is None:
         return ["No difference is shown: the runs name several baselines; choose one with --baseline."]
-    others = [arm for arm in arms if arm.balancing != baseline]
-    if not others and len(arms) > 1:
+    others = [row.arm.name for row in rows if row.arm.balancing != baseline and not row.differences]
+    if len(rows) > 1 and all(row.arm.balancing == baseline for row in rows):
         return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
-    lonely = [arm.name for arm in others if not rivals[arm.name]]
-    torn = [arm.name for arm in others if len(rivals[arm.name]) > 1]
-    notes = []
-    if lonely:
-        notes.append(
-            f"No difference is shown for {', '.join(lonely)}: no finished run has balancing={baseline}, the baseline, "
-            "with all else the same."
-        )
-    if torn:
-        names = ", ".join(arm.name for arm in rivals[torn[0]])
-        notes.append(f"No difference is shown for {', '.join(torn)}: several arms are the baseline ({names}).")
-    return notes
+    reasons = (
+        (
+            [n for n in others if not rivals[n]],
+            f"no finished run has balancing={baseline}, the baseline, and all else the same",
+        ),
+        ([n for n in others if len(rivals[n]) > 1], f"several arms are the baseline, balancing={baseline}"),
+        ([n for n in others if len(rivals[n]) == 1], "it shares no seed with the baseline"),
+    )
+    return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
 
 
 def _warnings(rows: Sequence[Row]) -> list[str]:
@@ -148,14 +138,15 @@ def _warnings(rows: Sequence[Row]) -> list[str]:
 
 def _footer(runs: Sequence[Run]) -> list[str]:
     """What the numbers mean, on which data, after how much training."""
-    records = [run.record for run in runs if run.finished and run.record is not None]
-    if not records:
+    finished = [run for run in runs if run.finished]
+    if not finished:
         return []
+    records = [run.result for run in finished]
     definitions = {key: text for record in records for key, text in record["definitions"].items()}
     notes = [f"{m.title}: {definitions[m.key]}." for m in METRICS if m.key in definitions]
     steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
-    data = records[0]["data"]
-    notes.append(f"{steps} steps and {tokens} tokens per run; data {data['source']}, tokens {data['tokens'][:16]}.")
+    source, fingerprint = finished[0].spec.config["data"]["source"], records[0]["data"]["tokens"]
+    notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")
     return notes
 
 

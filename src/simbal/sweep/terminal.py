@@ -42,10 +42,8 @@ def seed_spans(seeds: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
 
 
-def difference_cells(metric: Metric, difference: PairedDifference | None) -> tuple[str, str, str]:
+def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[str, str, str]:
     """Difference, interval and number of pairs."""
-    if difference is None:
-        return ABSENT, ABSENT, "0"
     if difference.low is None or difference.high is None:
         return _signed(metric, difference.mean), ABSENT, str(difference.pairs)
     interval = f"{_signed(metric, difference.low)} to {_signed(metric, difference.high)}"
@@ -72,7 +70,14 @@ def _show_fitting(metrics: Sequence[Metric], draw: Callable[[Sequence[Metric], s
 
 
 def _grid(title: str) -> Grid:
-    return Grid(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Grid(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 def _means(table: Table, metrics: Sequence[Metric], separator: str) -> Grid:
@@ -82,21 +87,19 @@ def _means(table: Table, metrics: Sequence[Metric], separator: str) -> Grid:
     grid.add_column("n", justify="right")
     grid.add_column("seeds", overflow="fold")
     for metric in metrics:
-        heading = metric.heading if separator == " " else _two_lines(metric.heading)
-        grid.add_column(heading, justify="right", overflow="fold")
+        title = metric.title if separator == " " else _two_lines(metric.title)
+        grid.add_column(f"{title} {metric.arrow}".rstrip(), justify="right", overflow="fold")
     for row in table.rows:
         cells = [_mean(metric, row, separator) for metric in metrics]
         grid.add_row(*row.arm.label.values(), str(len(row.arm.runs)), seed_spans(row.arm.seeds), *cells)
     return grid
 
 
-def _two_lines(heading: str) -> str:
-    """A heading of several words broken where its halves are most alike in length."""
-    breaks = [place for place, letter in enumerate(heading) if letter == " "]
-    if not breaks:
-        return heading
-    middle = min(breaks, key=lambda place: abs(2 * place - len(heading)))
-    return f"{heading[:middle]}\n{heading[middle + 1 :]}"
+def _two_lines(title: str) -> str:
+    """A title of several words, broken where its halves are most alike in length."""
+    breaks = [place for place, letter in enumerate(title) if letter == " "]
+    middle = min(breaks, key=lambda place: abs(2 * place - len(title)), default=len(title))
+    return f"{title[:middle]}\n{title[middle + 1 :]}".rstrip()
 
 
 def _mean(metric: Metric, row: Row, separator: str) -> str:
@@ -123,11 +126,11 @@ def _differences(table: Table, rows: Sequence[Row]) -> Grid:
 
 
 def _absent(table: Table) -> Grid:
-    grid = _grid("runs without a result")
+    grid = _grid("runs without a result; console.log in their folders may say more")
     for heading in ("run", "status", "error", "folder"):
         grid.add_column(heading, overflow="fold")
     for label, run in table.absent:
-        grid.add_row(f"{label} seed={run.seed}", *absence(run.record), str(run.path))
+        grid.add_row(f"{label} seed={run.seed}", *absence(run.record), run.path.name)
     return grid
 
 

@@ -25,7 +25,7 @@ class View:
     """Shows attempts, which the pool changes; to be entered while it runs."""
 
     def __init__(self, attempts: Sequence[Attempt], slots: int, console: Console) -> None:
-        self.attempts = [attempt for attempt in attempts if attempt.state == "queued"]
+        self.attempts = attempts
         self.slots = slots
         self.console = console
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -69,8 +69,8 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     summary = ", ".join(f"{counts[state]} {state}" for state in ("running", "queued", "done", "failed"))
     caption = f"{summary}; about {clock(left)} left" if left else summary
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left", caption_style="")
-    grid.add_column("run", overflow="fold")
-    grid.add_column("state", overflow="fold")
+    grid.add_column("run", no_wrap=True)
+    grid.add_column("state", no_wrap=True, max_width=40)  # the final table has the whole of an error
     for heading in ("step", "loss", "tokens/s", "time", "left"):
         grid.add_column(heading, justify="right", no_wrap=True)
     shown = sorted(attempts, key=lambda attempt: URGENCY.index(attempt.state))[: max(1, height - FRAME_LINES)]
@@ -86,7 +86,7 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
 def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]], slots: int) -> float | None:
     """Time until the last job ends, if queued ones take as long as those that are known; None while none is."""
     running = [attempt for attempt in attempts if attempt.state == "running"]
-    said = {id(a): left for a in running if (left := progress[id(a)].get("seconds_left")) is not None}
+    said = {id(a): float(left) for a in running if (left := progress[id(a)].get("seconds_left")) is not None}
     lengths = [attempt.seconds for attempt in attempts if attempt.state == "done"]
     lengths += [attempt.seconds + said[id(attempt)] for attempt in running if id(attempt) in said]
     if not lengths:

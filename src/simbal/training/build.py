@@ -1,7 +1,7 @@
 """From plain config dicts to the objects of a run."""
 
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class
 
 from simbal.balancing.composition import Composition
 from simbal.data.loader import TokenData
@@ -43,8 +43,12 @@ def transformer_shape(spec: RunSpec) -> TransformerShape:
 
 
 def build_balancing(spec: RunSpec) -> Composition:
-    """Instantiate every strategy of the `balancing` group."""
-    return Composition({name: instantiate(keys) for name, keys in spec.config["balancing"].items()})
+    """Every strategy of the `balancing` group: its `_target_` called with its other keys."""
+    parts = {}
+    for name, keys in spec.config["balancing"].items():
+        arguments = {key: value for key, value in keys.items() if key != "_target_"}
+        parts[name] = get_class(keys["_target_"])(**arguments)
+    return Composition(parts)
 
 
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:

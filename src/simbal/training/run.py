@@ -26,6 +26,11 @@ from simbal.training.progress import ProgressBar
 from simbal.training.telemetry import Telemetry
 
 log = logging.getLogger("simbal")
+EXPECTED_WARNINGS = (
+    ".*does not have many workers",  # our loader is a memory map
+    ".*exists and is not empty",  # the checkpoints of the run that is continued
+    ".*isinstance.treespec, LeafSpec",  # Lightning 2.6 under torch 2.13
+)
 
 
 def train(spec: RunSpec) -> None:
@@ -100,8 +105,8 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # our loader has no workers on purpose: it is a memory map
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    for message in EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message)
     return L.Trainer(
         accelerator=accelerator,
         devices=1,

@@ -1,0 +1,178 @@
+"""Tokens to batches: batch s is a function of (seed, s) alone, whatever the ranks and the accumulation.
+
+A window is one sequence and its last target: window i of a split holds its tokens [i*S, i*S + S + 1). Sequences cross
+documents.
+
+Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, S sequence length, T = S + 1.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simbal.data.store import Store
+from simbal.errors import UserError
+
+
+def windows_of(tokens: NDArray[Any], seq_len: int) -> NDArray[Any]:
+    """All windows, (W, T): a view, nothing is read."""
+    if len(tokens) <= seq_len:
+        return np.empty((0, seq_len + 1), tokens.dtype)
+    return sliding_window_view(tokens, seq_len + 1)[::seq_len]
+
+
+def batch_windows(seed: int, step: int, num_windows: int, global_batch: int) -> NDArray[np.int64]:
+    """Which windows optimizer step `step` sees, (G,); an epoch is as many whole batches as fit, each in a new order."""
+    epoch, position = divmod(step, num_windows // global_batch)
+    return _epoch_order(seed, epoch, num_windows)[position * global_batch : (position + 1) * global_batch]
+
+
+@lru_cache(maxsize=1)
+def _epoch_order(seed: int, epoch: int, num_windows: int) -> NDArray[np.int64]:
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_windows)
+
+
+class TrainBatches:
+    """The micro-batches of a whole run, (B, T) int64, from where it stands.
+
+    Lightning saves its state and restores it. It needs `__len__` for that: without, it fetches one batch ahead of the
+    one it trains on, and a resumed run would skip it.
+    """
+
+    def __init__(
+        self,
+        windows_WT: NDArray[Any],
+        tokens_fingerprint: str,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        max_steps: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if global_batch % (micro_batch * world_size):
+            raise UserError(
+                f"trainer.global_batch={global_batch} must be a multiple of trainer.micro_batch={micro_batch} "
+                f"times {world_size} devices"
+            )
+        self.accumulation = global_batch // (micro_batch * world_size)
+        self._windows_WT = windows_WT
+        self._identity = {
+            "seed": seed,
+            "global_batch": global_batch,
+            "num_windows": len(windows_WT),
+            "tokens_fingerprint": tokens_fingerprint,
+        }
+        self._micro_batch, self._max_steps, self._rank, self._world_size = micro_batch, max_steps, rank, world_size
+        self._yielded = 0
+
+    def __len__(self) -> int:
+        return self._max_steps * self.accumulation
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self._yielded < len(self):
+            step, part = divmod(self._yielded, self.accumulation)
+            self._yielded += 1  # before the yield: Lightning saves while the generator is suspended there
+            yield self._batch(step, part)
+
+    def _batch(self, step: int, part: int) -> Tensor:
+        identity, size = self._identity, self._micro_batch
+        windows_G = batch_windows(identity["seed"], step, identity["num_windows"], identity["global_batch"])
+        start = (part * self._world_size + self._rank) * size
+        return _gather(self._windows_WT, windows_G[start : start + size])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer steps taken and what decides their batches; the same on every rank and for every accumulation."""
+        step, part = divmod(self._yielded, self.accumulation)
+        return {"step": step, "part": part, **self._identity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the saved step.
+
+        Raises:
+            UserError: if the state belongs to other batches or was taken inside a step.
+        """
+        for key, value in self._identity.items():
+            if state[key] != value:
+                raise UserError(f"the checkpoint was trained with {key}={state[key]}, not {value}: start a new run")
+        if state["part"]:
+            raise UserError(f"the checkpoint was taken inside step {state['step']}, not after it: start a new run")
+        self._yielded = state["step"] * self.accumulation
+
+
+class ValidationBatches:
+    """Windows in file order, (B, T) int64, the last batch smaller; rank r of R has every R-th window from r on."""
+
+    def __init__(self, windows_WT: NDArray[Any], micro_batch: int, rank: int = 0, world_size: int = 1) -> None:
+        self._windows_WT = windows_WT[rank::world_size]
+        self._micro_batch = micro_batch
+
+    def __len__(self) -> int:
+        return -(-len(self._windows_WT) // self._micro_batch)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for start in range(0, len(self._windows_WT), self._micro_batch):
+            yield _gather(self._windows_WT, slice(start, start + self._micro_batch))
+
+
+def _gather(windows_WT: NDArray[Any], which: NDArray[np.int64] | slice) -> Tensor:
+    return torch.from_numpy(windows_WT[which].astype(np.int64))
+
+
+class TokenData(LightningDataModule):
+    """A store's two splits as batches; needs `Trainer(use_distributed_sampler=False)`."""
+
+    def __init__(
+        self,
+        store: Store,
+        seed: int,
+        seq_len: int,
+        global_batch: int,
+        micro_batch: int,
+        max_steps: int,
+        validation_tokens: int | None,
+    ) -> None:
+        super().__init__()
+        self.store = store
+        self._train = {"seed": seed, "global_batch": global_batch, "max_steps": max_steps}
+        self._micro_batch = micro_batch
+        self._train_WT = windows_of(store.tokens("train"), seq_len)
+        held_out_WT = windows_of(store.tokens("validation"), seq_len)
+        self._validation_WT = held_out_WT[: validation_tokens and validation_tokens // seq_len]
+        for split, windows_WT, needed in (("train", self._train_WT, global_batch), ("validation", held_out_WT, 1)):
+            if len(windows_WT) < needed:
+                raise UserError(
+                    f"the {split} data hold {len(store.tokens(split))} tokens, that is {len(windows_WT)} windows of "
+                    f"data.seq_len={seq_len}, but a batch needs {needed}: give more text"
+                )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps until every window has been shown, less those that fill no whole batch."""
+        return len(self._train_WT) // self._train["global_batch"]
+
+    def train_dataloader(self) -> TrainBatches:
+        """This rank's micro-batches, from step 0 unless Lightning restores a state."""
+        rank, world_size = self._place()
+        return TrainBatches(
+            self._train_WT,
+            self.store.fingerprints["tokens"],
+            micro_batch=self._micro_batch,
+            rank=rank,
+            world_size=world_size,
+            **self._train,
+        )
+
+    def val_dataloader(self) -> ValidationBatches:
+        """This rank's part of the validation windows."""
+        return ValidationBatches(self._validation_WT, self._micro_batch, *self._place())
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,0 +1,194 @@
+"""A program that sweeps as train.py does but trains nothing, and run folders without a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from simbal.run_folder import RunFolder, RunSpec
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_SECONDS = 60  # until a test gives up on something that should have happened
+
+PROGRAM = f"""
+import atexit, json, os, signal, subprocess, sys, time, types
+from pathlib import Path
+
+import hydra
+
+from simbal import command_line
+from simbal.errors import UserError, exit_on_user_error
+from simbal.run_folder import RunFolder, RunSpec
+from simbal.sweep import tether
+
+
+def note(file, text):
+    with open(file, "a") as opened:
+        opened.write(text + "\\n")
+
+
+def train(spec):
+    folder, seed = RunFolder(spec.path), spec.config["seed"]
+    behaviour = json.loads(Path("behaviour.json").read_text()).get(str(seed), "finish")
+    print("this goes to console.log")
+    note("started", json.dumps({{"seed": seed, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}}))
+    if behaviour == "crash":
+        raise RuntimeError("the loss is nan")
+    if behaviour == "refuse":
+        raise UserError("no space left")
+    if behaviour == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "hang":
+        grandchild = subprocess.Popen(["sleep", "1000"])
+        note("hanging", str(grandchild.pid))
+        note("hanging", str(os.getpid()))
+        time.sleep(1000)
+    with folder.lock():
+        folder.write_record({{
+            "status": "finished", "config_hash": spec.hash, "choices": spec.choices, "seed": seed,
+            "data": {{"source": "synthetic", "text": "a", "tokens": "b", "versions": {{}}}},
+            "definitions": {{"val/ppl": "exp of the loss"}}, "steps": 1, "tokens": 2, "tokens_per_second": 3.0,
+            "metrics": {{"val/ppl": 10.0 + seed}},
+        }})
+
+
+@hydra.main(version_base="1.3", config_path={str(REPOSITORY / "conf")!r}, config_name="config")
+def main(cfg):
+    with exit_on_user_error():
+        train(RunSpec.from_hydra(cfg))
+
+
+if __name__ == "__main__":
+    tether.die_with_sweep()
+    store = types.ModuleType("simbal.data.store")
+    store.prepare = lambda config, progress: note("prepared", str(config["seed"]))
+    sys.modules["simbal.data.store"] = store
+    atexit.register(lambda: Path("modules").write_text(" ".join(sys.modules)))
+    command_line.check(Path({str(REPOSITORY / "conf")!r}), "A program that trains nothing.")
+    with command_line.exit_codes():
+        main()
+"""
+
+
+class App:
+    """The program in a folder of its own, on `data=synthetic`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(PROGRAM)
+        self.behave({})
+
+    def behave(self, by_seed: dict[int, str]) -> None:
+        """finish (the default), crash, refuse, die or hang."""
+        (self.folder / "behaviour.json").write_text(json.dumps(by_seed))
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "train.py", *arguments, "data=synthetic"]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, **output)  # type: ignore[call-overload, no-any-return]
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def lines(self, file: str) -> list[str]:
+        path = self.folder / file
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def started(self) -> list[int]:
+        """The seed of each job that was started, in order of seeds."""
+        return sorted(json.loads(line)["seed"] for line in self.lines("started"))
+
+    def run_folder(self, seed: int, name: str = "default") -> Path:
+        (path,) = (self.folder / "outputs" / name).glob(f"*seed{seed}-*")
+        return path
+
+    def record(self, seed: int) -> dict[str, Any]:
+        record = RunFolder(self.run_folder(seed)).read_record()
+        assert record is not None
+        return record
+
+    @staticmethod
+    def alive(pid: int) -> bool:
+        """Whether a process runs; a zombie does not."""
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "gave up waiting"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    app = App(tmp_path)
+    yield app
+    for pid in app.lines("hanging"):  # only if the test failed to see them end
+        if app.alive(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def base_spec() -> RunSpec:
+    with initialize_config_dir(config_dir=str(REPOSITORY / "conf"), version_base="1.3"):
+        return RunSpec.from_hydra(compose("config", overrides=["data=synthetic"], return_hydra_config=True))
+
+
+@pytest.fixture
+def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
+    """Writes one finished run folder to tmp_path/outputs/fake and returns its path."""
+
+    def write(balancing: str = "simbal", seed: int = 0, status: str | None = "finished", **fields: Any) -> Path:
+        spec = changed_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))
+        folder = RunFolder(spec.path)
+        folder.write_spec(spec)
+        record = {
+            "status": status,
+            "config_hash": spec.hash,
+            "choices": spec.choices,
+            "seed": seed,
+            "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {"numpy": "2.0"}},
+            "definitions": {"val/ppl": "exp of the loss"},
+            "steps": 400,
+            "tokens": 819_200,
+            "tokens_per_second": 9000.0,
+            "metrics": {"val/ppl": 100.0 + seed, "load/max_vio": 0.5},
+        }
+        if status is not None:
+            folder.write_record(record | fields)
+        return folder.path
+
+    return write
+
+
+def changed_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: dict[str, Any]) -> RunSpec:
+    """The base run with another balancing, seed and dotted keys; a key without a dot is a group's option."""
+    config, choices = deepcopy(base.config), base.choices | {"balancing": balancing}
+    config |= {"balancing": {balancing: {"coef": 0.1}}, "seed": seed}
+    config |= {"name": "fake", "output_dir": str(tmp_path / "outputs")}
+    for key, value in keys.items():
+        node = config
+        *parents, last = key.split(".")
+        if not parents and key in choices:
+            choices[key] = value
+            continue
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return RunSpec(config, choices)

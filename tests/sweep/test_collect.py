@@ -1,0 +1,139 @@
+"""A broken or foreign file is an error that names it, never a number."""
+
+import json
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.sweep.collect import collect
+
+
+def rewrite(path, **fields):
+    file = path / "record.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
+    write_run(seed=1)
+    write_run(seed=2, status="failed", error="out of memory")
+    folder = write_run(seed=3, status=None).parent
+    first, second, third = collect(folder)
+    assert (first.seed, first.finished, first.value("val/ppl"), first.value("tokens_per_second")) == (
+        1,
+        True,
+        101.0,
+        9000.0,
+    )
+    assert first.value("routing/seu") is None
+    assert (second.seed, second.finished, second.record["error"]) == (2, False, "out of memory")
+    assert (third.seed, third.finished, third.record) == (3, False, None)
+
+
+def test_tables_and_folders_without_a_config_are_no_runs(write_run):
+    folder = write_run().parent
+    (folder / "table.json").write_text("{}")
+    (folder / "notes").mkdir()
+    assert len(collect(folder)) == 1
+
+
+def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match=f"no folder {tmp_path / 'nowhere'}"):
+        collect(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=f"{tmp_path} holds no runs"):
+        collect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"status": "finished"}', '{"status": "maybe", "config_hash": "x"}', "\x00"],
+)
+def test_a_broken_record_is_an_error_that_names_it(write_run, text):
+    path = write_run()
+    (path / "record.json").write_text(text)
+    with pytest.raises(UserError, match=str(path / "record.json")):
+        collect(path.parent)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metrics": {"val/ppl": "12.5"}},
+        {"metrics": {"val/ppl": True}},
+        {"metrics": {"val/ppl": float("nan")}},
+        {"metrics": None},
+        {"tokens_per_second": None},
+        {"data": {}},
+        {"data": None},
+        {"definitions": None},
+        {"steps": "400"},
+    ],
+)
+def test_a_finished_record_with_anything_but_numbers_where_they_are_due_is_broken(write_run, fields):
+    path = write_run()
+    rewrite(path, **fields)
+    with pytest.raises(UserError, match=f"{path / 'record.json'} is broken"):
+        collect(path.parent)
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed: 1\nchoices: 3"])
+def test_a_broken_config_is_an_error_that_names_it(write_run, text):
+    path = write_run()
+    (path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=str(path / "config.yaml")):
+        collect(path.parent)
+
+
+def test_a_record_of_another_config_is_an_error_that_names_both_files(write_run):
+    path = write_run()
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("max_steps: 400", "max_steps: 401"))
+    with pytest.raises(UserError, match=r"record.json was written for another config than .*config.yaml"):
+        collect(path.parent)
+
+
+def test_a_record_without_a_config_is_an_error(write_run):
+    path = write_run()
+    (path / "config.yaml").unlink()
+    with pytest.raises(UserError, match="no config.yaml"):
+        collect(path.parent)
+
+
+def test_a_copied_run_does_not_count_twice(write_run):
+    path = write_run()
+    path.rename(path.with_name("original"))
+    write_run()
+    with pytest.raises(UserError, match="are one run"):
+        collect(path.parent)
+
+
+def test_runs_on_different_data_are_refused_by_the_field_that_says_why(write_run):
+    write_run(seed=0)
+    data = {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.1"}}
+    folder = write_run(seed=1, data=data).parent
+    with pytest.raises(UserError, match=r"data.versions.numpy is '2.0' in the first and '2.1' in the second.*name="):
+        collect(folder)
+
+
+def test_runs_on_different_data_are_refused_though_only_the_fingerprint_says_so(write_run):
+    write_run(seed=0)
+    data = {"source": "synthetic", "text": "a", "tokens": "y", "versions": {"numpy": "2.0"}}
+    with pytest.raises(UserError, match="data.tokens is 'b' in the first and 'y'"):
+        collect(write_run(seed=1, data=data).parent)
+
+
+def test_runs_with_different_definitions_are_refused_by_the_metric(write_run):
+    write_run(seed=0)
+    folder = write_run(seed=1, definitions={"load/max_vio": "max / mean", "val/ppl": "2 to the loss"}).parent
+    with pytest.raises(UserError, match="definitions.val/ppl is 'exp of the loss' in the first and '2 to the loss'"):
+        collect(folder)
+
+
+def test_a_definition_that_only_one_run_needs_is_no_difference(write_run):
+    write_run(seed=0)
+    definitions = {"val/ppl": "exp of the loss", "load/max_vio": "max / mean - 1"}
+    assert len(collect(write_run(seed=1, definitions=definitions).parent)) == 2
+
+
+def test_a_failed_run_is_not_compared(write_run):
+    write_run(seed=0)
+    assert len(collect(write_run(seed=1, status="failed", data={"tokens": "other"}).parent)) == 2

@@ -1,0 +1,162 @@
+"""A sweep from the command line to the table: each job in its own process, judged by its record alone."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from simbal.run_folder import RunFolder
+
+
+def hanging(app):
+    """Process ids of jobs that hang, and of what they started."""
+    return [int(pid) for pid in app.lines("hanging")]
+
+
+def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app):
+    app.behave({1: "crash", 2: "die", 3: "refuse"})
+    sweep = app.run("-m", "seed=0-4")
+    assert sweep.returncode == 1
+    assert sweep.stdout.startswith("0 finished, 0 resumed, 5 new\n")
+    assert sweep.stderr == "3 of 5 jobs failed\n"
+    assert app.started == [0, 1, 2, 3, 4]
+    assert [app.record(seed)["status"] for seed in range(5)] == ["finished", "failed", "failed", "failed", "finished"]
+    errors = ["RuntimeError: the loss is nan", "killed by signal 9", "no space left"]
+    assert [app.record(seed)["error"] for seed in (1, 2, 3)] == errors
+    assert all(error in sweep.stdout for error in errors)
+    assert "this goes to console.log" in (app.run_folder(1) / "console.log").read_text()
+    (arm,) = json.loads((app.folder / "outputs/default/table.json").read_text())["arms"]
+    assert [run["seed"] for run in arm["runs"]] == [0, 4]
+
+
+def test_a_failed_job_is_run_again_and_a_finished_one_is_not(app):
+    app.behave({1: "crash"})
+    app.run("-m", "seed=0-1")
+    app.behave({})
+    again = app.run("-m", "seed=0-2")
+    assert again.returncode == 0
+    assert again.stdout.startswith("1 finished, 1 resumed, 1 new\n")
+    assert app.started == [0, 1, 1, 2]
+    assert app.record(1)["status"] == "finished"
+
+
+def test_the_same_command_starts_nothing_and_prints_the_same_table(app):
+    first = app.run("-m", "seed=0-1")
+    again = app.run("-m", "seed=0-1")
+    assert again.stdout.startswith("2 finished, 0 resumed, 0 new\n")
+    assert app.started == [0, 1]
+    assert first.stdout.partition("default:")[2] == again.stdout.partition("default:")[2] != ""
+
+
+def test_a_changed_config_is_another_run(app):
+    app.run("-m", "seed=0")
+    assert app.run("-m", "seed=0", "optim.lr=0.1").stdout.startswith("0 finished, 0 resumed, 1 new\n")
+    assert app.started == [0, 0]
+
+
+def test_jobs_that_compose_to_one_run_are_run_once(app):
+    assert app.run("-m", "seed=0,0,0-0").returncode == 0
+    assert app.started == [0]
+
+
+def test_each_corpus_is_prepared_once_and_none_for_finished_runs(app):
+    app.run("-m", "seed=0", "data.seed=3")
+    app.run("-m", "seed=0-1", "data.seed=3,4", "name=default")
+    assert sorted(app.lines("prepared")) == ["3", "3", "4"]
+    app.run("-m", "seed=0-1", "data.seed=3,4")
+    assert len(app.lines("prepared")) == 3
+
+
+def test_every_job_is_checked_before_the_first_starts(app):
+    sweep = app.run("-m", "model.top_k=4,99")
+    assert sweep.returncode == 1
+    assert sweep.stderr == "error: model.top_k=99 must lie between 1 and model.num_experts=16\n"
+    assert app.started == []
+    assert not (app.folder / "outputs").exists()
+
+
+def test_a_folder_of_another_config_is_refused_before_any_job_starts(app):
+    app.run("-m", "seed=0")
+    config = app.run_folder(0) / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 5"))
+    sweep = app.run("-m", "seed=0-1")
+    assert (sweep.returncode, app.started) == (1, [0])
+    assert "belongs to another config" in sweep.stderr
+
+
+def test_a_run_that_another_process_is_writing_fails_and_is_left_alone(app):
+    app.behave({0: "crash"})
+    app.run("-m", "seed=0")
+    folder = RunFolder(app.run_folder(0))
+    before = {path.name for path in folder.path.iterdir()}
+    with folder.lock():
+        sweep = app.run("-m", "seed=0-1")
+    assert sweep.returncode == 1
+    assert f"is being written by process {os.getpid()}" in sweep.stdout
+    assert {path.name for path in folder.path.iterdir()} == before
+    assert app.started == [0, 1]
+
+
+def test_a_cpu_job_has_one_thread_unless_told_otherwise(app):
+    app.run("-m", "seed=0")
+    app.run("-m", "seed=1", "hydra.launcher.n_jobs=1", "hydra.launcher.threads=3")
+    assert [json.loads(line)["threads"] for line in app.lines("started")] == ["1", "3"]
+
+
+def test_a_named_sweep_and_another_config_reach_the_jobs(app):
+    sweeps = app.folder / "mine" / "sweeps"
+    sweeps.mkdir(parents=True)
+    (sweeps / "pair.yaml").write_text(
+        "# @package _global_\nname: pair\nhydra: {sweeper: {params: {seed: 3-4, balancing: 'lbl,simbal'}}}\n"
+    )
+    sweep = app.run("--config-dir=mine", "-m", "sweeps=pair", "balancing=lbl", "trainer.max_steps=50")
+    assert sweep.returncode == 0, sweep.stderr
+    assert app.started == [3, 4]
+    spec = RunFolder(app.run_folder(3, "pair")).read_spec()
+    assert (spec.config["trainer"]["max_steps"], spec.choices["balancing"]) == (50, "lbl")
+
+
+def test_neither_the_sweep_nor_its_table_imports_torch(app):
+    app.run("-m", "seed=0")
+    loaded = set((app.folder / "modules").read_text().split())
+    assert "simbal.sweep.table" in loaded
+    assert not loaded & {"torch", "lightning", "optuna", "scipy.stats"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_sweep_stops_its_jobs_and_marks_none_as_failed(app, number, code):
+    app.behave({0: "hang", 1: "hang"})
+    sweep = app.start("-m", "seed=0-3", "hydra.launcher.n_jobs=2")
+    app.wait_until(lambda: len(hanging(app)) == 4)
+    sweep.send_signal(number)
+    out, _ = sweep.communicate()
+    assert sweep.returncode == code
+    assert "Traceback" not in out
+    assert app.started == [0, 1]
+    assert not any(app.alive(pid) for pid in hanging(app))
+    assert not list(app.folder.glob("outputs/*/*/record.json"))
+    app.behave({})
+    assert app.run("-m", "seed=0-3").stdout.startswith("0 finished, 2 resumed, 2 new\n")
+
+
+def test_a_killed_sweep_leaves_no_job_behind(app):
+    app.behave({0: "hang", 1: "hang"})
+    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=2")
+    app.wait_until(lambda: len(app.lines("started")) == 2)
+    sweep.kill()
+    sweep.communicate()
+    jobs = [json.loads(line)["pid"] for line in app.lines("started")]
+    app.wait_until(lambda: not any(app.alive(pid) for pid in jobs))
+
+
+def test_what_a_dead_job_left_running_is_ended(app):
+    app.behave({0: "hang"})
+    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=1")
+    app.wait_until(lambda: len(hanging(app)) == 2)
+    grandchild, job = hanging(app)
+    os.kill(job, signal.SIGKILL)
+    sweep.communicate()
+    assert app.started == [0, 1]
+    assert app.record(0)["error"] == "killed by signal 9"
+    app.wait_until(lambda: not app.alive(grandchild))
