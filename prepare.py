@@ -1,29 +1,31 @@
-"""Text to tokens on disk: python prepare.py data=files data.files=corpus.jsonl."""
+"""Turn text into tokens on disk, which train.py would else do when it starts.
+
+Examples:
+    python prepare.py
+    python prepare.py data=files data.files='books/*.jsonl.zst' data.vocab_size=32768
+"""
+
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
+from simbal import command_line
 from simbal.errors import exit_on_user_error
+from simbal.run_folder import RunSpec
 
 
-@hydra.main(config_path="conf", config_name="config", version_base="1.3")
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Prepare the data of this config, unless they are, and say what they are."""
-    from simbal.data.store import prepare
-    from simbal.run_folder import RunSpec
-
+    """Prepare the data that `cfg` describes, unless they are there, and say what they hold."""
     with exit_on_user_error():
+        from simbal.data.store import prepare
+
         store = prepare(RunSpec.from_hydra(cfg).config["data"], progress=True)
-    print(store.path)
-    for split, counts in store.meta["splits"].items():
-        per_token = counts["bytes"] / counts["tokens"]
-        print(
-            f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {per_token:.3f} bytes per token"
-        )
-    for reason, count in store.meta["skipped"].items():
-        print(f"  skipped: {count:,} ({reason})")
-    print("  fingerprints:", ", ".join(f"{kind} {digest[:12]}" for kind, digest in store.fingerprints.items()))
+        print(store.summary())
 
 
 if __name__ == "__main__":
-    main()
+    command_line.check(Path(__file__).with_name("conf"), __doc__)
+    with command_line.exit_codes():
+        main()

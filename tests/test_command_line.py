@@ -135,6 +135,29 @@ def test_options_and_sweeps_of_another_folder_count(check, tmp_path):
     assert "balancing has no option mine" in check("balancing=mine")[1]
 
 
+@pytest.mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ("sed: 1", "sweeps=bad: there is no key sed; did you mean seed?"),
+        ("balancing: {simbal: {coeff: 1}}", "there is no key balancing.simbal.coeff; did you mean"),
+        ("balancing: {simbal: {coef: big}}", "sweeps=bad: balancing.simbal.coef must be a number"),
+        ("hydra: {sweeper: {params: {sed: 1}}}", "sed=1: there is no key sed; did you mean seed?"),
+        ("hydra: {sweeper: {params: {seed: 4-0}}}", "seed=4-0: the span 4-0 counts down"),
+        ("hydra: {sweeper: {params: {balancing: 'lbl,simball'}}}", "balancing has no option simball"),
+    ],
+)  # fmt: skip
+def test_a_slip_in_a_named_sweep_is_found_too(check, tmp_path, sweep, sentence):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "bad.yaml").write_text(f"# @package _global_\n{sweep}\n")
+    code, said = check(f"--config-dir={tmp_path}", "-m", "sweeps=bad")
+    assert code == 2
+    assert sentence in said
+
+
+def test_one_named_sweep_runs_at_a_time(check):
+    assert check("-m", "sweeps=significance,null") == (2, "error: sweeps= takes one named sweep at a time\n")
+
+
 def test_a_yaml_file_that_cannot_be_read_is_named(check, tmp_path):
     (tmp_path / "balancing").mkdir()
     (tmp_path / "balancing" / "broken.yaml").write_text("a: [")

@@ -9,7 +9,7 @@ from hydra.utils import get_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simbal import config
+from simbal import config, config_check
 from simbal.balancing.base import Balancing
 from simbal.errors import UserError
 from simbal.run_folder import GROUPS, config_hash
@@ -37,7 +37,7 @@ def changed(plain: dict, key: str, value) -> dict:
 def test_an_unknown_key_in_any_group_is_refused(small_spec, group):
     plain = small_spec().config
     with pytest.raises(UserError, match="nonsense"):
-        config.check(changed(plain, f"{group}.nonsense", 1))
+        config_check.check(changed(plain, f"{group}.nonsense", 1))
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_an_unknown_key_in_any_group_is_refused(small_spec, group):
 )
 def test_a_value_that_makes_no_sense_is_refused_with_what_is_allowed(small_spec, key, value, says):
     with pytest.raises(UserError, match=says):
-        config.check(changed(small_spec().config, key, value))
+        config_check.check(changed(small_spec().config, key, value))
 
 
 def test_more_orthogonal_experts_than_dimensions_are_refused(small_spec):
     plain = changed(changed(small_spec().config, "model.num_experts", 17), "router.init", "orthogonal")
     with pytest.raises(UserError, match="17 rows cannot be orthogonal in model.d_model=16"):
-        config.check(plain)
+        config_check.check(plain)
 
 
 def test_a_real_corpus_needs_a_vocabulary_that_the_token_table_can_be_cut_to(small_spec):
     plain = small_spec("data=pysource", "data.vocab_size=257").config
     with pytest.raises(UserError, match="data.vocab_size=100258 must lie between 257 and 100257, or be 100277"):
-        config.check(changed(plain, "data.vocab_size", 100_258))
+        config_check.check(changed(plain, "data.vocab_size", 100_258))
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

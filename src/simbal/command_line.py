@@ -78,6 +78,8 @@ def _check_mode(args: Namespace, overrides: list[Override]) -> None:
     mode = next((str(o.value()) for o in overrides if o.key_or_group == "hydra.mode"), None)
     if args.multirun and args.cfg:
         raise UserError("--cfg shows the config of one run: leave out -m")
+    if any(o.key_or_group == SWEEPS and o.is_sweep_override() for o in overrides):
+        raise UserError("sweeps= takes one named sweep at a time")
     if args.multirun or mode == "MULTIRUN":
         return
     for line, override in zip(args.overrides, overrides, strict=True):

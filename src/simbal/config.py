@@ -1,16 +1,11 @@
-"""Typed schema of every config group, and the checks that need no torch.
+"""Typed schema of every config group; no torch here.
 
 Numbers live in conf/*.yaml; here each key has its type, its unit and its allowed values. `balancing` is the one open
 group: a strategy's keys are those of its own YAML file, so that adding a strategy touches nothing here.
 """
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from simbal.errors import UserError
 
 
 @dataclass
@@ -145,24 +140,6 @@ DATA_SCHEMAS: dict[str, type[DataConfig]] = {
     "files": FilesConfig,
     "synthetic": SyntheticConfig,
 }
-CHOICES = {
-    "router.gating": ("softmax", "sigmoid"),
-    "router.init": ("auto", "orthogonal", "normal", "normal_unit"),
-    "experts.backend": ("auto", "reference", "torch"),
-    "optim.aux_layer_reduce": ("sum", "mean"),
-    "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
-    "trainer.accelerator": ("auto", "cpu", "cuda"),
-    "logger.kind": ("tensorboard", "none"),
-}
-AT_LEAST_ONE = (
-    "model.num_layers", "model.d_model", "model.num_heads", "model.d_expert", "data.seq_len", "data.validation_one_in",
-    "trainer.max_steps", "trainer.global_batch", "trainer.micro_batch", "trainer.val_every", "trainer.log_every",
-    "trainer.ckpt_every",
-)  # fmt: skip
-NOT_NEGATIVE = (
-    "seed", "model.num_experts", "model.top_k", "optim.lr", "optim.weight_decay", "optim.z_loss_coef",
-    "optim.grad_clip", "optim.warmup_steps",
-)  # fmt: skip
 
 
 def integer_keys() -> set[str]:
@@ -171,8 +148,6 @@ def integer_keys() -> set[str]:
 
 
 def _data_variants() -> list[type]:
-    from dataclasses import make_dataclass
-
     return [make_dataclass("Data", [("data", schema)]) for schema in DATA_SCHEMAS.values()]
 
 
@@ -186,24 +161,6 @@ def _keys_of_type(schema: Any, kind: type, prefix: str = "") -> list[str]:
     return keys
 
 
-def check(config: dict[str, Any]) -> None:
-    """Raise `UserError` unless the resolved `config` has exactly the schema's keys and sensible values."""
-    _check_types(config)
-    flat = flatten(config)
-    for key, allowed in CHOICES.items():
-        if flat[key] not in allowed:
-            raise UserError(f"{key}={flat[key]} is not one of {', '.join(allowed)}")
-    for key in AT_LEAST_ONE:
-        if flat[key] < 1:
-            raise UserError(f"{key}={flat[key]} must be at least 1")
-    for key in NOT_NEGATIVE:
-        if not 0 <= flat[key] < float("inf"):
-            raise UserError(f"{key}={flat[key]} must be a finite number of at least 0")
-    _check_model(config)
-    _check_data(config["data"])
-    _check_batch(config["trainer"], config["optim"])
-
-
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts to one dict of dotted keys; an empty dict stays a value."""
     flat: dict[str, Any] = {}
@@ -213,63 +170,3 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _check_types(config: dict[str, Any]) -> None:
-    missing = [key for key, value in flatten(config).items() if value == "???"]
-    if missing:
-        raise UserError(f"{missing[0]} has no value: give it on the command line as {missing[0]}=...")
-    source = config["data"].get("source")
-    if source not in DATA_SCHEMAS:
-        raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
-    schema = OmegaConf.structured(Config)
-    schema.data = OmegaConf.structured(DATA_SCHEMAS[source])
-    try:
-        OmegaConf.merge(schema, config)
-    except OmegaConfBaseException as error:
-        sentence = str(error).splitlines()[0]
-        raise UserError(f"{error.full_key or 'config'}: {sentence}") from None
-
-
-def _check_model(config: dict[str, Any]) -> None:
-    model, router, strategies = config["model"], config["router"], config["balancing"]
-    num_experts, top_k, d_model = model["num_experts"], model["top_k"], model["d_model"]
-    if d_model % (2 * model["num_heads"]):
-        raise UserError(
-            f"model.d_model={d_model} must be a multiple of twice model.num_heads={model['num_heads']}: "
-            "rotary embeddings turn pairs of channels within each head"
-        )
-    if not num_experts:
-        if [*strategies] != ["none"]:
-            raise UserError(
-                f"balancing={'_'.join(strategies)} has nothing to balance in a dense model "
-                "(model.num_experts=0): use balancing=none"
-            )
-        return
-    if not 1 <= top_k <= num_experts:
-        raise UserError(f"model.top_k={top_k} must lie between 1 and model.num_experts={num_experts}")
-    if router["init"] == "orthogonal" and num_experts > d_model:
-        raise UserError(
-            f"model.num_experts={num_experts} rows cannot be orthogonal in model.d_model={d_model} dimensions: "
-            f"use at most {d_model} experts, or another router.init"
-        )
-
-
-def _check_data(data: dict[str, Any]) -> None:
-    vocab_size, validation = data["vocab_size"], data["validation_tokens"]
-    if data["source"] != "synthetic" and not (257 <= vocab_size <= 100_257 or vocab_size == 100_277):
-        raise UserError(f"data.vocab_size={vocab_size} must lie between 257 and 100257, or be 100277 (all of cl100k)")
-    if validation is not None and validation < data["seq_len"]:
-        raise UserError(f"data.validation_tokens={validation} must be null or at least data.seq_len={data['seq_len']}")
-
-
-def _check_batch(trainer: dict[str, Any], optim: dict[str, Any]) -> None:
-    if trainer["global_batch"] % trainer["micro_batch"]:
-        raise UserError(
-            f"trainer.global_batch={trainer['global_batch']} must be a multiple of "
-            f"trainer.micro_batch={trainer['micro_batch']}"
-        )
-    if optim["warmup_steps"] >= trainer["max_steps"]:
-        raise UserError(
-            f"optim.warmup_steps={optim['warmup_steps']} must be below trainer.max_steps={trainer['max_steps']}"
-        )

@@ -18,39 +18,47 @@ from simbal.sweep import spans
 
 
 def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None:
-    """Raise `UserError` for a group, an option, a key or a kind of value that the YAML files do not have."""
-    overrides = [override for override in overrides if not override.is_hydra_override()]
-    for override in overrides:
-        if override.package is not None:
-            raise UserError(f"{override.input_line}: a group's place in the config is fixed; leave out the @")
-        if override.key_or_group in catalogue.options:
-            _check_options(override, catalogue)
-    choices = _choices(overrides, catalogue)
+    """Check overrides, and the named sweep that they choose, against the YAML files.
+
+    Raises:
+        UserError: for a group, an option, a key or a kind of value that the files do not have.
+    """
+    own = [override for override in overrides if not override.is_hydra_override()]
+    for override in own:
+        _check_options(override, catalogue)
+    chosen = {o.key_or_group: _options(o, catalogue) for o in own if o.key_or_group in catalogue.options}
+    choices = catalogue.default_choices()
+    sweeps = chosen.get(SWEEPS, choices.get(SWEEPS, []))
+    lines = [line for sweep in sweeps for line in catalogue.sweep_lines(sweep)]
+    grid = spans.parse(lines, integer_keys(), OverridesParser.create())
+    for override in grid:
+        _check_options(override, catalogue)
+    for sweep in sweeps:
+        choices |= catalogue.sweep_choices(sweep)
+    choices |= {o.key_or_group: _options(o, catalogue) for o in grid if o.key_or_group in catalogue.options}
+    keys = _keys(choices | chosen, catalogue)
+    for override in [*grid, *own]:
+        _check_key(override, keys, catalogue)
+    for sweep in sweeps:
+        for key, value in catalogue.option_keys(SWEEPS, sweep).items():
+            _check_value(key, value, f"sweeps={sweep}", keys, catalogue)
+
+
+def _keys(choices: dict[str, list[str]], catalogue: Catalogue) -> dict[str, Any]:
+    """The dotted keys of the chosen options and of the root config, with their values."""
     keys = catalogue.root_keys()
     for group, options in choices.items():
-        for option in options:
+        for option in options if group != SWEEPS else []:
             keys |= catalogue.option_keys(group, option)
-    for override in overrides:
-        if override.is_add() or override.is_force_add():
-            hint = _nearest(override.key_or_group, [*keys, *catalogue.options])
-            raise UserError(f"{override.input_line} would add a key, but every key there is exists already{hint}")
-        if override.key_or_group not in catalogue.options:
-            _check_key(override, keys, catalogue)
-
-
-def _choices(overrides: list[Override], catalogue: Catalogue) -> dict[str, list[str]]:
-    """The options chosen in each group, the named sweep's and those that are swept over included."""
-    chosen = {o.key_or_group: _options(o, catalogue) for o in overrides if o.key_or_group in catalogue.options}
-    choices = catalogue.default_choices()
-    for sweep in chosen.get(SWEEPS, choices.get(SWEEPS, [])):
-        choices |= catalogue.sweep_choices(sweep)
-        grid = spans.parse(catalogue.sweep_lines(sweep), integer_keys(), OverridesParser.create())
-        choices |= {o.key_or_group: _options(o, catalogue) for o in grid if o.key_or_group in catalogue.options}
-    return choices | chosen
+    return keys
 
 
 def _check_options(override: Override, catalogue: Catalogue) -> None:
     group = override.key_or_group
+    if override.package is not None:
+        raise UserError(f"{override.input_line}: a group's place in the config is fixed; leave out the @")
+    if group not in catalogue.options:
+        return
     available = catalogue.options[group]
     options = _options(override, catalogue)
     for option in options:
@@ -87,20 +95,31 @@ def _values(override: Override) -> list[Any]:
 
 
 def _check_key(override: Override, keys: dict[str, Any], catalogue: Catalogue) -> None:
-    name, line = override.key_or_group, override.input_line
+    name, line = override.key_or_group, str(override.input_line)
+    if override.is_add() or override.is_force_add():
+        hint = _nearest(name, [*keys, *catalogue.options])
+        raise UserError(f"{line} would add a key, but every key there is exists already{hint}")
+    if name in catalogue.options:
+        return
     if "/" in name:
         raise UserError(f"{line}: there is no group {name}{_nearest(name, catalogue.options)}")
     if override.is_delete():
         _check_known(name, line, keys, catalogue)
-    for value in [] if override.is_delete() else _values(override):
+        return
+    for value in _values(override):
         for key, leaf in flatten({name: value}).items():
-            _check_known(key, line, keys, catalogue)
-            default = keys.get(key)
-            if key.startswith("balancing.") and default is not None and _kind(leaf) != _kind(default):
-                raise UserError(f"{line}: {key} must be {_kind(default)}, such as {default}")
+            _check_value(key, leaf, line, keys, catalogue)
 
 
-def _check_known(key: str, line: str | None, keys: dict[str, Any], catalogue: Catalogue) -> None:
+def _check_value(key: str, value: Any, line: str, keys: dict[str, Any], catalogue: Catalogue) -> None:
+    """The key exists; and a strategy's key, which no dataclass types, has the kind of value that its YAML file has."""
+    _check_known(key, line, keys, catalogue)
+    default = keys.get(key)
+    if key.startswith("balancing.") and default is not None and _kind(value) != _kind(default):
+        raise UserError(f"{line}: {key} must be {_kind(default)}, such as {default}")
+
+
+def _check_known(key: str, line: str, keys: dict[str, Any], catalogue: Catalogue) -> None:
     if any(f"{known}.".startswith(f"{key}.") for known in keys):
         return
     for group, options in catalogue.options.items():

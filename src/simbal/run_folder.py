@@ -27,7 +27,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from simbal import config as schema
+from simbal.config import flatten
+from simbal.config_check import check
 from simbal.errors import UserError
 
 NOT_HASHED = (
@@ -39,12 +40,13 @@ NOT_HASHED = (
     "data.tokenizer_path",
     "trainer.progress_bar",
 )
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 GROUPS = ("model", "router", "balancing", "experts", "data", "optim", "trainer", "logger")
 
 
 def result_keys(config: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys of the resolved config, less those that cannot change the result."""
-    flat = schema.flatten(config)
+    flat = flatten(config)
     return {key: value for key, value in flat.items() if not any(f"{key}.".startswith(f"{k}.") for k in NOT_HASHED)}
 
 
@@ -61,17 +63,29 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write to a temporary file in the same folder, sync it and rename it over `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with refusals_of_disk(path.parent):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def refusals_of_disk(folder: Path) -> Iterator[None]:
+    """Turn a full, read-only or forbidden disk into a `UserError`, also where torch.save has hidden it in another."""
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno == errno.ENOSPC:
-            raise UserError(f"no space left on the disk of {path.parent}: free some, or set output_dir") from None
-        raise
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause and not (isinstance(cause, OSError) and cause.errno in DISK_REFUSES):
+            cause = cause.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise UserError(f"cannot write {folder}: {cause.strerror}; free some space, or set output_dir") from error
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,7 @@ class RunSpec:
             raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
         assert isinstance(plain, dict)
         resolved: dict[str, Any] = {str(key): value for key, value in plain.items()}
-        schema.check(resolved)
+        check(resolved)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
         choices["balancing"] = "_".join(resolved["balancing"])  # a list of strategies is no single option
         return cls(resolved, choices)
@@ -132,7 +146,8 @@ class RunFolder:
             if self.read_spec().hash != spec.hash:
                 raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        with refusals_of_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         saved = {"choices": spec.choices, **spec.config}
         write_text(self.path / "config.yaml", yaml.safe_dump(saved, sort_keys=False))
 
@@ -161,8 +176,10 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for this process; `UserError` if another one has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as file:
+        with refusals_of_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a+")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

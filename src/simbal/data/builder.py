@@ -112,7 +112,7 @@ def _meta(
         "dtype": token_dtype(encoder.vocab_size),
         "vocab_size": encoder.vocab_size,
         "eot": encoder.eot,
-        "tokenizer_sha256": encoder.sha256,
+        "tokenizer_sha256": encoder.table_sha256,
         "splits": {split: writer.as_dict() for split, writer in writers.items()},
         "inputs": [{"name": name, **totals.as_dict()} for name, totals in inputs.items()],
         "surrogates_replaced": skipped["surrogates replaced"],

@@ -67,7 +67,7 @@ class Files:
         if not self.files:
             raise UserError("data.files is empty: give a path, a glob or a list of them")
         named = [(SPLITS[0], path) for path in _matches("data.files", self.files)]
-        named += [(SPLITS[1], path) for path in _matches("data.validation_files", self.validation_files)]
+        named += [(SPLITS[1], path) for path in _matches("data.validation_files", self.validation_files or [])]
         seen = set()
         for _, path in named:
             if not path.name.lower().endswith(EXTENSIONS):
@@ -89,7 +89,8 @@ def _matches(key: str, patterns: Any) -> list[Path]:
         name = Path(str(pattern)).expanduser()
         if name.is_dir():
             raise UserError(f"{key}: {pattern} is a folder: name its files, as in {pattern}/*.jsonl")
-        found = [name] if name.is_file() else [Path(match) for match in sorted(glob(str(name), recursive=True))]
+        matches = glob(str(name), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        found = [name] if name.is_file() else [Path(match) for match in sorted(matches)]
         if not found:
             raise UserError(f"{key}: no file matches {pattern}")
         paths += [path.absolute() for path in found]  # not resolved: a link may have the extension, its target not

@@ -6,6 +6,7 @@ documents.
 Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, S sequence length, T = S + 1.
 """
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -63,14 +64,9 @@ class TrainBatches:
                 f"times {world_size} devices"
             )
         self.accumulation = global_batch // (micro_batch * world_size)
-        self._windows_WT = windows_WT
-        self._identity = {
-            "seed": seed,
-            "global_batch": global_batch,
-            "num_windows": len(windows_WT),
-            "tokens_fingerprint": tokens_fingerprint,
-        }
-        self._micro_batch, self._max_steps, self._rank, self._world_size = micro_batch, max_steps, rank, world_size
+        self._windows_WT, self._tokens_fingerprint = windows_WT, tokens_fingerprint
+        self._seed, self._global_batch, self._micro_batch, self._max_steps = seed, global_batch, micro_batch, max_steps
+        self._rank, self._world_size = rank, world_size
         self._yielded = 0
 
     def __len__(self) -> int:
@@ -83,13 +79,22 @@ class TrainBatches:
             yield self._batch(step, part)
 
     def _batch(self, step: int, part: int) -> Tensor:
-        identity, size = self._identity, self._micro_batch
-        windows_G = batch_windows(identity["seed"], step, identity["num_windows"], identity["global_batch"])
-        start = (part * self._world_size + self._rank) * size
-        return _gather(self._windows_WT, windows_G[start : start + size])
+        windows_G = batch_windows(self._seed, step, len(self._windows_WT), self._global_batch)
+        start = (part * self._world_size + self._rank) * self._micro_batch
+        return _gather(self._windows_WT, windows_G[start : start + self._micro_batch])
+
+    @property
+    def _identity(self) -> dict[str, int | str]:
+        """What decides the batches; neither rank nor accumulation does."""
+        return {
+            "seed": self._seed,
+            "global_batch": self._global_batch,
+            "num_windows": len(self._windows_WT),
+            "tokens_fingerprint": self._tokens_fingerprint,
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer steps taken and what decides their batches; the same on every rank and for every accumulation."""
+        """Optimizer steps done, micro-batches begun of the next one, and what decides their content."""
         step, part = divmod(self._yielded, self.accumulation)
         return {"step": step, "part": part, **self._identity}
 
@@ -115,7 +120,7 @@ class ValidationBatches:
         self._micro_batch = micro_batch
 
     def __len__(self) -> int:
-        return -(-len(self._windows_WT) // self._micro_batch)
+        return math.ceil(len(self._windows_WT) / self._micro_batch)
 
     def __iter__(self) -> Iterator[Tensor]:
         for start in range(0, len(self._windows_WT), self._micro_batch):

@@ -116,7 +116,8 @@ class _Package:
         url = json.loads(self.distribution.read_text("direct_url.json") or "{}")
         if not kept or url.get("dir_info", {}).get("editable"):
             raise UserError(
-                f"pysource finds no sources in {self.name} {self.version}, an editable or empty install: {self.reinstall}"
+                f"pysource finds no sources in {self.name} {self.version}, an editable or empty install: "
+                f"{self.reinstall}"
             )
         for file, recorded, _ in kept:
             content = self._verified(file, recorded)

@@ -58,5 +58,5 @@ def _text(line: bytes, text_key: str, encoding: str, where: str) -> str:
         raise UserError(f"{where}: no key {text_key!r} in the record (its keys: {keys}): set data.text_key")
     text = record[text_key]
     if not isinstance(text, str):
-        raise UserError(f"{where}: {text_key!r} must hold text, not {json.dumps(text)[:40]}")
+        raise UserError(f"{where}: {text_key!r} must hold text, not {type(text).__name__}")
     return text

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,21 @@ class Source(Protocol):
 class Encoder(Protocol):
     """Turns a document's content into token ids below `vocab_size`."""
 
-    sha256: ClassVar[str | None]  # of the token table
-    vocab_size: int
-    eot: int  # the id that the store puts after every document
-    byte_len: NDArray[np.uint16]  # (V,) bytes of content that each id stands for; 0 for `eot`
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    @property
+    def eot(self) -> int:
+        """The id that the store puts after every document."""
+
+    @property
+    def byte_len(self) -> NDArray[np.uint16]:
+        """(V,) bytes of text that each id stands for; 0 for `eot`."""
+
+    @property
+    def table_sha256(self) -> str | None:
+        """Of the token table, if there is one."""
 
     def encode(self, content: bytes) -> NDArray[np.uint32]:
         """The ids of one document, without `eot`."""

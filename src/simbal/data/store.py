@@ -75,6 +75,20 @@ class Store:
         """(documents,) position after each document's end of text, increasing."""
         return np.memmap(self.path / split / "docs.idx", "<u8", "r")
 
+    def summary(self) -> str:
+        """Folder, sizes and fingerprints, for people."""
+        lines = [f"{self.path}"]
+        for split, counts in self.meta["splits"].items():
+            per_token = counts["bytes"] / counts["tokens"]
+            lines.append(
+                f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+                f"{per_token:.3f} bytes per token"
+            )
+        left_out = {**self.meta["skipped"], "with surrogates replaced": self.meta["surrogates_replaced"]}
+        lines += [f"  {reason}: {count:,}" for reason, count in left_out.items() if count]
+        lines += [f"  {kind} fingerprint {digest[:12]}" for kind, digest in self.fingerprints.items()]
+        return "\n".join(lines)
+
 
 def prepare(data: dict[str, Any], progress: bool) -> Store:
     """The store of a resolved `config["data"]`, built if it is not there yet.

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ CHAIN, WALK = 0, 1  # keep the random streams of successors and of documents apa
 class Symbols:
     """The encoder of documents that hold ids already; each symbol counts as one byte."""
 
-    sha256: ClassVar[None] = None
-
     def __init__(self, vocab_size: int) -> None:
+        self.table_sha256 = None
         self.vocab_size = vocab_size
         self.eot = vocab_size - 1
         self.byte_len: NDArray[np.uint16] = np.ones(vocab_size, np.uint16)

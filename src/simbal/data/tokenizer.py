@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
 
 import numpy as np
 import tiktoken
@@ -30,12 +29,11 @@ CUT = re.compile(r"\n(?=\S)")  # no token spans such a newline
 class Tokenizer:
     """Ids below `vocab_size`, `eot` among them; text that spells a special token stays text."""
 
-    sha256: ClassVar[str] = token_table.SHA256
-
     encoding: tiktoken.Encoding
     vocab_size: int
     eot: int
     byte_len: NDArray[np.uint16]
+    table_sha256: str
 
     def encode(self, content: bytes) -> NDArray[np.uint32]:
         """The ids of UTF-8 `content`, without `eot`."""
@@ -58,7 +56,7 @@ def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
     )
     byte_len = np.zeros(vocab_size, np.uint16)
     byte_len[list(ranks.values())] = [len(token) for token in ranks]
-    return Tokenizer(encoding, vocab_size, eot, byte_len)
+    return Tokenizer(encoding, vocab_size, eot, byte_len, token_table.SHA256)
 
 
 def _pieces(text: str) -> Iterator[str]:

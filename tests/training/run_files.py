@@ -1,0 +1,24 @@
+"""Reads what runs left behind."""
+
+import json
+
+import torch
+
+
+def rows(spec) -> list[dict]:
+    return [json.loads(line) for line in (spec.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_speed(spec) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows(spec)]
+
+
+def weights(spec) -> dict[str, torch.Tensor]:
+    checkpoint = torch.load(spec.path / "checkpoints" / "final.ckpt", weights_only=True)
+    return checkpoint["state_dict"]
+
+
+def assert_same_run(first, second) -> None:
+    assert without_speed(first) == without_speed(second)
+    other = weights(second)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(first).items())

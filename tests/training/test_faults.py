@@ -1,0 +1,133 @@
+"""A run that is killed, starved or refused goes on to the same result, or says in one sentence why not."""
+
+import errno
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder
+from simbal.training import run
+from simbal.training.run import train
+from simbal.training.telemetry import Telemetry
+from tests.training.run_files import assert_same_run
+
+
+class KilledError(BaseException):
+    """Not an Exception, so that nothing on the way can record a failure, as with kill -9."""
+
+
+def kill_at(monkeypatch, step: int) -> None:
+    original = Telemetry.on_train_batch_start
+
+    def start(self, trainer, *rest):
+        if trainer.global_step == step:
+            raise KilledError
+        original(self, trainer, *rest)
+
+    monkeypatch.setattr(Telemetry, "on_train_batch_start", start)
+
+
+@pytest.mark.parametrize("step", [3, 6, 9])
+@pytest.mark.parametrize("micro_batch", [8, 4])
+def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
+    small_spec, tmp_path, monkeypatch, step, micro_batch
+):
+    whole, broken = (small_spec(f"trainer.micro_batch={micro_batch}", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    with monkeypatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(KilledError):
+            train(broken)
+    assert not (broken.path / "record.json").exists()
+    with (broken.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "tok')  # a row torn by the kill
+    train(broken)
+    assert_same_run(whole, broken)
+
+
+def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):
+    spec = small_spec()
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "_log", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(spec)
+    record = RunFolder(spec.path).read_record()
+    assert (record["status"], record["error"]) == ("failed", "ZeroDivisionError: division by zero")
+    assert "Traceback" in (spec.path / "train.log").read_text()
+    train(spec)
+    assert RunFolder(spec.path).read_record()["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["experts=torch", "model.d_expert=6"], r"experts.backend=torch cannot run here: .* multiples of 4"),
+        (["model.num_experts=20"], "num_experts=20 rows cannot be orthogonal in model.d_model=16"),
+        (["balancing.simbal.coef=-1"], "balancing.simbal.coef=-1 must be a finite number"),
+        (["trainer.accelerator=cuda"], "no CUDA device is visible"),
+        (["data.documents=2", "data.document_tokens=20"], "needs 8"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence_and_leaves_no_folder(small_spec, overrides, says):
+    spec = small_spec(*overrides)
+    with pytest.raises(UserError, match=says):
+        train(spec)
+    assert not spec.path.parent.exists()
+
+
+def test_a_disk_too_full_for_the_checkpoints_is_refused_before_the_start(small_spec, monkeypatch):
+    spec = small_spec()
+    usage = shutil.disk_usage(".")._replace(free=1000)
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match="no space left on the disk"):
+        train(spec)
+    assert not spec.path.parent.exists()
+
+
+def test_a_folder_of_another_config_is_refused_and_kept(small_spec):
+    spec = small_spec()
+    RunFolder(spec.path).write_spec(spec)
+    file = spec.path / "config.yaml"
+    changed = yaml.safe_load(file.read_text()) | {"seed": 7}
+    file.write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError, match="belongs to another config"):
+        train(spec)
+    assert yaml.safe_load(file.read_text()) == changed
+
+
+def test_a_folder_that_another_process_writes_is_refused(small_spec):
+    spec = small_spec()
+    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by process"):
+        train(spec)
+
+
+def test_a_disk_that_fills_up_while_training_gives_one_sentence_and_the_run_can_go_on(
+    small_spec, monkeypatch, tmp_path
+):
+    whole, broken = (small_spec(output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+
+    def full(*_):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")  # as torch.save says it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(UserError, match=r"cannot write .*: No space left on device; free some space"):
+            train(broken)
+    assert RunFolder(broken.path).read_record()["status"] == "failed"
+    assert list((broken.path / "checkpoints").iterdir()) == []
+    train(broken)
+    assert_same_run(whole, broken)
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_in_one_sentence(small_spec, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*: Not a directory"):
+        train(small_spec(output_dir=tmp_path / "file"))
