@@ -5,6 +5,7 @@ Examples:
     python prepare.py data=files data.files='books/*.jsonl.zst' data.vocab_size=32768
 """
 
+import sys
 from pathlib import Path
 
 import hydra
@@ -26,6 +27,8 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    if {"-m", "--multirun"} & set(sys.argv):
+        raise SystemExit("error: prepare.py takes one config at a time: leave out -m")  # a sweep would start runs
     command_line.check(Path(__file__).with_name("conf"), __doc__)
     with command_line.exit_codes():
         main()

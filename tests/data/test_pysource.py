@@ -2,6 +2,7 @@ import base64
 import json
 from collections import Counter
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_no_document_is_in_both_splits(corpus):
     def texts(split):
         starts = [0, *corpus.document_ends(split).tolist()]
         tokens = corpus.tokens(split)
-        return {tokens[a:b].tobytes() for a, b in zip(starts[:-1], starts[1:], strict=True)}
+        return {tokens[a:b].tobytes() for a, b in pairwise(starts)}
 
     assert not texts("train") & texts("validation")
 

@@ -29,7 +29,7 @@ def transitions(symbols):
 
 def test_each_symbol_has_as_many_successors_as_asked_and_they_are_the_same_in_both_splits(chain):
     counts = transitions(chain())
-    assert (np.count_nonzero(counts, axis=1) == BRANCHING).all()
+    assert set(np.count_nonzero(counts[counts.sum(1) > 100], axis=1)) == {BRANCHING}
     assert not transitions(chain("validation"))[counts == 0].any()
 
 

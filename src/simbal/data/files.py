@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ class Files:
         """File by file in the order given, the matches of a glob by name."""
         inputs = self._inputs()
         sizes = [path.stat().st_size for _, path in inputs]
-        for index, (split, path) in enumerate(inputs):
-            before, empty = sum(sizes[:index]), True
+        total = sum(sizes)
+        for (split, path), before in zip(inputs, accumulate(sizes, initial=0), strict=False):
+            empty = True
             for text, position in read_texts(path, self.text_key, self.encoding):
                 if not text:
                     skipped["empty text"] += 1
@@ -54,7 +56,7 @@ class Files:
                 content, empty = _utf8(text, skipped), False
                 digest = digest_of(content)
                 own_split = split if self.validation_files else split_of(digest, self.validation_one_in)
-                yield Document(own_split, str(path), content, digest, (before + position) / sum(sizes))
+                yield Document(own_split, str(path), content, digest, (before + position) / total)
             if empty:
                 raise UserError(f"{path}: the file is empty or holds no text")
 

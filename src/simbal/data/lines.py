@@ -1,9 +1,9 @@
 """The lines of a plain, gzip or zstd file, read to the very end or not at all."""
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from functools import partial
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -34,8 +34,7 @@ def read_lines(file: BinaryIO, extension: str) -> Iterator[bytes]:
             pending = [start]
         if sum(map(len, pending)) > LONGEST:
             raise BrokenFileError(f"the line is longer than {LONGEST >> 20} MiB")
-    if pending != [b""]:
-        yield b"".join(pending)
+    yield b"".join(pending)
 
 
 def _plain(file: BinaryIO) -> Iterator[bytes]:
@@ -43,31 +42,31 @@ def _plain(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _gzip(file: BinaryIO) -> Iterator[bytes]:
-    try:
-        with gzip.open(file) as members:
-            while chunk := members.read(CHUNK):
-                yield chunk
-    except EOFError:
-        raise BrokenFileError("the gzip file is cut short") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenFileError(f"this is not gzip ({error})") from None
-
-
-def _zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Frame by frame: `stream_reader` takes a truncated file for a complete one and says nothing."""
-    frame = None
+def _packed(file: BinaryIO, kind: str, decompressor: Callable[[], Any]) -> Iterator[bytes]:
+    """All members or frames, one after the other; file objects take a truncated zstd file for a complete one."""
+    member = None
     try:
         while chunk := file.read(CHUNK):
             while chunk:
-                frame = frame or zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-    except zstandard.ZstdError as error:
-        raise BrokenFileError(f"this is not zstd ({error})") from None
-    if frame:
-        raise BrokenFileError("the zstd file is cut short")
+                member = member or decompressor()  # zlib's and zstandard's have one interface
+                yield member.decompress(chunk)
+                chunk = member.unused_data if member.eof else b""
+                member = None if member.eof else member
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise BrokenFileError(f"this is not {kind} ({error})") from None
+    if member:
+        raise BrokenFileError(f"the {kind} file is cut short")
 
 
-READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {".gz": _gzip, ".zst": _zstd}
+def _gzip_member() -> Any:
+    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16: with the header and checksum of gzip
+
+
+def _zstd_frame() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+
+READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    ".gz": partial(_packed, kind="gzip", decompressor=_gzip_member),
+    ".zst": partial(_packed, kind="zstd", decompressor=_zstd_frame),
+}

@@ -85,7 +85,7 @@ class TrainBatches:
 
     @property
     def _identity(self) -> dict[str, int | str]:
-        """What decides the batches; neither rank nor accumulation does."""
+        """What decides the batches of all steps; neither rank nor accumulation does."""
         return {
             "seed": self._seed,
             "global_batch": self._global_batch,
@@ -94,9 +94,9 @@ class TrainBatches:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer steps done, micro-batches begun of the next one, and what decides their content."""
+        """Optimizer steps done, micro-batches of the next one, and what decides their content."""
         step, part = divmod(self._yielded, self.accumulation)
-        return {"step": step, "part": part, **self._identity}
+        return {"step": step, "part": part, "accumulation": self.accumulation, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the saved step.
@@ -109,6 +109,11 @@ class TrainBatches:
                 raise UserError(f"the checkpoint was trained with {key}={state[key]}, not {value}: start a new run")
         if state["part"]:
             raise UserError(f"the checkpoint was taken inside step {state['step']}, not after it: start a new run")
+        if self.accumulation not in (1, state["accumulation"]):  # Lightning goes on counting the old ones
+            raise UserError(
+                f"the checkpoint was trained with {state['accumulation']} micro-batches per step on a device, not "
+                f"{self.accumulation}: use as many devices as before, or enough for one micro-batch each"
+            )
         self._yielded = state["step"] * self.accumulation
 
 

@@ -108,7 +108,8 @@ def prepare(data: dict[str, Any], progress: bool) -> Store:
                 if not path.exists():
                     _build(path, source, description, data, progress)
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}: free some space or set data.cache_dir") from error
+            reason = error.strerror or error
+            raise UserError(f"cannot write {path}: {reason}: free some space or set data.cache_dir") from error
     return Store.open(path)
 
 

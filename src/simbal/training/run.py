@@ -117,7 +117,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         val_check_interval=keys["val_every"] * accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        log_every_n_steps=keys["log_every"],
+        log_every_n_steps=1,  # of `self.log`, which nothing here uses
         use_distributed_sampler=False,
         logger=logger,
         callbacks=callbacks,

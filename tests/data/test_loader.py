@@ -1,0 +1,249 @@
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer
+
+from simbal.data.loader import TokenData, TrainBatches, ValidationBatches, batch_windows, windows_of
+from simbal.data.store import prepare
+from simbal.errors import UserError
+
+TOKENS = np.arange(1000, dtype=np.uint16)  # a window of TOKENS starts with its own position
+SEQ_LEN, GLOBAL_BATCH, NUM_WINDOWS = 10, 8, 99
+
+
+def batches(**changed) -> TrainBatches:
+    arguments = {"seed": 0, "global_batch": GLOBAL_BATCH, "micro_batch": 8, "max_steps": 30, **changed}
+    return TrainBatches(windows_of(TOKENS, SEQ_LEN), "fingerprint", **arguments)
+
+
+def steps(loader, accumulation) -> list[list[int]]:
+    """Which windows each optimizer step saw, in order."""
+    seen = [(batch[:, 0] // SEQ_LEN).tolist() for batch in loader]
+    return [joined(seen[i : i + accumulation]) for i in range(0, len(seen), accumulation)]
+
+
+def joined(lists) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def test_a_window_shares_its_last_token_with_the_next_one():
+    windows = windows_of(TOKENS[:31], SEQ_LEN)
+    assert windows[:, 0].tolist() == [0, 10, 20]
+    assert windows[:, -1].tolist() == [10, 20, 30]
+    assert len(windows_of(TOKENS[:30], SEQ_LEN)) == 2
+    assert len(windows_of(TOKENS[:10], SEQ_LEN)) == 0
+
+
+def test_a_batch_holds_whole_windows_as_int64():
+    (batch,) = batches(max_steps=1)
+    assert (batch.shape, batch.dtype) == ((8, SEQ_LEN + 1), torch.int64)
+    assert (batch - batch[:, :1] == torch.arange(SEQ_LEN + 1)).all()
+
+
+def test_the_order_of_seed_0_never_changes():
+    assert batch_windows(seed=0, step=0, num_windows=NUM_WINDOWS, global_batch=8).tolist() == [
+        81,
+        36,
+        20,
+        5,
+        92,
+        16,
+        93,
+        52,
+    ]
+    assert batch_windows(seed=0, step=12, num_windows=NUM_WINDOWS, global_batch=8).tolist() == [
+        65,
+        45,
+        69,
+        50,
+        18,
+        86,
+        80,
+        9,
+    ]
+
+
+def test_a_step_is_a_function_of_seed_and_step_alone():
+    in_order = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in range(30)]
+    backwards = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in reversed(range(30))]
+    assert in_order == backwards[::-1] == steps(batches(seed=3), 1)
+
+
+def test_seeds_differ():
+    assert steps(batches(seed=0), 1) != steps(batches(seed=1), 1)
+
+
+def test_an_epoch_shows_no_window_twice_and_the_next_one_has_another_order():
+    seen = steps(batches(), 1)
+    first, second = joined(seen[:12]), joined(seen[12:24])
+    assert len(set(first)) == len(first) == 12 * GLOBAL_BATCH
+    assert len(set(second)) == len(second)
+    assert first != second
+
+
+@pytest.mark.parametrize(("micro_batch", "world_size"), [(4, 1), (1, 1), (8, 1), (2, 2), (4, 2), (1, 4)])
+def test_ranks_and_accumulation_only_divide_a_step_among_themselves(micro_batch, world_size):
+    accumulation = GLOBAL_BATCH // (micro_batch * world_size)
+    ranks = [
+        steps(batches(micro_batch=micro_batch, rank=rank, world_size=world_size), accumulation)
+        for rank in range(world_size)
+    ]
+    together = [Counter(joined(parts)) for parts in zip(*ranks, strict=True)]
+    assert together == [Counter(step) for step in steps(batches(), 1)]
+
+
+def test_a_step_that_ranks_cannot_share_evenly_is_refused():
+    with pytest.raises(UserError, match="global_batch=8 must be a multiple of trainer.micro_batch=3 times 1 devices"):
+        batches(micro_batch=3)
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8), (2, 8)])
+def test_a_restored_loader_goes_on_with_the_next_step(before, after):
+    first, second = batches(micro_batch=before), batches(micro_batch=after)
+    iterator = iter(first)
+    for _ in range(5 * GLOBAL_BATCH // before):
+        next(iterator)
+    second.load_state_dict(first.state_dict())
+    assert steps(second, GLOBAL_BATCH // after) == steps(batches(), 1)[5:]
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"global_batch": 16}], ids=str)
+def test_a_state_of_other_batches_is_refused(changed):
+    with pytest.raises(UserError, match=f"the checkpoint was trained with {next(iter(changed))}=0?8?, not"):
+        batches(**changed).load_state_dict(batches().state_dict())
+
+
+def test_a_state_of_other_data_is_refused():
+    other = TrainBatches(windows_of(TOKENS, SEQ_LEN), "other", 0, GLOBAL_BATCH, 8, 30)
+    with pytest.raises(UserError, match="tokens_fingerprint=other, not fingerprint"):
+        batches().load_state_dict(other.state_dict())
+
+
+def test_a_state_taken_inside_a_step_is_refused():
+    loader = batches(micro_batch=4)
+    next(iter(loader))
+    with pytest.raises(UserError, match="taken inside step 0"):
+        batches().load_state_dict(loader.state_dict())
+
+
+def test_a_state_that_lightning_would_accumulate_out_of_phase_is_refused():
+    with pytest.raises(UserError, match="trained with 1 micro-batches per step on a device, not 2"):
+        batches(micro_batch=4).load_state_dict(batches().state_dict())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_validation_windows_come_in_file_order_each_to_one_rank(world_size):
+    windows = windows_of(TOKENS, SEQ_LEN)
+    ranks = [ValidationBatches(windows, 16, rank, world_size) for rank in range(world_size)]
+    for rank, loader in enumerate(ranks):
+        seen = [(batch[:, 0] // SEQ_LEN).tolist() for batch in loader]
+        assert joined(seen) == list(range(rank, NUM_WINDOWS, world_size))
+        assert len(seen) == len(loader)
+        assert {len(batch) for batch in seen[:-1]} <= {16}
+
+
+@pytest.fixture(scope="module")
+def markov(load_keys, tmp_path_factory):
+    """8,208 training tokens and 1,026 held out."""
+    keys = {"documents": 16, "document_tokens": 512, "validation_one_in": 8, "vocab_size": 64}
+    return prepare(load_keys("synthetic", tmp_path_factory.mktemp("cache"), **keys), progress=False)
+
+
+@pytest.fixture
+def data(markov):
+    """`data(seq_len=32)`: batches of the chain."""
+
+    def make(**changed) -> TokenData:
+        arguments = {"seed": 0, "seq_len": 64, "global_batch": 8, "micro_batch": 4, "max_steps": 20}
+        return TokenData(markov, **{**arguments, "validation_tokens": None, **changed})
+
+    return make
+
+
+def test_validation_is_cut_to_the_tokens_asked_for(data):
+    def held_out(**changed):
+        return torch.cat(list(data(**changed).val_dataloader()))
+
+    assert len(held_out()) == 16
+    assert torch.equal(held_out(validation_tokens=5 * 64 + 63), held_out()[:5])
+    assert len(held_out(validation_tokens=10**9)) == 16
+
+
+def test_an_epoch_is_as_many_steps_as_whole_batches_fit(data):
+    assert data().steps_per_epoch == (8208 - 1) // 64 // 8
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused_in_either_split(data):
+    with pytest.raises(UserError, match="train data hold 8208 tokens, .* 128 windows of data.seq_len=64, .* needs 129"):
+        data(global_batch=129, micro_batch=1)
+    with pytest.raises(UserError, match="validation data hold 1026 tokens, that is 0 windows .* a batch needs 1"):
+        data(seq_len=1026, global_batch=1, micro_batch=1)
+
+
+class Recorder(LightningModule):
+    """Trains one number and remembers every micro-batch and how it was accumulated."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen, self.validated = [], []
+
+    def training_step(self, batch):
+        self.seen.append((self.global_step, batch.tolist()))
+        return self.weight * batch.float().mean()
+
+    def validation_step(self, batch):
+        self.validated.append(batch.tolist())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def by_step(self):
+        steps = {}
+        for step, batch in self.seen:
+            steps.setdefault(step, []).extend(batch)
+        return steps
+
+
+class SaveAndStop(Callback):
+    """Checkpoints after a step and ends the training there, as a kill would."""
+
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+def fit(tokens: TokenData, micro_batch: int, folder, *callbacks, checkpoint=None):
+    module = Recorder()
+    trainer = Trainer(
+        max_steps=20, max_epochs=-1, accumulate_grad_batches=8 // micro_batch, val_check_interval=8 // micro_batch * 4,
+        check_val_every_n_epoch=None, callbacks=list(callbacks), use_distributed_sampler=False, accelerator="cpu",
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(module, tokens, ckpt_path=checkpoint)
+    return module
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8)])
+def test_a_resumed_lightning_run_sees_the_batches_of_an_uninterrupted_one(data, tmp_path, before, after):
+    whole = fit(data(micro_batch=after), after, tmp_path).by_step()
+    checkpoint = tmp_path / "step.ckpt"
+    begun = fit(data(micro_batch=before), before, tmp_path, SaveAndStop(7, checkpoint))
+    resumed = fit(data(micro_batch=after), after, tmp_path, checkpoint=checkpoint)
+    assert sorted(begun.by_step()) == list(range(7))
+    assert {**begun.by_step(), **resumed.by_step()} == whole
+    assert sorted(whole) == list(range(20))
+
+
+def test_lightning_validates_on_every_window_once(data, tmp_path):
+    validated = fit(data(), 4, tmp_path).validated
+    windows = [window.tolist() for batch in data().val_dataloader() for window in batch]
+    assert joined(validated[:4]) == windows

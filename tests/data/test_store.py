@@ -1,0 +1,171 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from simbal.data import builder, store
+from simbal.data.files import Files
+from simbal.data.store import Store, prepare
+from simbal.data.synthetic import Symbols
+from simbal.errors import UserError
+
+BUILDS_WHEN_TOLD = """
+import json, sys
+from simbal.data import store
+
+build = store.build
+
+def told(*arguments):
+    print("building", flush=True)
+    sys.stdin.readline()
+    build(*arguments)
+
+store.build = told
+print(store.prepare(json.loads(sys.argv[1]), progress=False).fingerprints["tokens"])
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def corpus(keys, jsonl):
+    path = str(jsonl([f"text number {number} " * 30 for number in range(60)]))
+    return keys("files", files=path, vocab_size=300, validation_one_in=5)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return lambda: sorted(path.name for path in (tmp_path / "cache").glob("*") if path.is_dir())
+
+
+def fail(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_prepared_corpus_is_read_and_not_built_again(corpus, monkeypatch):
+    first = prepare(corpus, progress=False)
+    monkeypatch.setattr(store, "build", fail)
+    again = prepare({**corpus, "seq_len": 8, "validation_tokens": None, "tokenizer_path": "/nowhere"}, progress=False)
+    assert again == first
+
+
+def test_what_decides_the_tokens_decides_the_folder(corpus, folders, jsonl):
+    prepare(corpus, progress=False)
+    prepare({**corpus, "vocab_size": 301}, progress=False)
+    prepare({**corpus, "validation_one_in": 3}, progress=False)
+    jsonl(["another text"] * 3 + [str(number) for number in range(40)])
+    prepare(corpus, progress=False)
+    assert len(folders()) == 4
+
+
+def test_fingerprints_do_not_depend_on_names_times_or_compression(corpus, jsonl, tmp_path):
+    first = prepare(corpus, progress=False)
+    moved = tmp_path / "elsewhere.jsonl"
+    moved.write_bytes((tmp_path / "corpus.jsonl").read_bytes())
+    second = prepare({**corpus, "files": [str(moved)]}, progress=False)
+    assert second.path != first.path
+    assert second.fingerprints == first.fingerprints
+
+
+def test_the_text_fingerprint_ignores_the_vocabulary(corpus):
+    first, second = (prepare({**corpus, "vocab_size": size}, progress=False).fingerprints for size in (300, 400))
+    assert first["text"] == second["text"]
+    assert first["tokens"] != second["tokens"]
+
+
+def test_any_number_of_threads_writes_the_same_bytes(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(builder, "GROUP", 1000)
+    fingerprints = []
+    for threads in (1, 7):
+        monkeypatch.setattr(builder.os, "cpu_count", lambda threads=threads: threads)
+        store = prepare({**corpus, "cache_dir": str(tmp_path / str(threads))}, progress=False)
+        fingerprints.append(store.fingerprints)
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_ids_above_65535_are_kept_in_four_bytes(keys, jsonl):
+    texts = [f"{number} unquestionably" for number in range(20)]
+    store = prepare(keys("files", files=str(jsonl(texts)), vocab_size=100_277, validation_one_in=4), progress=False)
+    assert store.tokens("train").dtype == np.dtype("<u4")
+    assert store.tokens("train").max() == store.meta["eot"] == 100_257
+
+
+def test_an_id_outside_the_vocabulary_is_an_error_and_not_another_id(keys, monkeypatch):
+    monkeypatch.setattr(Symbols, "encode", lambda self, content: np.array([70_000], np.uint32))
+    with pytest.raises(IndexError):
+        prepare(keys("synthetic"), progress=False)
+
+
+def test_a_damaged_store_is_refused(corpus):
+    path = prepare(corpus, progress=False).path
+    (path / "train" / "tokens.bin").write_bytes(b"short")
+    with pytest.raises(UserError, match="train/tokens.bin is damaged: delete .* and prepare it again"):
+        prepare(corpus, progress=False)
+    (path / "meta.json").write_text("{}")
+    with pytest.raises(UserError, match="meta.json is damaged"):
+        Store.open(path)
+
+
+def test_a_full_disk_stops_with_a_sentence_and_leaves_no_folder(corpus, monkeypatch, folders):
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match="cannot write .*: No space left on device: free some space or set data.cache"):
+        prepare(corpus, progress=False)
+    assert folders() == []
+
+
+def test_an_interrupted_build_leaves_no_folder(corpus, monkeypatch, folders):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builder, "_meta", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(corpus, progress=False)
+    assert folders() == []
+
+
+def test_what_a_killed_build_left_is_built_anew(corpus, folders):
+    path = prepare(corpus, progress=False).path
+    path.rename(path.with_name(f"{path.name}.partial"))
+    assert prepare(corpus, progress=False).path == path
+    assert folders() == [path.name]
+
+
+def test_an_input_that_changes_while_it_is_read_stops(corpus, monkeypatch, jsonl, folders):
+    read = Files.read
+
+    def read_then_change(self, skipped):
+        yield from read(self, skipped)
+        jsonl(["other text"])
+
+    monkeypatch.setattr(Files, "read", read_then_change)
+    with pytest.raises(UserError, match="input of data.source=files changed while it was read"):
+        prepare(corpus, progress=False)
+    assert folders() == []
+
+
+def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus):
+    def start():
+        command = [sys.executable, "-c", BUILDS_WHEN_TOLD, json.dumps(corpus)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, **pipes)
+
+    with start() as first:
+        assert first.stdout.readline() == "building\n"
+        with start() as second:
+            assert second.stderr.readline().startswith("waiting for another process that prepares files-")
+            fingerprint, errors = first.communicate("go on\n")
+            assert second.communicate()[0] == fingerprint
+    assert (errors, first.returncode, second.returncode) == ("", 0, 0)
+
+
+def test_the_progress_bar_is_on_stderr_and_only_on_request(corpus, capfd):
+    prepare({**corpus, "vocab_size": 301}, progress=False)
+    assert capfd.readouterr() == ("", "")
+    prepare(corpus, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "60 documents" in err
+    assert "MB/s" in err
