@@ -7,10 +7,12 @@ import shutil
 import pytest
 import torch
 import yaml
+from lightning import Trainer
 
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder
 from simbal.training import run
+from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run
@@ -47,6 +49,37 @@ def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
         file.write('{"step": 9, "tok')  # a row torn by the kill
     train(broken)
     assert_same_run(whole, broken)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "when"),
+    [
+        (LitMoE, "on_validation_epoch_end", lambda module: module.global_step == 6),  # after the checkpoint of step 6
+        (LitMoE, "on_validation_epoch_end", lambda module: module.global_step == 12),
+        (Trainer, "save_checkpoint", lambda trainer: not trainer.training and trainer.global_step == 12),  # the final
+    ],
+)
+def test_a_run_killed_between_its_steps_is_resumed_to_the_same_files(
+    small_spec, tmp_path, monkeypatch, owner, method, when
+):
+    whole, broken = (small_spec("trainer.ckpt_every=6", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    original = getattr(owner, method)
+
+    def dies(self, *args, **kwargs):
+        if when(self):
+            raise KilledError
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, dies)
+        with pytest.raises(KilledError):
+            train(broken)
+    train(broken)
+    assert_same_run(whole, broken)
+    records = [RunFolder(spec.path).read_record() for spec in (whole, broken)]
+    assert records[0]["metrics"] == records[1]["metrics"]
+    assert records[1]["tokens_per_second"] > 0
 
 
 def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):

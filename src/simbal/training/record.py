@@ -11,7 +11,7 @@ import torch
 
 from simbal import __name__ as package
 from simbal.balancing.composition import Composition
-from simbal.data.store import Store
+from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
 from simbal.run_folder import RunSpec
 from simbal.training.lit_moe import LitMoE
@@ -20,14 +20,17 @@ from simbal.training.validation import DEFINITIONS
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
 
 
-def describe(spec: RunSpec, store: Store, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
+def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
     """All that is known before the first step."""
-    trainer, data = spec.config["trainer"], spec.config["data"]
+    trainer, store = spec.config["trainer"], data.store
     return {
         "config_hash": spec.hash,
         "choices": spec.choices,
         "seed": spec.config["seed"],
-        "data": {**store.fingerprints, "source": store.meta["source"], "versions": store.meta["versions"]},
+        "data": {
+            **store.fingerprints,
+            **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
+        },
         "definitions": DEFINITIONS,
         "objective": objective(module.balancing, module.aux_layer_reduce),
         "code": code_version(),
@@ -39,7 +42,8 @@ def describe(spec: RunSpec, store: Store, module: LitMoE, device: torch.device, 
         "precision": precision,
         "parameters": count_parameters(module.model),
         "steps": trainer["max_steps"],
-        "tokens": trainer["max_steps"] * trainer["global_batch"] * data["seq_len"],
+        "tokens": trainer["max_steps"] * trainer["global_batch"] * spec.config["data"]["seq_len"],
+        "epochs": trainer["max_steps"] / data.steps_per_epoch,
         "started": now(),
     }
 

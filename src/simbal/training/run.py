@@ -16,6 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk
@@ -48,7 +49,7 @@ def train(spec: RunSpec) -> None:
     with folder.lock(), refusals_of_disk(folder.path):
         folder.write_spec(spec)
         with log_to(folder.path / "train.log"):
-            run = record.describe(spec, store, module, device, precision)
+            run = record.describe(spec, data, module, device, precision)
             try:
                 metrics = fit(spec, folder.path, module, data, device.type, precision)
             except Exception as error:
@@ -60,25 +61,31 @@ def train(spec: RunSpec) -> None:
 
 
 def fit(
-    spec: RunSpec, folder: Path, module: LitMoE, data: L.LightningDataModule, accelerator: str, precision: str
+    spec: RunSpec, folder: Path, module: LitMoE, data: TokenData, accelerator: str, precision: str
 ) -> dict[str, Any]:
-    """Train to the last step, from the newest checkpoint if there is one; the record's measured part."""
+    """Train to the last step, from the newest checkpoint if there is one; the record's measured part.
+
+    Validated before the first step, after each `val_every`-th and after the last.
+    """
     keys = spec.config["trainer"]
     tokens_per_step = keys["global_batch"] * spec.config["data"]["seq_len"]
     telemetry = Telemetry(folder, keys["log_every"], keys["max_steps"], tokens_per_step)
     trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
     started = time.perf_counter()
-    found = checkpoint.newest(folder / "checkpoints")
-    path, step = found or (None, 0)
-    telemetry.rewind(step)
-    if not telemetry.validated(step) and step % keys["val_every"] == 0:
+
+    def validate(step: int, path: Path | None = None) -> None:
         trainer.validate(module, data, ckpt_path=path, weights_only=True, verbose=False)
-        telemetry.log_validation(trainer, module, step)
+        if not telemetry.validated(step):
+            telemetry.log_validation(trainer, module, step)
+
+    path, step = checkpoint.newest(folder / "checkpoints") or (None, 0)
+    telemetry.rewind(step)
+    if step % keys["val_every"] == 0 and not telemetry.validated(step):
+        validate(step, path)  # of the start, or missed by a kill between a step's checkpoint and its validation
     log.info("training from step %d to %d", step, keys["max_steps"])
     trainer.fit(module, data, ckpt_path=path, weights_only=True)
-    if keys["max_steps"] % keys["val_every"]:
-        trainer.validate(module, data, verbose=False)
-        telemetry.log_validation(trainer, module, keys["max_steps"])
+    if module.validation is None or not telemetry.validated(keys["max_steps"]):
+        validate(keys["max_steps"])
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
     for periodic in (folder / "checkpoints").glob("step-*.ckpt"):
         periodic.unlink()
@@ -98,11 +105,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     callbacks: list[Callback] = [telemetry, checkpoint.periodic(folder / "checkpoints", keys["ckpt_every"])]
     if keys["progress_bar"]:
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
-    logger = (
-        TensorBoardLogger(folder, "tensorboard", version="")
-        if spec.config["logger"]["kind"] == "tensorboard"
-        else False
-    )
+    tensorboard = spec.config["logger"]["kind"] == "tensorboard"
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
@@ -119,7 +122,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         num_sanity_val_steps=0,
         log_every_n_steps=1,  # of `self.log`, which nothing here uses
         use_distributed_sampler=False,
-        logger=logger,
+        logger=TensorBoardLogger(folder, "tensorboard", version="") if tensorboard else False,
         callbacks=callbacks,
         plugins=[checkpoint.AtomicCheckpointIO()],
         enable_progress_bar=False,

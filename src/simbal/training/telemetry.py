@@ -6,6 +6,7 @@ Values stay on the device between logged steps, so that watching a run does not 
 import json
 import time
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import lightning as L
@@ -17,11 +18,11 @@ from simbal.training.lit_moe import LitMoE
 
 
 class Telemetry(Callback):
-    """One row at every `log_every`-th step, with the mean over that step's micro-batches; one for each validation."""
+    """A row at every `log_every`-th step and the last, with means over its micro-batches; one for each validation."""
 
     def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int) -> None:
-        self.folder, self.log_every, self.max_steps = folder, log_every, max_steps
-        self.tokens_per_step = tokens_per_step
+        self.folder, self.file = folder, folder / "metrics.jsonl"
+        self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
         self._shown: dict[str, str] = {}
         self._losses: list[dict[str, Any]] = []  # of the micro-batches of the step in progress
@@ -29,8 +30,9 @@ class Telemetry(Callback):
 
     @property
     def tokens_per_second(self) -> float:
-        """Training tokens by the seconds of this process's training steps."""
-        return self.steps * self.tokens_per_step / self.seconds
+        """Harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
+        speeds = [row["tokens_per_second"] for row in self._rows() if "tokens_per_second" in row]
+        return float(harmonic_mean(speeds))
 
     @property
     def shown(self) -> str:
@@ -39,18 +41,19 @@ class Telemetry(Callback):
 
     def rewind(self, step: int) -> None:
         """Drop what a killed run wrote after the checkpoint of `step`, a torn last line included."""
-        file = self.folder / "metrics.jsonl"
-        if not file.exists():
-            return
-        rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [row for row in rows if row.endswith("}\n")]
-        write_text(file, "".join(row for row in whole if json.loads(row)["step"] <= step))
+        if self.file.exists():
+            lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("}\n")]
+            write_text(self.file, "".join(line for line in whole if json.loads(line)["step"] <= step))
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""
-        file = self.folder / "metrics.jsonl"
-        rows = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
-        return any(row["step"] == step and "val/loss" in row for row in rows)
+        return any(row["step"] == step and "val/loss" in row for row in self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Start the clock of this micro-batch."""
@@ -61,12 +64,12 @@ class Telemetry(Callback):
         assert isinstance(module, LitMoE)
         self._losses.append({key: outputs[key] for key in ("total", "ce", "aux")})
         step = trainer.global_step
+        row = None
         if len(self._losses) == trainer.accumulate_grad_batches:
-            row = self._row(trainer, module, step) if step % self.log_every == 0 else None
+            if step % self.log_every == 0 or step == self.max_steps:
+                row = self._row(trainer, module, step)
             self._losses.clear()
             self.steps += 1
-        else:
-            row = None
         self.seconds += time.perf_counter() - self._started
         if row:
             self._log(trainer, row)
@@ -104,7 +107,7 @@ class Telemetry(Callback):
         row["tokens_per_second"] = steps * self.tokens_per_step / seconds
         self._write(trainer, row)
         self._shown["train"] = f"loss {row['train/ce']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
-        remaining = (self.max_steps - row["step"]) * self.tokens_per_step / self.tokens_per_second
+        remaining = (self.max_steps - row["step"]) * self.seconds / self.steps
         progress = {
             "phase": "training", "step": row["step"], "max_steps": self.max_steps, "loss": row["train/ce"],
             "tokens_per_second": row["tokens_per_second"], "seconds_left": remaining,
@@ -112,7 +115,7 @@ class Telemetry(Callback):
         write_json(self.folder / "progress.json", progress)
 
     def _write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
         if trainer.logger:
             scalars = {key: value for key, value in row.items() if isinstance(value, float)}
