@@ -18,12 +18,12 @@ class Composition(nn.Module):
 
     def __init__(self, parts: Mapping[str, Balancing]) -> None:
         super().__init__()
-        self._modules_by_name = nn.ModuleDict(parts)
+        self.strategies = nn.ModuleDict(parts)
 
     @property
     def parts(self) -> dict[str, Balancing]:
         """The strategies by name."""
-        return {name: cast(Balancing, part) for name, part in self._modules_by_name.items()}
+        return {name: cast(Balancing, part) for name, part in self.strategies.items()}
 
     @property
     def router_init(self) -> str:

@@ -1,7 +1,4 @@
-"""Checkpoints that are whole or absent, and the one to continue from.
-
-Shapes: none.
-"""
+"""Checkpoints that are whole or absent, and the one to continue from."""
 
 import os
 from pathlib import Path
