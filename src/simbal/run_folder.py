@@ -173,6 +173,18 @@ class RunFolder:
         record = self.read_record()
         return record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash
 
+    def require_data(self, tokens: str) -> None:
+        """Refuse a finished run whose data were others than those of the fingerprint `tokens`.
+
+        The config names its data but does not hold them: files can change, packages can be upgraded.
+        """
+        record = self.read_record()
+        if record is not None and record["status"] == "finished" and record["data"]["tokens"] != tokens:
+            raise UserError(
+                f"{self.path} was finished on other data (tokens {record['data']['tokens'][:12]}, "
+                f"now {tokens[:12]}): move it away, or choose another name="
+            )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for this process; `UserError` if another one has it."""

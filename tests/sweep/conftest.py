@@ -61,6 +61,12 @@ def train(spec):
         }})
 
 
+def prepare(config, progress):
+    note("prepared", str(config["seed"]))
+    tokens = json.loads(Path("behaviour.json").read_text()).get("tokens", "b")
+    return types.SimpleNamespace(fingerprints={{"tokens": tokens}})
+
+
 @hydra.main(version_base="1.3", config_path={str(REPOSITORY / "conf")!r}, config_name="config")
 def main(cfg):
     with exit_on_user_error():
@@ -70,7 +76,7 @@ def main(cfg):
 if __name__ == "__main__":
     tether.die_with_sweep()
     store = types.ModuleType("simbal.data.store")
-    store.prepare = lambda config, progress: note("prepared", str(config["seed"]))
+    store.prepare = prepare
     sys.modules["simbal.data.store"] = store
     atexit.register(lambda: Path("modules").write_text(" ".join(sys.modules)))
     command_line.check(Path({str(REPOSITORY / "conf")!r}), "A program that trains nothing.")
@@ -87,9 +93,9 @@ class App:
         (folder / "train.py").write_text(PROGRAM)
         self.behave({})
 
-    def behave(self, by_seed: dict[int, str]) -> None:
-        """finish (the default), crash, refuse, die or hang."""
-        (self.folder / "behaviour.json").write_text(json.dumps(by_seed))
+    def behave(self, by_seed: dict[int, str], tokens: str = "b") -> None:
+        """finish (the default), crash, refuse, die or hang; and the fingerprint of the data."""
+        (self.folder / "behaviour.json").write_text(json.dumps({**by_seed, "tokens": tokens}))
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "train.py", *arguments, "data=synthetic"]

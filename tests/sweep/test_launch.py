@@ -60,12 +60,18 @@ def test_jobs_that_compose_to_one_run_are_run_once(app):
     assert app.started == [0]
 
 
-def test_each_corpus_is_prepared_once_and_none_for_finished_runs(app):
-    app.run("-m", "seed=0", "data.seed=3")
-    app.run("-m", "seed=0-1", "data.seed=3,4", "name=default")
-    assert sorted(app.lines("prepared")) == ["3", "3", "4"]
+def test_each_corpus_is_prepared_once_for_all_its_runs(app):
     app.run("-m", "seed=0-1", "data.seed=3,4")
-    assert len(app.lines("prepared")) == 3
+    assert sorted(app.lines("prepared")) == ["3", "4"]
+
+
+def test_a_run_finished_on_data_that_have_changed_since_is_refused_before_any_job_starts(app):
+    app.run("-m", "seed=0")
+    app.behave({}, tokens="c")
+    again = app.run("-m", "seed=0-1")
+    assert again.returncode == 1
+    assert "was finished on other data (tokens b, now c): move it away, or choose another name=" in again.stderr
+    assert app.started == [0]
 
 
 def test_every_job_is_checked_before_the_first_starts(app):

@@ -1,10 +1,12 @@
 """A run from its spec to its record: the same bits twice, the same start for every arm, and a record that says so."""
 
+import json
 import math
 
 import pytest
 import torch
 
+from simbal.errors import UserError
 from simbal.run_folder import RunFolder
 from simbal.training import run
 from simbal.training.run import train
@@ -29,6 +31,22 @@ def test_a_finished_run_is_not_run_again(small_spec, monkeypatch, capsys):
     train(spec)
     assert "finished before" in capsys.readouterr().out
     assert (spec.path / "record.json").read_bytes() == record
+
+
+def test_a_run_finished_on_data_that_have_changed_since_is_refused(small_spec, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    overrides = ("data=files", f"data.files={corpus}", "data.seq_len=16", "data.validation_tokens=64")
+
+    def write(word: str) -> None:
+        lines = (json.dumps({"text": f"{word} {number} " * 9}) for number in range(200))
+        corpus.write_text("\n".join(lines))
+
+    write("one")
+    train(small_spec(*overrides))
+    train(small_spec(*overrides))
+    write("another")
+    with pytest.raises(UserError, match="was finished on other data"):
+        train(small_spec(*overrides))
 
 
 @pytest.mark.parametrize("balancing", ["simbal", "lbl"])

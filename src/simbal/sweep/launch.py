@@ -28,26 +28,30 @@ def launch(
         console: where the sweep is shown.
 
     Raises:
-        UserError: before any job starts, if a folder belongs to another config or the data cannot be prepared.
+        UserError: before any job starts, if the data cannot be prepared, or a folder belongs to another config or data.
     """
     attempts: dict[Path, Attempt] = {}
     for job, label in zip(jobs, _labels(jobs), strict=True):
         attempts.setdefault(job.spec.path, Attempt(job, label))
-    kinds = Counter(_kind(attempt) for attempt in attempts.values())
+    tokens = _prepare_data(jobs)
+    kinds = Counter(_kind(attempt, tokens[_data(attempt.job)]) for attempt in attempts.values())
     console.print(", ".join(f"{kinds[kind]} {kind}" for kind in ("finished", "resumed", "new")))
     if waiting := [attempt for attempt in attempts.values() if attempt.state == "queued"]:
-        _prepare_data([attempt.job for attempt in waiting])
         Pool(slots, command, View(waiting, len(slots), console)).run(waiting)
     return [attempts[job.spec.path] for job in jobs]
 
 
-def _kind(attempt: Attempt) -> str:
-    """Finished, or resumed where a folder was begun, or new; a finished one is taken off the queue."""
+def _kind(attempt: Attempt, tokens: str) -> str:
+    """Finished, or resumed where a folder was begun, or new; a finished one is taken off the queue.
+
+    `tokens` is the fingerprint of the data as they are now.
+    """
     folder, spec = attempt.folder, attempt.job.spec
     begun = (folder.path / "config.yaml").exists()
     if begun:
         folder.write_spec(spec)  # refuses a folder of another config
     if folder.finished(spec):
+        folder.require_data(tokens)
         attempt.state = "done"
         return "finished"
     return "resumed" if begun else "new"
@@ -59,10 +63,13 @@ def _labels(jobs: Sequence[Job]) -> list[str]:
     return [" ".join(o for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
-def _prepare_data(jobs: Sequence[Job]) -> None:
-    """Prepare each corpus once, with its progress bar, rather than in every job at once."""
+def _data(job: Job) -> str:
+    return json.dumps(job.spec.config["data"], sort_keys=True)
+
+
+def _prepare_data(jobs: Sequence[Job]) -> dict[str, str]:
+    """Prepare each corpus once, with its progress bar, rather than in every job at once; its token fingerprint."""
     from simbal.data.store import prepare
 
-    configs = {json.dumps(job.spec.config["data"], sort_keys=True): job.spec.config["data"] for job in jobs}
-    for config in configs.values():
-        prepare(config, progress=True)
+    configs = {_data(job): job.spec.config["data"] for job in jobs}
+    return {key: prepare(config, progress=True).fingerprints["tokens"] for key, config in configs.items()}

@@ -36,14 +36,14 @@ EXPECTED_WARNINGS = (
 
 def train(spec: RunSpec) -> None:
     """Do the run, continue it, or, if it is finished, say so."""
-    folder = RunFolder(spec.path)
+    folder, keys = RunFolder(spec.path), spec.config["trainer"]
+    store = prepare(spec.config["data"], progress=keys["progress_bar"])
     if folder.finished(spec):
+        folder.require_data(store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
         return
-    keys = spec.config["trainer"]
     device = resolve_device(keys["accelerator"])
     precision = resolve_precision(keys["precision"], device)
-    store = prepare(spec.config["data"], progress=keys["progress_bar"])
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     require_space(folder.path, module)
     with folder.lock(), refusals_of_disk(folder.path):
