@@ -1,6 +1,6 @@
 """The load balancing loss: experts chosen often are made less probable.
 
-Reference: simbal.tex, equation 3; Switch Transformers (arXiv 2101.03961).
+Reference: arXiv 2506.14038, equation 3; Switch Transformers (arXiv 2101.03961).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token.
 """
 
@@ -19,7 +19,7 @@ class LoadBalancingLoss(Balancing):
     """
 
     formula = "coef * E * sum_i f_i P_i, per sequence, mean over sequences; sum_i f_i = K, sum_i P_i = 1"
-    citation = "simbal.tex, equation 3; arXiv 2101.03961"
+    citation = "arXiv 2506.14038, equation 3; arXiv 2101.03961"
 
     def __init__(self, coef: float) -> None:
         super().__init__()

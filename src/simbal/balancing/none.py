@@ -7,4 +7,4 @@ class NoBalancing(Balancing):
     """loss = 0."""
 
     formula = "0"
-    citation = "simbal.tex, figure 2"
+    citation = "arXiv 2506.14038, figure 2"

@@ -1,6 +1,6 @@
 """SimBal: keep the router's rows orthonormal, so that similar tokens go to similar experts.
 
-Reference: simbal.tex, section 3 and the second listing of its appendix.
+Reference: arXiv 2506.14038, section 3.1 and the second listing of its appendix.
 Shapes: E experts, D model width.
 """
 
@@ -22,7 +22,7 @@ class SimBal(Balancing):
     """
 
     formula = "coef * sum_ij |W W^T - I|_ij"
-    citation = "simbal.tex, section 3"
+    citation = "arXiv 2506.14038, section 3.1"
     data_free = True
     router_init = "orthogonal"
 

@@ -1,6 +1,6 @@
 """How far a router's rows are from orthonormal.
 
-Reference: simbal.tex, tables 2, 9 and 10; that they use a bf16 product is inferred from their digits.
+Reference: arXiv 2506.14038, tables 2, 9 and 10; that they use a bf16 product is inferred from their digits.
 Shapes: E experts, D model width.
 """
 

@@ -1,6 +1,6 @@
 """How a router spreads one sequence or one token over experts.
 
-Reference: simbal.tex, section 5.
+Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token.
 """
 

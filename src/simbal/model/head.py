@@ -1,6 +1,6 @@
 """The language-model head: cross-entropy and output z-loss in chunks, so that N x V logits never exist at once.
 
-Reference: output z-loss as in OLMo 2 (arXiv 2501.00656), simbal.tex section 4; gradients are taken chunk by chunk in
+Reference: output z-loss as in OLMo 2 (arXiv 2501.00656) and arXiv 2506.14038, section 3.2; gradients chunk by chunk in
 the forward pass, as in Liger Kernel (arXiv 2410.10989).
 Shapes: N tokens, V vocabulary, D model width, C rows of one chunk.
 """

@@ -1,6 +1,6 @@
 """Initial weights: the routers' come from a generator of their own, so that no strategy can shift any other weight.
 
-Reference: router starts in simbal.tex, section 3 (orthogonal for SimBal); the rest is not stated there.
+Reference: router starts in arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the rest is not stated there.
 Shapes: E experts, D model width.
 """
 

@@ -1,6 +1,6 @@
 """The feed-forward of a block: a mixture of SwiGLU experts, or one dense SwiGLU.
 
-Reference: simbal.tex, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202).
+Reference: arXiv 2506.14038, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202).
 Shapes: B batch, S sequence, N = B*S tokens, D model width, E experts, F hidden width.
 """
 

@@ -1,6 +1,6 @@
 """The router: which experts each token goes to, with which weights, in fp32 under every precision.
 
-Reference: simbal.tex, section 2; Shazeer et al. 2017 (arXiv 1701.06538).
+Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538).
 Shapes: N tokens, D model width, E experts, K experts per token.
 """
 

@@ -1,6 +1,6 @@
 """The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings, no biases.
 
-Reference: simbal.tex, section 4 and table 1.
+Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
 """
 

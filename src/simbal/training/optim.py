@@ -1,6 +1,6 @@
 """AdamW and its learning rate: linear warm-up from a tenth of the peak, cosine back to a tenth.
 
-Reference: simbal.tex, section 4; the cosine's end and the parameters that decay are not stated there.
+Reference: arXiv 2506.14038, section 3.2; the cosine's end and the parameters that decay are not stated there.
 """
 
 import math
