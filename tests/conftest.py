@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hypothesis import HealthCheck, settings
 
 from simbal.run_folder import RunSpec
+
+# a slow machine is no failure
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (

@@ -55,7 +55,7 @@ def test_the_uniform_value_of_the_load_balancing_loss_is_k_but_no_lower_bound():
     assert load_balancing_loss(routing_of(p_NE.log(), 1, K=1)).item() == pytest.approx(403 / 450)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(2, 5), st.sampled_from(["softmax", "sigmoid"]), st.data())
 def test_load_balancing_loss_equals_loops_over_its_definition(B, S, E, gating, data):
     K = data.draw(st.integers(1, E))

@@ -107,7 +107,7 @@ def test_another_key_and_encoding_can_be_named(texts):
         texts("a.txt", b"a", encoding="klingon")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     texts=st.lists(st.text(st.characters(codec=None) | st.sampled_from("\ud83d\ude00\u2028\0\r\n ")), max_size=8),
     extension=st.sampled_from(list(PACK)),

@@ -106,7 +106,7 @@ def test_grouped_gives_the_same_bits_twice():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.lists(st.integers(0, e - 1), min_size=1, max_size=20)))
 )

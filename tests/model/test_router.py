@@ -20,7 +20,7 @@ def tokens(N=10, D=8):
     return torch.randn(N, D, generator=torch.Generator().manual_seed(1))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sampled_from(["softmax", "sigmoid"]), st.booleans(), st.integers(1, 8), st.data())
 def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormalize, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))

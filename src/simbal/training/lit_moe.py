@@ -1,6 +1,6 @@
 """The LightningModule: one step from tokens to the loss and back to the balancing strategy.
 
-Shapes: B sequences, S sequence length, N = B*S tokens, V vocabulary, L MoE layers, E experts.
+Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class LitMoE(L.LightningModule):
         num_routers, num_experts = len(model.routers), model.shape.num_experts
         # counts of the optimizer step in progress, over its micro-batches
         self.step_counts_LE = nn.Buffer(torch.zeros(num_routers, num_experts).long(), persistent=False)
-        self.finished_counts_LE: Tensor = self.step_counts_LE  # of the last whole step
+        self.finished_counts_LE = torch.zeros_like(self.step_counts_LE)  # of the last whole step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.validation: Validation | None = None
 
@@ -50,9 +50,9 @@ class LitMoE(L.LightningModule):
         loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), self.z_loss_coef)
         return loss, routings
 
-    def training_step(self, window: Tensor, batch_idx: int) -> dict[str, Any]:
-        """`window` (B, S + 1) holds the inputs and, shifted by one, the targets."""
-        head, routings = self(window[:, :-1], window[:, 1:])
+    def training_step(self, window_BT: Tensor, batch_idx: int) -> dict[str, Any]:
+        """`window_BT` holds the inputs and, shifted by one, the targets."""
+        head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
         reduce = torch.sum if self.aux_layer_reduce == "sum" else torch.mean
         aux = {name: reduce(loss_L) for name, loss_L in self.balancing.losses(routings).items()}
         loss = torch.stack([head.loss, *aux.values()]).sum()
@@ -81,10 +81,10 @@ class LitMoE(L.LightningModule):
         """Every validation starts from nothing."""
         self.totals = ValidationTotals()
 
-    def validation_step(self, window: Tensor, batch_idx: int) -> None:
-        """`window` as in training."""
-        targets_BS = window[:, 1:]
-        head, routings = self(window[:, :-1], targets_BS)
+    def validation_step(self, window_BT: Tensor, batch_idx: int) -> None:
+        """`window_BT` as in training."""
+        targets_BS = window_BT[:, 1:]
+        head, routings = self(window_BT[:, :-1], targets_BS)
         self.totals.add(head.nll_N, self.bytes_of_token_V[targets_BS.flatten()], routings)
 
     def on_validation_epoch_end(self) -> None:
