@@ -140,11 +140,17 @@ class RunFolder:
         except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError):
             raise UserError(f"{file} is not a config written by simbal") from None
 
+    def belongs_to(self, spec: RunSpec) -> bool:
+        """Whether the run has begun here; `UserError` if another one has."""
+        if not (self.path / "config.yaml").exists():
+            return False
+        if self.read_spec().hash != spec.hash:
+            raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
+        return True
+
     def write_spec(self, spec: RunSpec) -> None:
         """Make the folder this run's own; refuse one that belongs to another config."""
-        if (self.path / "config.yaml").exists():
-            if self.read_spec().hash != spec.hash:
-                raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
+        if self.belongs_to(spec):
             return
         with refusals_of_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -169,8 +175,8 @@ class RunFolder:
         write_json(self.path / "record.json", record)
 
     def finished(self, spec: RunSpec) -> bool:
-        """Whether exactly this config has been run to its end here."""
-        record = self.read_record()
+        """Whether exactly this config has been run to its end here; `UserError` as `belongs_to`."""
+        record = self.read_record() if self.belongs_to(spec) else None
         return record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash
 
     def require_data(self, tokens: str) -> None:

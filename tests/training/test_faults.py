@@ -121,9 +121,13 @@ def test_a_disk_too_full_for_the_checkpoints_is_refused_before_the_start(small_s
     assert not spec.path.parent.exists()
 
 
-def test_a_folder_of_another_config_is_refused_and_kept(small_spec):
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_folder_of_another_config_is_refused_and_kept(small_spec, finished):
     spec = small_spec()
-    RunFolder(spec.path).write_spec(spec)
+    if finished:
+        train(spec)
+    else:
+        RunFolder(spec.path).write_spec(spec)
     file = spec.path / "config.yaml"
     changed = yaml.safe_load(file.read_text()) | {"seed": 7}
     file.write_text(yaml.safe_dump(changed))

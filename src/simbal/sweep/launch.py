@@ -47,9 +47,7 @@ def _kind(attempt: Attempt, tokens: str) -> str:
     `tokens` is the fingerprint of the data as they are now.
     """
     folder, spec = attempt.folder, attempt.job.spec
-    begun = (folder.path / "config.yaml").exists()
-    if begun:
-        folder.write_spec(spec)  # refuses a folder of another config
+    begun = folder.belongs_to(spec)
     if folder.finished(spec):
         folder.require_data(tokens)
         attempt.state = "done"
