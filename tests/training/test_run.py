@@ -100,7 +100,7 @@ def test_the_record_says_what_ran(small_spec):
     train(spec)
     record = RunFolder(spec.path).read_record()
     assert (record["status"], record["config_hash"], record["seed"]) == ("finished", spec.hash, 0)
-    assert (record["backend"], record["precision"]) == ("torch", "32-true")
+    assert (record["backend"], record["precision"], record["router_init"]) == ("torch", "32-true", "orthogonal")
     assert (record["steps"], record["tokens"]) == (12, 12 * 8 * 16)
     assert record["objective"]["simbal"]["formula"] == "coef * sum_ij |W W^T - I|_ij"
     assert len(record["layers"]["load/max_vio"]) == 2

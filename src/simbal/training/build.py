@@ -30,6 +30,11 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return precision if precision != "auto" else ("bf16-mixed" if device.type == "cuda" else "32-true")
 
 
+def resolve_router_init(init: str, balancing: Composition) -> str:
+    """`auto` is the start that the strategies prefer."""
+    return balancing.router_init if init == "auto" else init
+
+
 def transformer_shape(spec: RunSpec) -> TransformerShape:
     """The `model`, `router` and `data.vocab_size` keys together."""
     model, router = spec.config["model"], spec.config["router"]
@@ -60,9 +65,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         named = spec.config["experts"]["backend"]
         backend = resolve(named, device, PRECISIONS[precision], shape.d_model, shape.d_expert)
     model = Transformer(shape, backend)
-    router_init = spec.config["router"]["init"]
-    preferred = balancing.router_init if router_init == "auto" else router_init
-    initialise(model, spec.config["seed"], spec.config["model"]["init_std"], preferred)
+    router_init = resolve_router_init(spec.config["router"]["init"], balancing)
+    initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
     return LitMoE(
         model,
         balancing,

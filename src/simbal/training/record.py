@@ -14,6 +14,7 @@ from simbal.balancing.composition import Composition
 from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
 from simbal.run_folder import RunSpec
+from simbal.training.build import resolve_router_init
 from simbal.training.lit_moe import LitMoE
 from simbal.training.validation import DEFINITIONS
 
@@ -22,7 +23,7 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy
 
 def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
     """All that is known before the first step."""
-    trainer, store = spec.config["trainer"], data.store
+    trainer, store, routed = spec.config["trainer"], data.store, bool(module.model.routers)
     return {
         "config_hash": spec.hash,
         "choices": spec.choices,
@@ -39,6 +40,7 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "backend": module.model.backend,
+        "router_init": resolve_router_init(spec.config["router"]["init"], module.balancing) if routed else None,
         "precision": precision,
         "parameters": count_parameters(module.model),
         "steps": trainer["max_steps"],
