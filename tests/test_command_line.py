@@ -46,9 +46,11 @@ def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ("steps=5", "did you mean trainer.max_steps or "),
         ("balancing.coef=1", "there is no key balancing.coef; did you mean balancing.simbal.coef?"),
         ("balancing.lbl.coef=1", "balancing.lbl.coef belongs to balancing=lbl, which is not chosen"),
-        ("balancing=simball", "balancing has no option simball; did you mean simbal? (there is lbl, none, simbal"),
+        ("balancing=simball", "balancing has no option simball; did you mean simbal? (there is ernie_ortho, hash, "),
         ("balancing=[lbl,simball]", "balancing has no option simball; did you mean simbal?"),
-        ("balancing=glob(x*)", "balancing=glob(x*) chooses nothing: balancing has lbl, none, simbal"),
+        ("balancing=[lbl,lbl]", "balancing=[lbl,lbl] names lbl twice: once is enough"),
+        ("balancing=[lf_lbl,lbl]", "balancing=[lf_lbl,lbl] names lbl twice"),
+        ("balancing=glob(x*)", "balancing=glob(x*) chooses nothing: balancing has ernie_ortho, hash, lbl, lbl_hf"),
         ("balancing=null", "chooses nothing"),
         ("balancing=", "chooses nothing"),
         ("balancing@model=lbl", "leave out the @"),
@@ -173,7 +175,7 @@ def test_help_names_every_group_option_and_sweep_in_the_words_of_its_file(monkey
     page = capsys.readouterr().out
     assert end.value.code == 0
     assert page.startswith("What it is about.")
-    for file in [*CONF.glob("*/*.yaml")]:
+    for file in [file for group in [*GROUPS, "sweeps"] for file in (CONF / group).glob("*.yaml")]:
         comment = next(line for line in file.read_text().splitlines() if "@package" not in line)
         assert file.stem in page
         assert comment.removeprefix("# ") in page

@@ -13,21 +13,24 @@ import yaml
 from simbal.config import flatten
 from simbal.errors import UserError
 
-SWEEPS = "sweeps"  # the group of named sweeps
+SWEEPS = "sweeps"  # the group of named sweeps; a root without it makes one run at a time
+MISSING = "???"  # stands in a defaults list where the user must choose
 _PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
 class Catalogue:
-    """The options of every config group, and the root config that chooses among them."""
+    """A root config, and the options of the groups that it chooses among."""
 
     def __init__(self, folders: Sequence[Path], root: str = "config") -> None:
         """List the options; the first of `folders` that has a file wins, as in Hydra's search path."""
         self.folders = folders
         self.root = root
         self.options: dict[str, dict[str, Path]] = {}
+        groups = self.default_choices()
         for folder in folders:
             for file in sorted(folder.glob("*/*.yaml")):
-                self.options.setdefault(file.parent.name, {}).setdefault(file.stem, file)
+                if file.parent.name in groups:
+                    self.options.setdefault(file.parent.name, {}).setdefault(file.stem, file)
 
     def root_file(self, name: str) -> Path:
         """The file of a root config; `UserError` if there is none."""
@@ -61,6 +64,12 @@ class Catalogue:
         package = _PACKAGE.match(file.read_text(encoding="utf-8"))
         prefix = package[1] if package else group
         return keys | _settings(content, "" if prefix == "_global_" else f"{prefix}.")
+
+    def parts(self, group: str, option: str) -> list[str]:
+        """What an option of a group like `balancing` is made of: its own keys and those of the options it inherits."""
+        content = _read(self.options[group][option])
+        inherited = [part for sibling in _inherited(content) for part in self.parts(group, sibling)]
+        return [*inherited, *(key for key in content if key != "defaults")]
 
     def sweep_choices(self, sweep: str) -> dict[str, list[str]]:
         """The options that a named sweep sets by `override /group: option`."""

@@ -20,7 +20,7 @@ BAD_USAGE = 2  # the exit code of a command line that names something that is no
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
 
 
-def check(conf: Path, about: str) -> None:
+def check(conf: Path, about: str, root: str = "config") -> None:
     """Write out the spans in `sys.argv`, or print the page of `--help` and stop.
 
     A name that is not in the folder `conf` stops the program with one sentence and exit code 2.
@@ -28,12 +28,13 @@ def check(conf: Path, about: str) -> None:
     Args:
         conf: the folder that Hydra's `config_path` names.
         about: what the program does, and examples; it opens the help page.
+        root: the root config, Hydra's `config_name`; the groups of its defaults list are those there are.
     """
     args = get_args_parser().parse_args()
     if args.shell_completion or args.hydra_help:
         return
     try:
-        catalogue = _catalogue(args, conf)
+        catalogue = _catalogue(args, conf, root)
         if args.help:
             from simbal.help_page import help_page
 
@@ -41,7 +42,7 @@ def check(conf: Path, about: str) -> None:
             raise SystemExit(0)
         overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
         check_overrides(overrides, catalogue)
-        _check_mode(args, overrides)
+        _check_mode(args, overrides, sweeps=SWEEPS in catalogue.options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_USAGE) from None
@@ -67,24 +68,28 @@ def exit_codes() -> Iterator[None]:
         raise
 
 
-def _catalogue(args: Namespace, conf: Path) -> Catalogue:
+def _catalogue(args: Namespace, conf: Path, root: str) -> Catalogue:
     folders = [conf.parent / args.config_path if args.config_path else conf]
     if args.config_dir:
         folders.append(Path(args.config_dir))
-    return Catalogue(folders, args.config_name or "config")
+    return Catalogue(folders, args.config_name or root)
 
 
-def _check_mode(args: Namespace, overrides: list[Override]) -> None:
+def _check_mode(args: Namespace, overrides: list[Override], *, sweeps: bool) -> None:
+    """`sweeps`: whether the program has named sweeps; one that has none takes one config at a time."""
     mode = next((str(o.value()) for o in overrides if o.key_or_group == "hydra.mode"), None)
     if args.multirun and args.cfg:
         raise UserError("--cfg shows the config of one run: leave out -m")
     if any(o.key_or_group == SWEEPS and o.is_sweep_override() for o in overrides):
         raise UserError("sweeps= takes one named sweep at a time")
     if args.multirun or mode == "MULTIRUN":
+        if not sweeps:
+            raise UserError(f"{Path(sys.argv[0]).name} takes one config at a time: leave out -m")
         return
     for line, override in zip(args.overrides, overrides, strict=True):
         if override.is_sweep_override():
-            raise UserError(f"{line} asks for several runs: add -m, or quote the value")
+            remedy = "add -m" if sweeps else "write a list as [a,b]"
+            raise UserError(f"{line} asks for several runs: {remedy}, or quote the value")
         # A job of a sweep is told the sweep's name, and hydra.mode=RUN with it.
         if override.key_or_group == SWEEPS and override.value() is not None and not (mode or args.cfg):
             raise UserError(f"{line} asks for several runs: add -m")

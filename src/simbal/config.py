@@ -1,11 +1,17 @@
 """Typed schema of every config group; no torch here.
 
 Numbers live in conf/*.yaml; here each key has its type, its unit and its allowed values. `balancing` is the one open
-group: a strategy's keys are those of its own YAML file, so that adding a strategy touches nothing here.
+group: a strategy's keys are those of its own YAML file, so that adding a strategy touches nothing here. The analyses of
+evaluate.py are open in the same way.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from simbal.errors import UserError
 
 
 @dataclass
@@ -140,6 +146,17 @@ DATA_SCHEMAS: dict[str, type[DataConfig]] = {
     "files": FilesConfig,
     "synthetic": SyntheticConfig,
 }
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """A composed config as plain dicts, less Hydra's part; `UserError` for an interpolation that leads nowhere."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    try:
+        plain = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def integer_keys() -> set[str]:

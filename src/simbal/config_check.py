@@ -8,6 +8,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from simbal.balancing.schedule import Schedule
+from simbal.checks import not_negative, one_of
 from simbal.config import DATA_SCHEMAS, Config, flatten
 from simbal.errors import UserError
 
@@ -36,17 +38,16 @@ def check(config: dict[str, Any]) -> None:
     _check_types(config)
     flat = flatten(config)
     for key, allowed in CHOICES.items():
-        if flat[key] not in allowed:
-            raise UserError(f"{key}={flat[key]} is not one of {', '.join(allowed)}")
+        one_of(key, flat[key], allowed)
     for key in AT_LEAST_ONE:
         if flat[key] < 1:
             raise UserError(f"{key}={flat[key]} must be at least 1")
     for key in NOT_NEGATIVE:
-        if not 0 <= flat[key] < float("inf"):
-            raise UserError(f"{key}={flat[key]} must be a finite number of at least 0")
+        not_negative(key, flat[key])
     _check_model(config)
+    _check_balancing(config["balancing"], config["trainer"]["max_steps"])
     _check_data(config["data"])
-    _check_batch(config["trainer"], config["optim"])
+    _check_batch(config["trainer"])
 
 
 def _check_types(config: dict[str, Any]) -> None:
@@ -89,6 +90,14 @@ def _check_model(config: dict[str, Any]) -> None:
         )
 
 
+def _check_balancing(strategies: dict[str, Any], max_steps: int) -> None:
+    """What strategies have in common; the rest is checked by each when it is built."""
+    for name, keys in strategies.items():
+        if "coef" in keys:
+            not_negative(f"balancing.{name}.coef", keys["coef"])
+        Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), max_steps)
+
+
 def _check_data(data: dict[str, Any]) -> None:
     vocab_size, validation = data["vocab_size"], data["validation_tokens"]
     if data["source"] != "synthetic" and not (257 <= vocab_size <= 100_257 or vocab_size == 100_277):
@@ -97,13 +106,9 @@ def _check_data(data: dict[str, Any]) -> None:
         raise UserError(f"data.validation_tokens={validation} must be null or at least data.seq_len={data['seq_len']}")
 
 
-def _check_batch(trainer: dict[str, Any], optim: dict[str, Any]) -> None:
+def _check_batch(trainer: dict[str, Any]) -> None:
     if trainer["global_batch"] % trainer["micro_batch"]:
         raise UserError(
             f"trainer.global_batch={trainer['global_batch']} must be a multiple of "
             f"trainer.micro_batch={trainer['micro_batch']}"
-        )
-    if optim["warmup_steps"] >= trainer["max_steps"]:
-        raise UserError(
-            f"optim.warmup_steps={optim['warmup_steps']} must be below trainer.max_steps={trainer['max_steps']}"
         )

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable
 
-from simbal.catalogue import SWEEPS, Catalogue, first_comment
+from simbal.catalogue import MISSING, SWEEPS, Catalogue, first_comment
 
 _KEY_LINE = re.compile(r"(\w+): *([^#\s]*)\s*(?:# *(.*))?")
+SWEEP_FLAG = ("-m", "run every combination of the values given: seed=0-4, balancing=simbal,lbl")
 FLAGS = (
-    ("-m", "run every combination of the values given: seed=0-4, balancing=simbal,lbl"),
     ("--cfg job", "print the config that the overrides compose to, and run nothing"),
     ("--hydra-help", "Hydra's own flags"),
 )
@@ -22,7 +22,7 @@ def help_page(about: str, catalogue: Catalogue) -> str:
     sections[-1] += "\n    ... and those of the options chosen: --cfg job prints all of them"
     if catalogue.options.get(SWEEPS):
         sections.append("Named sweeps, run by -m sweeps=NAME\n" + _columns(_sweeps(catalogue)))
-    sections.append("Flags\n" + _columns(FLAGS))
+    sections.append("Flags\n" + _columns([SWEEP_FLAG, *FLAGS] if SWEEPS in catalogue.options else FLAGS))
     return "\n\n".join(sections)
 
 
@@ -32,7 +32,8 @@ def _group(group: str, catalogue: Catalogue) -> str:
     for option, file in catalogue.options[group].items():
         mark = "* " if option in chosen else "  "
         rows.append((mark + option, " ".join(first_comment(file)[:1])))
-    return f"  {group}\n{_columns(rows)}"
+    heading = f"  {group}, to be chosen: one, or several as [a,b]" if chosen == [MISSING] else f"  {group}"
+    return f"{heading}\n{_columns(rows)}"
 
 
 def _keys(catalogue: Catalogue) -> Iterable[tuple[str, str]]:

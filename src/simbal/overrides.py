@@ -11,10 +11,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString, Sweep
 
-from simbal.catalogue import SWEEPS, Catalogue
+from simbal.catalogue import MISSING, SWEEPS, Catalogue
 from simbal.config import flatten, integer_keys
 from simbal.errors import UserError
 from simbal.sweep import spans
+
+UNTYPED = ("balancing", "analysis")  # groups whose options are classes and functions: no dataclass knows their keys
 
 
 def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None:
@@ -28,6 +30,9 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
         _check_options(override, catalogue)
     chosen = {o.key_or_group: _options(o, catalogue) for o in own if o.key_or_group in catalogue.options}
     choices = catalogue.default_choices()
+    for group, options in choices.items():
+        if options == [MISSING] and not chosen.get(group):
+            raise UserError(f"give {group}=NAME: {group} has {', '.join(catalogue.options[group])}")
     sweeps = chosen.get(SWEEPS, choices.get(SWEEPS, []))
     lines = [line for sweep in sweeps for line in catalogue.sweep_lines(sweep)]
     grid = spans.parse(lines, integer_keys(), OverridesParser.create())
@@ -69,6 +74,16 @@ def _check_options(override: Override, catalogue: Catalogue) -> None:
             )
     if not options and not override.is_delete() and group != SWEEPS:
         raise UserError(f"{override.input_line} chooses nothing: {group} has {', '.join(available)}")
+    for choice in _values(override) if group in UNTYPED else ():
+        if isinstance(choice, list):
+            _check_once([part for option in choice for part in catalogue.parts(group, str(option))], override)
+
+
+def _check_once(parts: list[str], override: Override) -> None:
+    """Hydra would merge the two into one in silence."""
+    for part in parts:
+        if parts.count(part) > 1:
+            raise UserError(f"{override.input_line} names {part} twice: once is enough")
 
 
 def _options(override: Override, catalogue: Catalogue) -> list[str]:
@@ -112,10 +127,10 @@ def _check_key(override: Override, keys: dict[str, Any], catalogue: Catalogue) -
 
 
 def _check_value(key: str, value: Any, line: str, keys: dict[str, Any], catalogue: Catalogue) -> None:
-    """The key exists; and a strategy's key, which no dataclass types, has the kind of value that its YAML file has."""
+    """The key exists; and one that no dataclass types has the kind of value that its YAML file has."""
     _check_known(key, line, keys, catalogue)
     default = keys.get(key)
-    if key.startswith("balancing.") and default is not None and _kind(value) != _kind(default):
+    if key.partition(".")[0] in UNTYPED and default is not None and _kind(value) != _kind(default):
         raise UserError(f"{line}: {key} must be {_kind(default)}, such as {default}")
 
 

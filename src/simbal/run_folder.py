@@ -24,10 +24,9 @@ from typing import Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from simbal.config import flatten
+from simbal.config import flatten, resolved
 from simbal.config_check import check
 from simbal.errors import UserError
 
@@ -99,18 +98,11 @@ class RunSpec:
     def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
         """Resolve and check a composed config, as Hydra composes it or as it hands it to a job."""
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
-        try:
-            plain = OmegaConf.to_container(
-                OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
-            )
-        except OmegaConfBaseException as error:
-            raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
-        assert isinstance(plain, dict)
-        resolved: dict[str, Any] = {str(key): value for key, value in plain.items()}
-        check(resolved)
+        config = resolved(cfg)
+        check(config)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
-        choices["balancing"] = "_".join(resolved["balancing"])  # a list of strategies is no single option
-        return cls(resolved, choices)
+        choices["balancing"] = "_".join(config["balancing"])  # a list of strategies is no single option
+        return cls(config, choices)
 
     @property
     def hash(self) -> str:

@@ -7,24 +7,41 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Router
+from simbal.model.router import Candidates, Router
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
-    module = Router(D, E, K, gating, renormalize)
+    module = Router(D, E, K, gating, renormalize, layer=0)
     torch.nn.init.normal_(module.weight_ED, std=std, generator=torch.Generator().manual_seed(0))
     return module
 
 
-def tokens(N=10, D=8):
+def states(N=10, D=8):
     return torch.randn(N, D, generator=torch.Generator().manual_seed(1))
+
+
+def ids(N=10, B=1):
+    return torch.arange(N).view(B, -1)
+
+
+class Biased:
+    """Chooses by logits + bias."""
+
+    def __init__(self, bias_E: torch.Tensor) -> None:
+        self.bias_E = bias_E
+
+    def adjust_logits(self, logits_NE):
+        return logits_NE
+
+    def choice_scores(self, candidates: Candidates):
+        return candidates.logits_NE + self.bias_E
 
 
 @settings(max_examples=30)
 @given(st.sampled_from(["softmax", "sigmoid"]), st.booleans(), st.integers(1, 8), st.data())
 def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormalize, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))
-    routing = router(gating, renormalize, num_experts, top_k)(tokens(), num_sequences=2)
+    routing = router(gating, renormalize, num_experts, top_k)(states(), ids(B=2))
     chosen = routing.probs_NE.gather(1, routing.topk_experts_NK)
     assert torch.equal(chosen.sort(descending=True).values, routing.probs_NE.topk(top_k).values)
     want = chosen / chosen.sum(1, keepdim=True) if renormalize else chosen
@@ -34,7 +51,7 @@ def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormali
 
 
 def test_renormalised_softmax_is_the_softmax_of_the_chosen_logits():
-    routing = router()(tokens(), 1)
+    routing = router()(states(), ids())
     chosen = routing.logits_NE.gather(1, routing.topk_experts_NK)
     torch.testing.assert_close(routing.topk_probs_NK, chosen.softmax(-1))
 
@@ -42,24 +59,27 @@ def test_renormalised_softmax_is_the_softmax_of_the_chosen_logits():
 def test_ties_go_to_the_lowest_expert_index():
     module = router(E=6, K=3)
     torch.nn.init.zeros_(module.weight_ED)
-    assert module(tokens(), 1).topk_experts_NK.tolist() == [[0, 1, 2]] * 10
+    assert module(states(), ids()).topk_experts_NK.tolist() == [[0, 1, 2]] * 10
 
 
 def test_a_bias_picks_but_never_weighs_and_a_constant_changes_nothing():
     module, bias_E = router(renormalize=False), torch.tensor([0.0, 0, 0, 9, 9, 0])
-    routing = module(tokens(), 1, bias_E)
+    routing = module(states(), ids(), Biased(bias_E))
     assert set(routing.topk_experts_NK.flatten().tolist()) == {3, 4}
     assert torch.equal(routing.topk_probs_NK, routing.probs_NE.gather(1, routing.topk_experts_NK))
-    assert torch.equal(routing.topk_experts_NK, module(tokens(), 1, bias_E + 5).topk_experts_NK)
+    assert torch.equal(routing.topk_experts_NK, module(states(), ids(), Biased(bias_E + 5)).topk_experts_NK)
+    plain = module(states(), ids())
+    assert (routing.steered, plain.steered) == (True, False)
+    assert torch.equal(routing.unsteered_experts_NK, plain.topk_experts_NK)
 
 
 def test_sigmoid_scores_too_small_to_divide_still_make_weights_and_a_distribution():
     module = router("sigmoid")
-    routing = module(-200 * module.weight_ED.sum(0).sign().expand(4, 8), 1)
+    routing = module(-200 * module.weight_ED.sum(0).sign().expand(4, 8), ids(4))
     assert routing.logits_NE.max() < 400
     low = router("sigmoid", std=1e-3)
     low.weight_ED.data.fill_(-30)
-    routing = low(torch.ones(3, 8), 1)
+    routing = low(torch.ones(3, 8), ids(3))
     assert routing.probs_NE.max() == 0
     assert torch.equal(routing.topk_probs_NK, torch.full((3, 2), 0.5))
     torch.testing.assert_close(routing.distribution_NE, torch.full((3, 6), 1 / 6))
@@ -67,13 +87,13 @@ def test_sigmoid_scores_too_small_to_divide_still_make_weights_and_a_distributio
 
 def test_routing_stays_fp32_under_bf16_parameters_and_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        routing = router().bfloat16()(tokens().bfloat16(), 1)
+        routing = router().bfloat16()(states().bfloat16(), ids())
     assert {routing.logits_NE.dtype, routing.probs_NE.dtype, routing.topk_probs_NK.dtype} == {torch.float32}
 
 
 def test_gradient_reaches_the_router_through_the_weights():
     module = router()
-    module(tokens(), 1).topk_probs_NK[:, 0].sum().backward()
+    module(states(), ids()).topk_probs_NK[:, 0].sum().backward()
     assert module.weight_ED.grad.abs().sum() > 0
 
 

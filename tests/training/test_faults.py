@@ -51,6 +51,23 @@ def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert_same_run(whole, broken)
 
 
+@pytest.mark.parametrize("balancing", ["lf_lbl", "uniform", "ortho_param", "quantile", "[lbl,ernie_ortho]"])
+def test_strategies_with_a_state_or_a_step_of_their_own_are_resumed_to_the_bit(
+    small_spec, tmp_path, monkeypatch, balancing
+):
+    keys = [f"balancing={balancing}", "trainer.micro_batch=4"]
+    if balancing.startswith("["):
+        keys += ["balancing.lbl.scope=global", "balancing.ernie_ortho.decoupled=true"]
+    whole, broken = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 9)
+        with pytest.raises(KilledError):
+            train(broken)
+    train(broken)
+    assert_same_run(whole, broken)
+
+
 @pytest.mark.parametrize(
     ("owner", "method", "when"),
     [
@@ -100,7 +117,10 @@ def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_sp
     [
         (["experts=torch", "model.d_expert=6"], r"experts.backend=torch cannot run here: .* multiples of 4"),
         (["model.num_experts=20"], "num_experts=20 rows cannot be orthogonal in model.d_model=16"),
-        (["balancing.simbal.coef=-1"], "balancing.simbal.coef=-1 must be a finite number"),
+        (["balancing.simbal.gram_dtype=fp8"], "balancing.simbal.gram_dtype=fp8 is not one of fp32, bf16"),
+        (["balancing=[lf,quantile]"], "lf and quantile both choose a token's experts"),
+        (["balancing=ortho_param", "router.init=normal", "model.num_experts=20"], "20 rows cannot be orthogonal"),
+        (["balancing=lbl", "model.top_k=4"], "every expert is always chosen"),
         (["trainer.accelerator=cuda"], "no CUDA device is visible"),
         (["data.documents=2", "data.document_tokens=20"], "needs 8"),
     ],

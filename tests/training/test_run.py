@@ -13,7 +13,7 @@ from simbal.training.run import train
 from tests.training.run_files import assert_same_run, rows, weights, without_speed
 
 
-@pytest.mark.parametrize("balancing", ["simbal", "lbl", "none"])
+@pytest.mark.parametrize("balancing", ["simbal", "lbl", "none", "lf", "uniform", "ortho_param"])
 def test_two_runs_with_seed_zero_are_bit_equal_and_another_seed_is_not(small_spec, tmp_path, balancing):
     first, second = (small_spec(f"balancing={balancing}", output_dir=tmp_path / name) for name in "ab")
     other = small_spec(f"balancing={balancing}", "seed=1")
@@ -49,10 +49,13 @@ def test_a_run_finished_on_data_that_have_changed_since_is_refused(small_spec, t
         train(small_spec(*overrides))
 
 
-@pytest.mark.parametrize("balancing", ["simbal", "lbl"])
-def test_accumulation_changes_losses_by_rounding_only(small_spec, balancing):
-    whole = small_spec(f"balancing={balancing}", "trainer.micro_batch=8")
-    parts = small_spec(f"balancing={balancing}", "trainer.micro_batch=2")
+@pytest.mark.parametrize(
+    ("balancing", "reading"),
+    [("simbal", []), ("lbl", []), ("lbl", ["balancing.lbl.scope=global"]), ("lf", []), ("uniform", [])],
+)
+def test_accumulation_changes_losses_by_rounding_only(small_spec, balancing, reading):
+    whole = small_spec(f"balancing={balancing}", "trainer.micro_batch=8", *reading)
+    parts = small_spec(f"balancing={balancing}", "trainer.micro_batch=2", *reading)
     train(whole)
     train(parts)
     for one, other in zip(rows(whole), rows(parts), strict=True):
@@ -102,7 +105,16 @@ def test_the_record_says_what_ran(small_spec):
     assert (record["status"], record["config_hash"], record["seed"]) == ("finished", spec.hash, 0)
     assert (record["backend"], record["precision"], record["router_init"]) == ("torch", "32-true", "orthogonal")
     assert (record["steps"], record["tokens"]) == (12, 12 * 8 * 16)
-    assert record["objective"]["simbal"]["formula"] == "coef * sum_ij |W W^T - I|_ij"
+    assert record["objective"]["simbal"] == {
+        "formula": "coef * sum_ij |W W^T - I|_ij, product in fp32",
+        "citation": "arXiv 2506.14038, section 3.1",
+        "properties": {
+            "differentiable": True, "scope": "weights", "causal": True, "revives_dead_experts": False,
+            "equivariant": True, "mixes_layers": False,
+        },
+        "coef": 0.1, "schedule": [[0, 1.0]], "over_layers": "sum", "effective_coef": 0.2,
+        "unit": "the formula in one layer",
+    }  # fmt: skip
     assert len(record["layers"]["load/max_vio"]) == 2
     assert set(record["metrics"]) | {"tokens_per_second"} == set(record["definitions"])
     assert record["tokens_per_second"] > 0
@@ -110,6 +122,53 @@ def test_the_record_says_what_ran(small_spec):
     assert [row["step"] for row in rows(spec) if "val/loss" in row] == [0, 6, 12]
     assert [row["step"] for row in rows(spec) if "train/ce" in row] == [2, 4, 6, 8, 10, 12]
     assert [path.name for path in (spec.path / "checkpoints").iterdir()] == ["final.ckpt"]
+
+
+def test_a_run_says_at_its_start_what_it_minimises(small_spec, capsys):
+    spec = small_spec("balancing=lf_lbl", "balancing.lbl.schedule=[[0,1],[6,0.5]]", "optim.warmup_steps=12")
+    train(spec)
+    shown = capsys.readouterr().out
+    assert "lf: 0; choice by logits + b" in shown
+    assert "lbl: coef * E * sum_i f_i P_i" in shown
+    assert "  coef 0.01 times 1 at step 0, 0.5 at step 6, sum over layers: effective coefficient 0.04 of OLMoE" in shown
+    assert "trainer.max_steps=12 ends within optim.warmup_steps=12: the rate only rises" in shown
+    assert "effective coefficient 0.04" in (spec.path / "train.log").read_text()
+
+
+def test_a_schedule_that_has_reached_zero_leaves_no_loss(small_spec):
+    spec = small_spec("balancing=lbl", "balancing.lbl.schedule=[[0,1],[6,0]]")
+    train(spec)
+    terms = {row["step"]: row["train/aux/lbl"] for row in rows(spec) if "train/aux/lbl" in row}
+    assert terms[4] == pytest.approx(terms[2] / 5 * 3, rel=0.1)  # steps 1 and 3 of 6
+    assert terms[8] == terms[12] == 0
+
+
+def test_an_orthogonal_parametrization_stays_orthogonal_under_weight_decay(small_spec):
+    spec = small_spec("balancing=ortho_param", "optim.weight_decay=10", "router.init=normal")
+    train(spec)
+    assert rows(spec)[-1]["router/gram_deviation"] < 1e-6
+    start, end = (next(row for row in each if "val/loss" in row) for each in (rows(spec), rows(spec)[::-1]))
+    assert start["val/loss"] > end["val/loss"]
+
+
+def test_loss_free_bias_moves_once_per_optimizer_step_and_is_in_the_checkpoint(small_spec):
+    spec = small_spec("balancing=lf", "trainer.micro_batch=2", "balancing.lf.update_rate=0.5")
+    train(spec)
+    bias_LE = weights(spec)["balancing.strategies.lf.bias_LE"]
+    assert bias_LE.any()
+    assert ((2 * bias_LE) == (2 * bias_LE).round()).all()
+    assert bias_LE.abs().max() <= 12 * 0.5
+
+
+@pytest.mark.parametrize("balancing", ["lf", "ortho_param"])
+def test_a_bf16_model_keeps_the_strategys_numbers_in_fp32(small_spec, balancing):
+    spec = small_spec(f"balancing={balancing}", "trainer.precision=bf16-true", "trainer.max_steps=4")
+    train(spec)
+    saved = {name: tensor.dtype for name, tensor in weights(spec).items() if tensor.is_floating_point()}
+    fp32 = {name for name, dtype in saved.items() if dtype == torch.float32}
+    assert fp32 == {name for name in saved if "lf.bias" in name or "parametrizations" in name}
+    assert len(fp32) == {"lf": 1, "ortho_param": 2}[balancing]
+    assert rows(spec)[-1]["router/gram_deviation"] < 1e-6 or balancing == "lf"
 
 
 def test_a_last_step_between_two_validations_is_validated_too(small_spec):

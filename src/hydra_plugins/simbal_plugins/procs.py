@@ -46,9 +46,9 @@ class ProcsLauncher(Launcher):
         Raises:
             UserError: before any job starts.
         """
+        from simbal.console import console
         from simbal.sweep.job import Job
         from simbal.sweep.launch import launch
-        from simbal.sweep.terminal import console
 
         jobs = [Job.compose(o, self.hydra_context.config_loader, self.config) for o in job_overrides]
         attempts = launch(jobs, self._slots(jobs), self._command, console())

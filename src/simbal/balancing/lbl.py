@@ -1,40 +1,130 @@
 """The load balancing loss: experts chosen often are made less probable.
 
-Reference: arXiv 2506.14038, equation 3; Switch Transformers (arXiv 2101.03961).
-Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token.
+Reference: arXiv 2506.14038, equation 3 and first listing; Switch Transformers (arXiv 2101.03961); OLMoE (arXiv
+2409.02060); the whole step's counts: Qiu et al. (arXiv 2501.11873).
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, K experts per token.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, checked_coef
-from simbal.model.router import Routing
+from simbal.balancing.base import Balancing, Properties
+from simbal.checks import not_negative, one_of
+from simbal.errors import UserError
+from simbal.model.router import Router, Routing, log_scores
+
+GATES = {
+    "dense": "probability of i",
+    "sparse_raw": "probability of i, 0 where not chosen",
+    "sparse_renorm": "weight of i among the chosen, 0 where not chosen",
+}
+SCOPES = ("sequence", "micro", "global")
 
 
 class LoadBalancingLoss(Balancing):
-    """loss = coef * mean over sequences of E sum_i f_i P_i.
+    """loss = coef * mean over groups of tokens of E sum_i f_i P_i, a group being a sequence or all of a batch.
 
-    f_i is the share of a sequence's tokens sent to expert i (sums to K, no gradient), P_i their mean probability of i.
-    Uniform routing gives K * coef; that is a stationary point, not a lower bound.
+    f_i is the share of a group's tokens that chose expert i (sums to K, no gradient), P_i their mean `gates`. Uniform
+    use at uniform probabilities is a stationary point, not a lower bound. With scope=global f counts the whole
+    optimizer step; the loss is linear in P, so the micro-batches together give exactly the one-batch gradient.
     """
 
-    formula = "coef * E * sum_i f_i P_i, per sequence, mean over sequences; sum_i f_i = K, sum_i P_i = 1"
     citation = "arXiv 2506.14038, equation 3; arXiv 2101.03961"
+    unit = "OLMoE's loss, (E/K) sum_i f_i P_i averaged over layers"
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float, gates: str, scope: str, norm: str, choice: str, over_layers: str | None) -> None:
+        """Which reading of the loss it is.
+
+        Args:
+            coef: the multiplier.
+            gates: what P averages: dense (equation 3), sparse_raw, or sparse_renorm (the listing).
+            scope: tokens taken together: sequence (the listing), micro (a micro-batch) or global (f over the step).
+            norm: E, or E/K (OLMoE: uniform routing costs 1 instead of K).
+            choice: f counts the unbiased choice, of the K largest logits, or the biased one, that was carried out.
+            over_layers: sum, mean (OLMoE), or None for `optim.aux_layer_reduce`.
+        """
         super().__init__()
-        self.coef = checked_coef("lbl", coef)
+        self.coef = not_negative("coef", coef)
+        self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, SCOPES)
+        self.norm, self.choice = one_of("norm", norm, ("E", "E/K")), one_of("choice", choice, ("unbiased", "biased"))
+        self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
+        group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the whole step)"}
+        self.formula = (
+            f"coef * {norm} * sum_i f_i P_i; f_i: share of the tokens of {group[scope]} that chose i, sums to K; "
+            f"P_i: their mean {GATES[gates]}"
+        )
+        self.properties = Properties(
+            differentiable=True,
+            scope=scope,  # type: ignore[arg-type]
+            causal=True,
+            revives_dead_experts=gates != "sparse_renorm",  # an expert that is not chosen has no gate there
+        )
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Refuses routers that choose every expert: f is 1 everywhere and the loss a constant."""
+        if any(router.top_k == len(router.weight_ED) for router in routers):
+            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+
+    @property
+    def foresees(self) -> bool:
+        """Only scope=global looks beyond its micro-batch."""
+        return self.scope == "global"
+
+    def measure(self, routings: Sequence[Routing]) -> Tensor:
+        """Tokens that chose each expert."""
+        if self.scope != "global":
+            return super().measure(routings)
+        return torch.stack([chosen(self._experts(routing), routing).sum(0) for routing in routings])
+
+    def losses(self, routings: Sequence[Routing], foreseen_LE: Tensor | None) -> Tensor:
+        """With scope=global, f is taken from `foreseen_LE`."""
+        if foreseen_LE is None:
+            return super().losses(routings, None)
+        f_LE = foreseen_LE / foreseen_LE.sum(1, keepdim=True) * routings[0].topk_experts_NK.shape[1]
+        return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
     def loss(self, routing: Routing) -> Tensor:
-        """Scaled `load_balancing_loss`."""
-        return self.coef * load_balancing_loss(routing)
+        """Of one layer, f from its own tokens."""
+        return self._loss(routing, None)
+
+    def _loss(self, routing: Routing, f_E: Tensor | None) -> Tensor:
+        experts_NK = self._experts(routing)
+        groups = routing.num_sequences if self.scope == "sequence" else 1
+        shape = (groups, -1, routing.probs_NE.shape[-1])
+        f_BE = chosen(experts_NK, routing).view(shape).mean(1) if f_E is None else f_E
+        p_BE = gates(routing, experts_NK, self.gates).view(shape).mean(1)
+        scale = self.coef * shape[-1] / (1 if self.norm == "E" else experts_NK.shape[1])
+        return scale * (f_BE * p_BE).sum(-1).mean()
+
+    def _experts(self, routing: Routing) -> Tensor:
+        return routing.topk_experts_NK if self.choice == "biased" else routing.unsteered_experts_NK
+
+    def effective_coef(self, num_layers: int, top_k: int) -> float:
+        """coef * (K if norm=E) * (L if layers are summed)."""
+        return self.coef * num_layers * (top_k if self.norm == "E" else 1)
+
+    def at_uniform(self, num_experts: int, top_k: int) -> float:
+        """f = K/E; P = 1/E, or that times the share K/E of chosen probability."""
+        value = top_k * top_k / num_experts if self.gates == "sparse_raw" else top_k
+        return self.coef * value / (1 if self.norm == "E" else top_k)
+
+    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
+        """f_0 = P_0 = 1."""
+        return self.coef * num_experts / (1 if self.norm == "E" else top_k)
 
 
-def load_balancing_loss(routing: Routing) -> Tensor:
-    """E sum_i f_i P_i of each sequence, averaged over sequences."""
-    num_experts = routing.probs_NE.shape[-1]
-    shape = (routing.num_sequences, -1, num_experts)
-    chosen_NE = torch.zeros_like(routing.probs_NE).scatter_(-1, routing.topk_experts_NK, 1.0)
-    f_BE = chosen_NE.view(shape).mean(1)
-    p_BE = routing.distribution_NE.view(shape).mean(1)
-    return num_experts * (f_BE * p_BE).sum(-1).mean()
+def chosen(experts_NK: Tensor, routing: Routing) -> Tensor:
+    """(N, E): 1 where the expert is among `experts_NK`; by index, so that a weight may underflow."""
+    return torch.zeros_like(routing.probs_NE).scatter_(-1, experts_NK, 1.0)
+
+
+def gates(routing: Routing, experts_NK: Tensor, kind: str) -> Tensor:
+    """(N, E): what P averages."""
+    if kind == "dense":
+        return routing.distribution_NE
+    if kind == "sparse_raw":
+        return routing.distribution_NE * chosen(experts_NK, routing)
+    weights_NK = log_scores(routing.logits_NE.gather(-1, experts_NK), routing.gating).softmax(-1)
+    return torch.zeros_like(routing.probs_NE).scatter(-1, experts_NK, weights_NK)

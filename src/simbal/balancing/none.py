@@ -1,6 +1,6 @@
 """No balancing: the control arm."""
 
-from simbal.balancing.base import Balancing
+from simbal.balancing.base import Balancing, Properties
 
 
 class NoBalancing(Balancing):
@@ -8,3 +8,4 @@ class NoBalancing(Balancing):
 
     formula = "0"
     citation = "arXiv 2506.14038, figure 2"
+    properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)

@@ -4,14 +4,18 @@ Reference: arXiv 2506.14038, section 3.1 and the second listing of its appendix.
 Shapes: E experts, D model width.
 """
 
+import logging
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, checked_coef
-from simbal.errors import UserError
+from simbal.balancing.base import Balancing, Properties
+from simbal.checks import not_negative, one_of
 from simbal.metrics.orthogonality import identity_deviation
-from simbal.model.router import Routing
+from simbal.model.router import Router, Routing
 
+log = logging.getLogger("simbal")
 GRAM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -21,24 +25,41 @@ class SimBal(Balancing):
     Its gradient is 2 coef S W with S = sign(W W^T - I): it needs no tokens, and is zero exactly at orthonormal rows.
     """
 
-    formula = "coef * sum_ij |W W^T - I|_ij"
     citation = "arXiv 2506.14038, section 3.1"
-    data_free = True
     router_init = "orthogonal"
+    properties = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
 
-    def __init__(self, coef: float, gram_dtype: str) -> None:
-        """`gram_dtype`: fp32 (recommended), or bf16, the precision of the paper's product."""
+    def __init__(self, coef: float, reduction: str, gram_dtype: str) -> None:
+        """Which reading of the loss it is.
+
+        Args:
+            coef: the multiplier.
+            reduction: sum over the E^2 entries (the paper), or mean.
+            gram_dtype: fp32 or the weight's dtype if that is wider (recommended), or bf16, the paper's product.
+        """
         super().__init__()
-        self.coef = checked_coef("simbal", coef)
-        if gram_dtype not in GRAM_DTYPES:
-            raise UserError(f"balancing.simbal.gram_dtype={gram_dtype} is not one of {', '.join(GRAM_DTYPES)}")
-        self.gram_dtype = GRAM_DTYPES[gram_dtype]
+        self.coef, self.reduction = not_negative("coef", coef), one_of("reduction", reduction, ("sum", "mean"))
+        self.gram_dtype = GRAM_DTYPES[one_of("gram_dtype", gram_dtype, [*GRAM_DTYPES])]
+        self.formula = f"coef * {reduction}_ij |W W^T - I|_ij, product in {gram_dtype}"
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Warns where zero is out of reach."""
+        for num_experts, d_model in {router.weight_ED.shape for router in routers}:
+            if num_experts > d_model:
+                log.warning("simbal: %d rows cannot be orthonormal in %d dimensions", num_experts, d_model)
 
     def loss(self, routing: Routing) -> Tensor:
         """Depends on the router's weight alone."""
-        return self.coef * orthogonality_loss(routing.router_weight_ED, self.gram_dtype)
+        weight_ED = routing.router_weight_ED
+        wider = self.gram_dtype == torch.float32 and weight_ED.dtype == torch.float64
+        deviation_EE = identity_deviation(weight_ED, weight_ED.dtype if wider else self.gram_dtype).abs()
+        return self.coef * (deviation_EE.sum() if self.reduction == "sum" else deviation_EE.mean())
 
+    def at_uniform(self, num_experts: int, top_k: int) -> float:
+        """W W^T = 0: E ones on the diagonal."""
+        return self.coef * num_experts / (1 if self.reduction == "sum" else num_experts**2)
 
-def orthogonality_loss(weight_ED: Tensor, gram_dtype: torch.dtype = torch.float32) -> Tensor:
-    """sum_ij |W W^T - I|_ij, the product in `gram_dtype` and the rest in fp32."""
-    return identity_deviation(weight_ED, gram_dtype).abs().sum()
+    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
+        """Every entry of W W^T is scale^2 or -scale^2; for scale >= 1."""
+        total = num_experts**2 * scale**2 - num_experts
+        return self.coef * total / (1 if self.reduction == "sum" else num_experts**2)

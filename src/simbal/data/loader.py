@@ -78,6 +78,10 @@ class TrainBatches:
             self._yielded += 1  # before the yield: Lightning saves while the generator is suspended there
             yield self._batch(step, part)
 
+    def micro_batches(self, step: int) -> list[Tensor]:
+        """All that this rank sees in an optimizer step."""
+        return [self._batch(step, part) for part in range(self.accumulation)]
+
     def _batch(self, step: int, part: int) -> Tensor:
         windows_G = batch_windows(self._seed, step, len(self._windows_WT), self._global_batch)
         start = (part * self._world_size + self._rank) * self._micro_batch

@@ -1,4 +1,4 @@
-"""How far a router's rows are from orthonormal.
+"""How far a router's rows are from orthonormal; of a batch of routers (..., E, D), how far each of them is.
 
 Reference: arXiv 2506.14038, tables 2, 9 and 10; that they use a bf16 product is inferred from their digits.
 Shapes: E experts, D model width.
@@ -12,10 +12,20 @@ def identity_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
     """W W^T - I, (E, E): the product in `gram_dtype` under every autocast, the difference in at least fp32."""
     with torch.autocast(weight_ED.device.type, enabled=False):
         rows_ED = weight_ED.to(gram_dtype)
-        gram_EE = (rows_ED @ rows_ED.T).to(torch.promote_types(gram_dtype, torch.float32))
-        return gram_EE - torch.eye(len(gram_EE), dtype=gram_EE.dtype, device=gram_EE.device)
+        gram_EE = (rows_ED @ rows_ED.mT).to(torch.promote_types(gram_dtype, torch.float32))
+        return gram_EE - torch.eye(gram_EE.shape[-1], dtype=gram_EE.dtype, device=gram_EE.device)
+
+
+def max_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
+    """Max Dev of the paper: the largest absolute deviation of the E^2 entries."""
+    return identity_deviation(weight_ED, gram_dtype).abs().amax((-2, -1))
+
+
+def mean_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
+    """L1 Dist of the paper: the mean absolute deviation over all E^2 entries."""
+    return identity_deviation(weight_ED, gram_dtype).abs().mean((-2, -1))
 
 
 def mean_squared_deviation(weight_ED: Tensor, gram_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """(R^T R - I)^2 of the paper: the mean of the squared deviation over all E^2 entries."""
-    return identity_deviation(weight_ED, gram_dtype).square().mean()
+    return identity_deviation(weight_ED, gram_dtype).square().mean((-2, -1))

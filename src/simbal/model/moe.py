@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from simbal.experts.plan import RoutingPlan
 from simbal.experts.select import apply_experts
-from simbal.model.router import Router, Routing
+from simbal.model.router import Router, Routing, Steering
 
 
 class MoELayer(nn.Module):
@@ -24,10 +24,10 @@ class MoELayer(nn.Module):
         self.w13_E2FD = nn.Parameter(torch.empty(num_experts, 2, d_expert, d_model))
         self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
 
-    def forward(self, x_BSD: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Routing]:
+    def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
         """The experts' weighted sum and what the router decided."""
         x_ND = x_BSD.flatten(0, 1)
-        routing = self.router(x_ND, num_sequences=len(x_BSD), bias_E=bias_E)
+        routing = self.router(x_ND, tokens_BS, steering)
         plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
         y_ND = apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD)
         return y_ND.view_as(x_BSD), routing

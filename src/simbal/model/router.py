@@ -4,16 +4,21 @@ Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538).
 Shapes: N tokens, D model width, E experts, K experts per token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from simbal.model.precision import device_only
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What one MoE layer's router decided and measured; all fp32 but the int64 choice and counts."""
+    """What one MoE layer's router decided and measured; at least fp32 but for the int64 choice and counts."""
 
     logits_NE: Tensor
     probs_NE: Tensor  # after gating: softmax (rows sum to 1) or sigmoid (they do not)
@@ -23,11 +28,37 @@ class Routing:
     router_weight_ED: Tensor
     num_sequences: int  # N = num_sequences * S
     gating: str
+    steered: bool  # the choice was not that of the K largest logits
 
     @property
     def distribution_NE(self) -> Tensor:
-        """Probabilities whose rows sum to 1 under either gating; in log space, so that sigmoids need no epsilon."""
-        return self.probs_NE if self.gating == "softmax" else F.logsigmoid(self.logits_NE).softmax(-1)
+        """Probabilities whose rows sum to 1 under either gating."""
+        return self.probs_NE if self.gating == "softmax" else log_scores(self.logits_NE, self.gating).softmax(-1)
+
+    @property
+    def unsteered_experts_NK(self) -> Tensor:
+        """The experts of the K largest logits, whatever was chosen."""
+        return largest(self.logits_NE, self.topk_experts_NK.shape[1]) if self.steered else self.topk_experts_NK
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What is known of a layer's tokens when their experts are about to be chosen."""
+
+    layer: int
+    tokens_BS: Tensor  # ids; N = B*S
+    logits_NE: Tensor
+    probs_NE: Tensor
+
+
+class Steering(Protocol):
+    """Changes a router's decisions from outside: the model does not know who balances it."""
+
+    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
+        """What goes into the gating."""
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """(N, E): each token goes to the K experts with its largest scores; they pick but never weigh."""
 
 
 def gate(logits_NE: Tensor, gating: str) -> Tensor:
@@ -35,40 +66,58 @@ def gate(logits_NE: Tensor, gating: str) -> Tensor:
     return logits_NE.softmax(-1) if gating == "softmax" else logits_NE.sigmoid()
 
 
+def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
+    """log p up to a constant in each row; its softmax normalises scores that are too small to divide by their sum."""
+    return logits_NE if gating == "softmax" else F.logsigmoid(logits_NE)
+
+
+def largest(scores_NE: Tensor, top_k: int) -> Tensor:
+    """(N, K): experts of the K largest scores; a stable sort, because topk leaves the order of ties open."""
+    return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+
+
 class Router(nn.Module):
-    """logits = x W^T; the K largest of `logits + bias` are chosen; their weights are those of the unbiased logits.
+    """logits = x W^T; the experts of the K largest are chosen, unless a `Steering` says by which scores to choose.
 
     softmax: p = softmax(logits); sigmoid: p = sigmoid(logits). With `renormalize` the K weights are divided by their
     sum. Both gatings are monotone, so the choice is that of the logits; ties go to the lowest expert index.
     """
 
-    def __init__(self, d_model: int, num_experts: int, top_k: int, gating: str, renormalize: bool) -> None:
+    def __init__(self, d_model: int, num_experts: int, top_k: int, gating: str, renormalize: bool, layer: int) -> None:
         super().__init__()
         self.weight_ED = nn.Parameter(torch.empty(num_experts, d_model))
-        self.top_k, self.gating, self.renormalize = top_k, gating, renormalize
+        self.top_k, self.gating, self.renormalize, self.layer = top_k, gating, renormalize, layer
 
-    def forward(self, x_ND: Tensor, num_sequences: int, bias_E: Tensor | None = None) -> Routing:
-        """Route N tokens that are `num_sequences` whole sequences; `bias_E` picks but never weighs."""
+    def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
+        """Route the hidden states of B whole sequences; products in fp32, or in the input's dtype if that is wider."""
+        weight_ED = self.weight_ED  # once: a parametrised weight is computed at each access
+        wide = torch.promote_types(x_ND.dtype, torch.float32)
         with torch.autocast(x_ND.device.type, enabled=False):
-            logits_NE = F.linear(x_ND.float(), self.weight_ED.float())
+            logits_NE = F.linear(x_ND.to(wide), weight_ED.to(wide))
+            if steering:
+                logits_NE = steering.adjust_logits(logits_NE)
             probs_NE = gate(logits_NE, self.gating)
+            scores_NE = logits_NE
             with torch.no_grad():
-                scores_NE = logits_NE if bias_E is None else logits_NE + bias_E
-                # a stable sort, because topk leaves the order of ties open
-                topk_experts_NK = scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
-                tokens_per_expert_E = count(topk_experts_NK, len(self.weight_ED))
+                if steering:
+                    scores_NE = steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE))
+                topk_experts_NK = largest(scores_NE, self.top_k)
+                tokens_per_expert_E = count(topk_experts_NK, len(weight_ED))
             topk_probs_NK = self._weights(logits_NE, probs_NE, topk_experts_NK)
         return Routing(
-            logits_NE, probs_NE, topk_experts_NK, topk_probs_NK, tokens_per_expert_E, self.weight_ED, num_sequences,
-            self.gating,
+            logits_NE, probs_NE, topk_experts_NK, topk_probs_NK, tokens_per_expert_E, weight_ED, len(tokens_BS),
+            self.gating, steered=scores_NE is not logits_NE,
         )  # fmt: skip
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A parametrised weight keeps its dtype: decompositions have no bf16 kernel."""
+        super()._apply(device_only(fn) if parametrize.is_parametrized(self) else fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _weights(self, logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor) -> Tensor:
         if not self.renormalize:
             return probs_NE.gather(-1, experts_NK)
-        # in log space: scores may be too small to divide by their sum
-        chosen_NK = logits_NE.gather(-1, experts_NK)
-        return (chosen_NK if self.gating == "softmax" else F.logsigmoid(chosen_NK)).softmax(-1)
+        return log_scores(logits_NE.gather(-1, experts_NK), self.gating).softmax(-1)
 
 
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:

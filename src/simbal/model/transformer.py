@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simbal.model.attention import Attention, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
-from simbal.model.router import Router, Routing
+from simbal.model.router import Router, Routing, Steering
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,28 @@ class TransformerShape:
 class Block(nn.Module):
     """x += attention(norm(x)); x += feed_forward(norm(x))."""
 
-    def __init__(self, shape: TransformerShape, backend: str | None) -> None:
+    def __init__(self, shape: TransformerShape, layer: int, backend: str | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.attention = Attention(shape.d_model, shape.num_heads)
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
-                Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize),
+                Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer),
                 shape.d_model, shape.d_expert, backend,
             )
             if shape.num_experts
             else FeedForward(shape.d_model, shape.d_expert)
         )  # fmt: skip
 
-    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor, bias_E: Tensor | None) -> tuple[Tensor, Routing | None]:
+    def forward(
+        self, x_BSD: Tensor, rotation_2SP: Tensor, tokens_BS: Tensor, steering: Steering | None
+    ) -> tuple[Tensor, Routing | None]:
         """The residual stream after the block, and its routing (None if dense)."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
-            y_BSD, routing = self.feed_forward(h_BSD, bias_E)
+            y_BSD, routing = self.feed_forward(h_BSD, tokens_BS, steering)
             return x_BSD + y_BSD, routing
         return x_BSD + self.feed_forward(h_BSD), None
 
@@ -66,18 +68,18 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape, self.backend = shape, backend
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.blocks = nn.ModuleList(Block(shape, backend) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(Block(shape, layer, backend) for layer in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
 
-    def forward(self, tokens_BS: Tensor, bias_LE: Tensor | None = None) -> tuple[Tensor, list[Routing]]:
-        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `bias_LE` shifts the choice of experts only."""
+    def forward(self, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, list[Routing]]:
+        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router."""
         head_width = self.shape.d_model // self.shape.num_heads
         rotation_2SP = rotary_angles(tokens_BS.shape[1], head_width, self.shape.rope_theta, tokens_BS.device)
         x_BSD = self.embedding(tokens_BS)
         routings = []
-        for layer, block in enumerate(self.blocks):
-            x_BSD, routing = block(x_BSD, rotation_2SP, None if bias_LE is None else bias_LE[layer])
+        for block in self.blocks:
+            x_BSD, routing = block(x_BSD, rotation_2SP, tokens_BS, steering)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from simbal.console import console
 from simbal.sweep import export, terminal
 from simbal.sweep.collect import collect
 from simbal.sweep.table import build
@@ -19,7 +20,7 @@ def report(folder: Path, baseline: str | None = None) -> None:
     """
     runs = collect(folder)
     table = build(folder.resolve().name, runs, baseline)
-    out = terminal.console()
+    out = console()
     terminal.show(table, out)
     export.export(table, folder)
     out.print(f"written: {folder / 'table.md'}, table.csv and table.json", soft_wrap=True)

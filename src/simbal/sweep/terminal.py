@@ -1,22 +1,14 @@
 """Prints a table for people: no number is ever cut short, however narrow the terminal."""
 
-import sys
 from collections.abc import Callable, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
+from simbal.console import new_grid
 from simbal.sweep.arms import ABSENT, short_columns
 from simbal.sweep.statistics import PairedDifference
 from simbal.sweep.table import METRICS, Metric, Row, Table
-
-PLAIN_WIDTH = 120  # columns where the output is a file or a pipe
-
-
-def console() -> Console:
-    """Standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def show(table: Table, out: Console) -> None:
@@ -69,19 +61,8 @@ def _show_fitting(metrics: Sequence[Metric], draw: Callable[[Sequence[Metric], s
     _show_fitting(metrics[half:], draw, out)
 
 
-def _grid(title: str) -> Grid:
-    return Grid(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
 def _means(table: Table, metrics: Sequence[Metric], separator: str) -> Grid:
-    grid = _grid(f"{table.name}: mean ± standard deviation over seeds")
+    grid = new_grid(f"{table.name}: mean ± standard deviation over seeds")
     for column in short_columns(table.columns):
         grid.add_column(column, overflow="fold")
     grid.add_column("n", justify="right")
@@ -111,7 +92,7 @@ def _mean(metric: Metric, row: Row, separator: str) -> str:
 
 
 def _differences(table: Table, rows: Sequence[Row]) -> Grid:
-    grid = _grid(f"paired difference to {table.baseline} on the seeds that both have")
+    grid = new_grid(f"paired difference to {table.baseline} on the seeds that both have")
     grid.add_column("arm", overflow="fold")
     grid.add_column("metric", overflow="fold")
     for heading in ("difference", "95% interval", "pairs"):
@@ -126,7 +107,7 @@ def _differences(table: Table, rows: Sequence[Row]) -> Grid:
 
 
 def _absent(table: Table) -> Grid:
-    grid = _grid("runs without a result; console.log in their folders may say more")
+    grid = new_grid("runs without a result; console.log in their folders may say more")
     for heading in ("run", "status", "error", "folder"):
         grid.add_column(heading, overflow="fold")
     for label, run in table.absent:

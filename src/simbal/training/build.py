@@ -1,8 +1,8 @@
 """From plain config dicts to the objects of a run."""
 
 import torch
-from hydra.utils import get_class
 
+from simbal.balancing.build import build_balancing
 from simbal.balancing.composition import Composition
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
@@ -47,19 +47,12 @@ def transformer_shape(spec: RunSpec) -> TransformerShape:
     )
 
 
-def build_balancing(spec: RunSpec) -> Composition:
-    """Every strategy of the `balancing` group: its `_target_` called with its other keys."""
-    parts = {}
-    for name, keys in spec.config["balancing"].items():
-        arguments = {key: value for key, value in keys.items() if key != "_target_"}
-        parts[name] = get_class(keys["_target_"])(**arguments)
-    return Composition(parts)
-
-
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
     """Model with its initial weights, strategies and optimizer settings."""
     optim, trainer = spec.config["optim"], spec.config["trainer"]
-    shape, balancing = transformer_shape(spec), build_balancing(spec)
+    shape = transformer_shape(spec)
+    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}
+    balancing = build_balancing(spec.config["balancing"], facts, trainer["max_steps"], optim["aux_layer_reduce"])
     backend = None
     if shape.num_experts:
         named = spec.config["experts"]["backend"]
@@ -67,6 +60,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     model = Transformer(shape, backend)
     router_init = resolve_router_init(spec.config["router"]["init"], balancing)
     initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
+    balancing.prepare(model.routers)
     return LitMoE(
         model,
         balancing,
@@ -77,7 +71,6 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         max_steps=trainer["max_steps"],
         z_loss_coef=optim["z_loss_coef"],
         grad_clip=optim["grad_clip"],
-        aux_layer_reduce=optim["aux_layer_reduce"],
         bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
     )  # fmt: skip
 

@@ -3,22 +3,26 @@
 Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
 from simbal.balancing.composition import Composition
+from simbal.data.loader import TrainBatches
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.optim import OptimSettings, build_optimizer
+from simbal.training.ranks import sum_over_ranks, world_size
+from simbal.training.step_totals import StepTotals
 from simbal.training.validation import Validation, ValidationTotals
 
 
 class LitMoE(L.LightningModule):
-    """loss = cross-entropy + z-loss + sum over strategies and layers of the auxiliary losses."""
+    """loss = cross-entropy + z-loss + the terms of the balancing strategies."""
 
     def __init__(
         self,
@@ -28,44 +32,66 @@ class LitMoE(L.LightningModule):
         max_steps: int,
         z_loss_coef: float,
         grad_clip: float,
-        aux_layer_reduce: str,
         bytes_of_token_V: Tensor,
     ) -> None:
-        """`grad_clip` 0: the norm is measured but not clipped; `aux_layer_reduce`: sum or mean over layers."""
+        """`grad_clip` 0: the norm is measured but not clipped."""
         super().__init__()
         self.model, self.balancing, self.optim = model, balancing, optim
         self.max_steps, self.z_loss_coef, self.grad_clip = max_steps, z_loss_coef, grad_clip
-        self.aux_layer_reduce = aux_layer_reduce
         self.bytes_of_token_V = nn.Buffer(bytes_of_token_V, persistent=False)
-        num_routers, num_experts = len(model.routers), model.shape.num_experts
-        # counts of the optimizer step in progress, over its micro-batches
-        self.step_counts_LE = nn.Buffer(torch.zeros(num_routers, num_experts).long(), persistent=False)
-        self.finished_counts_LE = torch.zeros_like(self.step_counts_LE)  # of the last whole step
+        self.step_totals = StepTotals()  # of the optimizer step in progress
+        self.foreseen: dict[str, Tensor] | None = None  # what the strategies will have measured when it ends
+        self.finished_counts_LE = torch.zeros(len(model.routers), model.shape.num_experts).long()  # of the last one
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.validation: Validation | None = None
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[HeadLoss, list[Routing]]:
         """Loss of the language model alone, and every layer's routing."""
-        hidden_BSD, routings = self.model(tokens_BS, self.balancing.expert_bias())
+        hidden_BSD, routings = self.model(tokens_BS, self.balancing)
         loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), self.z_loss_coef)
         return loss, routings
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        """Before the first of several micro-batches, look through all of them if a strategy needs it."""
+        accumulation = self.trainer.accumulate_grad_batches
+        if self.balancing.foresees and accumulation > 1 and batch_idx % accumulation == 0:
+            loader = cast(TrainBatches, self.trainer.train_dataloader)
+            self.foresee(window_BT.to(self.device) for window_BT in loader.micro_batches(self.global_step))
+
+    @torch.no_grad()
+    def foresee(self, windows: Iterable[Tensor]) -> None:
+        """What the strategies will measure in the step made of this rank's `windows_BT`."""
+        totals = StepTotals()
+        for window_BT in windows:
+            _, routings = self.model(window_BT[:, :-1], self.balancing)
+            totals.add(self.balancing.measure(routings), routings)
+        self.foreseen = totals.over_ranks()
 
     def training_step(self, window_BT: Tensor, batch_idx: int) -> dict[str, Any]:
         """`window_BT` holds the inputs and, shifted by one, the targets."""
         head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
-        reduce = torch.sum if self.aux_layer_reduce == "sum" else torch.mean
-        aux = {name: reduce(loss_L) for name, loss_L in self.balancing.losses(routings).items()}
+        measured = self.balancing.measure(routings)
+        foreseen = self.foreseen
+        if self.balancing.foresees and foreseen is None:  # this micro-batch is the whole step
+            foreseen = {name: sum_over_ranks(measured_LE) for name, measured_LE in measured.items()}
+        aux = self.balancing.losses(routings, self.global_step, foreseen)
         loss = torch.stack([head.loss, *aux.values()]).sum()
-        if routings:
-            self.step_counts_LE.add_(torch.stack([routing.tokens_per_expert_E for routing in routings]))
+        self.step_totals.add(measured, routings)
         return {"loss": loss, "total": loss.detach(), "ce": head.nll_N.mean(), "aux": aux}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """After the optimizer, and once for all its micro-batches, the strategies see where the tokens went."""
+        """After the optimizer, and once for all its micro-batches, the strategies see what they measured."""
+        step = self.global_step
         super().optimizer_step(*args, **kwargs)
-        self.finished_counts_LE = self.step_counts_LE.clone()
-        self.balancing.update(self.finished_counts_LE)
-        self.step_counts_LE.zero_()
+        self.finish_step(step, self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    def finish_step(self, step: int, lr: float) -> None:
+        """Optimizer step `step` is done, at rate `lr`."""
+        totals, self.step_totals, self.foreseen = self.step_totals, StepTotals(), None
+        if totals.counts_LE is not None:
+            self.finished_counts_LE = totals.counts_LE
+        weights = [router.weight_ED for router in self.model.routers]
+        self.balancing.update(totals.over_ranks(), totals.micro_batches * world_size(), weights, lr, step)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip the norm of the whole gradient, and keep what it was before."""

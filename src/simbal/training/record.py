@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import subprocess
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 
 from simbal import __name__ as package
-from simbal.balancing.composition import Composition
 from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
 from simbal.run_folder import RunSpec
@@ -33,7 +33,7 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
         "definitions": DEFINITIONS,
-        "objective": objective(module.balancing, module.aux_layer_reduce),
+        "objective": objective(module),
         "code": code_version(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in LIBRARIES},
@@ -50,12 +50,37 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
     }
 
 
-def objective(balancing: Composition, layer_reduce: str) -> dict[str, dict[str, str]]:
-    """Formula, source and layer reduction of each strategy's loss."""
-    return {
-        name: {"formula": part.formula, "citation": part.citation, "over_layers": layer_reduce}
-        for name, part in balancing.parts.items()
-    }
+def objective(module: LitMoE) -> dict[str, dict[str, Any]]:
+    """Each strategy's formula, source and declared properties, and how its loss, if it has one, is counted."""
+    shape, balancing = module.model.shape, module.balancing
+    described: dict[str, dict[str, Any]] = {}
+    for name, part in balancing.parts.items():
+        described[name] = {"formula": part.formula, "citation": part.citation, "properties": asdict(part.properties)}
+        if part.properties.differentiable:
+            reduction = balancing.layer_reduction(name)
+            described[name] |= {
+                "coef": part.coef,
+                "schedule": balancing.schedule(name).points,
+                "over_layers": reduction,
+                "effective_coef": part.effective_coef(shape.num_layers if reduction == "sum" else 1, shape.top_k),
+                "unit": part.unit,
+            }
+    return described
+
+
+def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
+    """The same for people: a line for each strategy, and one more for its loss."""
+    shown = []
+    for name, part in objective.items():
+        shown.append(f"{name}: {part['formula']}")
+        if "coef" in part:
+            course = ", ".join(f"{factor:g} at step {step}" for step, factor in part["schedule"])
+            times = f" times {course}" if len(part["schedule"]) > 1 else ""
+            shown.append(
+                f"  coef {part['coef']:g}{times}, {part['over_layers']} over layers: "
+                f"effective coefficient {part['effective_coef']:g} of {part['unit']}"
+            )
+    return shown
 
 
 def code_version() -> dict[str, str | bool | None]:

@@ -50,6 +50,9 @@ def train(spec: RunSpec) -> None:
         folder.write_spec(spec)
         with log_to(folder.path / "train.log"):
             run = record.describe(spec, data, module, device, precision)
+            for line in [*record.lines(run["objective"]), *warm_up_note(spec)]:
+                print(line)
+                log.info(line)
             try:
                 metrics = fit(spec, folder.path, module, data, device.type, precision)
             except Exception as error:
@@ -58,6 +61,16 @@ def train(spec: RunSpec) -> None:
                 raise
             folder.write_record(run | {"status": "finished", "ended": record.now()} | metrics)
     print(f"val/ppl {metrics['metrics']['val/ppl']:.3f}  {folder.path}")
+
+
+def warm_up_note(spec: RunSpec) -> list[str]:
+    """A sentence if the run is too short for its warm-up: no mistake in a trial run, in a long one it may be."""
+    warmup_steps, max_steps = spec.config["optim"]["warmup_steps"], spec.config["trainer"]["max_steps"]
+    if warmup_steps < max_steps:
+        return []
+    return [
+        f"warning: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"
+    ]
 
 
 def fit(

@@ -1,0 +1,31 @@
+"""Run analyses, print their tables and write them to outputs/analysis/<name>.json.
+
+Examples:
+    python evaluate.py analysis=orthogonalization
+    python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
+"""
+
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from simbal import command_line
+from simbal.config import resolved
+from simbal.errors import exit_on_user_error
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
+def main(cfg: DictConfig) -> None:
+    """Run the analyses that `cfg` names."""
+    with exit_on_user_error():
+        config = resolved(cfg)
+        from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
+
+        evaluate(config["analysis"], config["output_dir"])
+
+
+if __name__ == "__main__":
+    command_line.check(Path(__file__).with_name("conf"), __doc__, root="evaluate")
+    with command_line.exit_codes():
+        main()

@@ -1,0 +1,132 @@
+"""Penalties on the geometry of the router's rows: direction and scale together (ERNIE), or each alone.
+
+Reference: ERNIE 4.5 (its router orthogonalisation, as in PaddleFormers); the 2 x 2 of the other two is ours.
+Shapes: E experts, D model width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.checks import not_negative
+from simbal.errors import UserError
+from simbal.model.router import Routing
+
+OF_WEIGHTS = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
+AFTER_STEP = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
+
+
+class ErnieOrthogonalLoss(Balancing):
+    """loss = coef * mean_ij (n_i . n_j - 1[i = j])^2 with n_i = w_i / |w_i|: the length of a row is free.
+
+    Decoupled: no part of the loss, but a step of its own after the optimizer's, W -= (lr) * coef * gradient.
+    """
+
+    citation = "ERNIE 4.5 technical report; PaddleFormers (both forms of the decoupled step)"
+
+    def __init__(self, coef: float, decoupled: bool, scale_by_lr: bool) -> None:
+        """`scale_by_lr`: the decoupled step is proportional to the learning rate."""
+        super().__init__()
+        self.coef, self.decoupled, self.scale_by_lr = not_negative("coef", coef), decoupled, scale_by_lr
+        loss = "coef * mean_ij (n_i . n_j - 1[i = j])^2, n_i = w_i / |w_i|"
+        rate = "lr * " if scale_by_lr else ""
+        self.formula = f"0; after the optimizer W -= {rate}gradient of {loss}" if decoupled else loss
+        self.properties = AFTER_STEP if decoupled else OF_WEIGHTS
+
+    def loss(self, routing: Routing) -> Tensor:
+        """0 if decoupled."""
+        if self.decoupled:
+            return super().loss(routing)
+        return self.coef * normalised_deviation(routing.router_weight_ED)
+
+    def update(self, step: FinishedStep) -> None:
+        """The decoupled step."""
+        for weight_ED in step.router_weights if self.decoupled else ():
+            if not weight_ED.is_leaf:
+                raise UserError(
+                    "decoupled=true moves the router's weight itself, which ortho_param computes from another"
+                )
+            with torch.enable_grad():
+                (gradient_ED,) = torch.autograd.grad(normalised_deviation(weight_ED), weight_ED)
+            rate = (step.lr if self.scale_by_lr else 1) * step.factor * self.coef
+            weight_ED.sub_(gradient_ED, alpha=rate)
+
+    def at_uniform(self, num_experts: int, top_k: int) -> float:
+        """Rows of length 0 have no direction: n = 0."""
+        return 0.0 if self.decoupled else self.coef / num_experts
+
+    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
+        """All rows parallel."""
+        return 0.0 if self.decoupled else self.coef * (1 - 1 / num_experts)
+
+
+class OffDiagonalCosine(Balancing):
+    """loss = coef * mean over pairs i != j of cos^2(w_i, w_j): direction alone."""
+
+    formula = "coef * mean over i != j of cos^2(w_i, w_j)"
+    citation = "direction half of SimBal, arXiv 2506.14038"
+    properties = OF_WEIGHTS
+
+    def __init__(self, coef: float) -> None:
+        super().__init__()
+        self.coef = not_negative("coef", coef)
+
+    def loss(self, routing: Routing) -> Tensor:
+        """Of the router's weight."""
+        return self.coef * off_diagonal_cosine(routing.router_weight_ED)
+
+    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
+        """All rows parallel."""
+        return self.coef
+
+
+class RowNorm(Balancing):
+    """loss = coef * mean_i (|w_i| - 1)^2: scale alone."""
+
+    formula = "coef * mean_i (|w_i| - 1)^2"
+    citation = "scale half of SimBal, arXiv 2506.14038"
+    properties = OF_WEIGHTS
+
+    def __init__(self, coef: float) -> None:
+        super().__init__()
+        self.coef = not_negative("coef", coef)
+
+    def loss(self, routing: Routing) -> Tensor:
+        """Of the router's weight."""
+        return self.coef * row_norm_deviation(routing.router_weight_ED)
+
+    def at_uniform(self, num_experts: int, top_k: int) -> float:
+        """Every row has length 0."""
+        return self.coef
+
+    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
+        """Every row has length `scale`."""
+        return self.coef * (scale - 1) ** 2
+
+
+def cosines(weight_ED: Tensor) -> Tensor:
+    """cos(w_i, w_j), (E, E), in fp32 at least; 0 for rows without a direction."""
+    with torch.autocast(weight_ED.device.type, enabled=False):
+        rows_ED = F.normalize(weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32)))
+        return rows_ED @ rows_ED.T
+
+
+def normalised_deviation(weight_ED: Tensor) -> Tensor:
+    """mean_ij (cos(w_i, w_j) - 1[i = j])^2."""
+    cosines_EE = cosines(weight_ED)
+    return (cosines_EE - torch.eye(len(cosines_EE), dtype=cosines_EE.dtype, device=cosines_EE.device)).square().mean()
+
+
+def off_diagonal_cosine(weight_ED: Tensor) -> Tensor:
+    """mean over i != j of cos^2(w_i, w_j)."""
+    num_experts = len(weight_ED)
+    pairs = ~torch.eye(num_experts, dtype=torch.bool, device=weight_ED.device)
+    return (cosines(weight_ED).square() * pairs).sum() / pairs.sum()
+
+
+def row_norm_deviation(weight_ED: Tensor) -> Tensor:
+    """mean_i (|w_i| - 1)^2, in fp32 at least."""
+    rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
+    deviation_E: Tensor = torch.linalg.vector_norm(rows_ED, dim=1) - 1
+    return deviation_E.square().mean()

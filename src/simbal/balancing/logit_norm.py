@@ -1,0 +1,30 @@
+"""Gating logit normalisation: every token's logits get the same spread, so that no token routes evenly.
+
+Reference: Skywork-MoE (arXiv 2406.06563), gating logit normalization.
+Shapes: N tokens, E experts.
+"""
+
+from torch import Tensor
+
+from simbal.balancing.base import Balancing, Properties
+from simbal.checks import not_negative
+
+VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
+
+
+class LogitNorm(Balancing):
+    """logits' = scale * (logits - mean) / std over the experts of each token, before the gating."""
+
+    formula = "0; logits' = scale * (logits - mean_E) / std_E before the gating"
+    citation = "arXiv 2406.06563"
+    properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = not_negative("scale", scale)
+
+    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
+        """Standard deviation over all E, not E - 1."""
+        centred_NE = logits_NE - logits_NE.mean(-1, keepdim=True)
+        variance_N1 = centred_NE.square().mean(-1, keepdim=True)
+        return self.scale * centred_NE * (variance_N1 + VARIANCE_FLOOR).rsqrt()

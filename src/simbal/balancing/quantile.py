@@ -1,0 +1,73 @@
+"""Quantile balancing: the bias that would have balanced the last step, read off its scores.
+
+Reference: BIP-based balancing (arXiv 2502.15451), one round of its dual update per step, not clipped at 0; averaged
+over a step and smoothed over steps, which is ours.
+Shapes: N tokens, L MoE layers, E experts, K experts per token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.errors import UserError
+from simbal.model.router import Candidates, Router, Routing
+
+
+class QuantileBalancing(Balancing):
+    """choice = top K of s - b; alpha_t = (K+1)-th largest of s_t - b; b_i' = (NK/E + 1)-th largest of s_ti - alpha_t.
+
+    alpha_t is the score that a token's experts beat, b_i the surplus that only NK/E tokens have for expert i. After a
+    step b becomes smoothing * b + (1 - smoothing) * mean of b' over its micro-batches and ranks, less its own mean.
+    """
+
+    formula = (
+        "0; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, b_i = (NK/E + 1)-th largest of s_ti - alpha_t, "
+        "smoothed over steps, centred"
+    )
+    citation = "arXiv 2502.15451"
+    properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
+
+    def __init__(self, num_layers: int, num_experts: int, smoothing: float) -> None:
+        """`smoothing`: the share of the old bias that stays, in [0, 1)."""
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise UserError(f"smoothing={smoothing} must be at least 0 and below 1")
+        self.smoothing = smoothing
+        self.bias_LE = nn.Buffer(torch.zeros(num_layers, num_experts))
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Needs an expert that is not chosen."""
+        if any(router.top_k == len(router.weight_ED) for router in routers):
+            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Gated scores less the layer's bias."""
+        return candidates.probs_NE - self.bias_LE[candidates.layer]
+
+    def measure(self, routings: Sequence[Routing]) -> Tensor:
+        """The bias that these tokens ask for, (L, E)."""
+        return torch.stack(
+            [
+                surplus(routing.probs_NE.detach(), bias_E, routing.topk_experts_NK.shape[1])
+                for routing, bias_E in zip(routings, self.bias_LE, strict=True)
+            ]
+        )
+
+    def update(self, step: FinishedStep) -> None:
+        """Takes the mean of what the micro-batches asked for."""
+        asked_LE = step.measured_LE / step.num_measured
+        asked_LE = asked_LE - asked_LE.mean(1, keepdim=True)
+        self.bias_LE.lerp_(asked_LE.to(self.bias_LE.dtype), 1 - self.smoothing)
+
+
+def surplus(scores_NE: Tensor, bias_E: Tensor, top_k: int) -> Tensor:
+    """b_i = (NK/E + 1)-th largest over tokens of s_ti - alpha_t, alpha_t = (K+1)-th largest of s_t - b; (E,).
+
+    NK/E is rounded down.
+    """
+    num_tokens, num_experts = scores_NE.shape
+    alpha_N1 = (scores_NE - bias_E).topk(top_k + 1, dim=1).values[:, -1:]
+    capacity = num_tokens * top_k // num_experts
+    return (scores_NE - alpha_N1).topk(capacity + 1, dim=0).values[-1]

@@ -1,0 +1,22 @@
+"""Checks of single values that a user gave; no torch here."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from simbal.errors import UserError
+
+
+def not_negative(key: str, value: Any) -> float:
+    """`value` as a float; `UserError` unless it is a finite number of at least 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise UserError(f"{key}={value} must be a finite number of at least 0")
+    return float(value)
+
+
+def one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
+    """`value`; `UserError` unless it is one of `allowed`."""
+    if value not in allowed:
+        raise UserError(f"{key}={value} is not one of {', '.join(allowed)}")
+    return str(value)

@@ -1,0 +1,131 @@
+"""evaluate.py as a user runs it: a table and a file, or one sentence and nothing written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simbal import command_line
+from simbal.analysis.evaluate import evaluate
+from simbal.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+NAMES = sorted(file.stem for file in (CONF / "analysis").glob("*.yaml"))
+FEW = ("analysis.orthogonalization.trials=2", "analysis.orthogonalization.steps=2")
+
+
+def run(folder, *arguments):
+    command = [sys.executable, str(ROOT / "evaluate.py"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Runs the check on a command line of `root`; the exit code, and what was said on stdout and stderr."""
+
+    def run_check(*arguments, root="evaluate"):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+        try:
+            command_line.check(CONF, "About.", root)
+        except SystemExit as end:
+            return end.code, *capsys.readouterr()
+        return None, "", ""
+
+    return run_check
+
+
+def test_several_analyses_print_their_tables_and_write_their_numbers(tmp_path):
+    done = run(tmp_path, f"analysis=[{','.join(NAMES)}]", *FEW)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "OrthoInit" in done.stdout
+    assert "MoE-L (table 10)" in done.stdout
+    for name in NAMES:
+        file = Path("outputs", "analysis", f"{name}.json")
+        assert f"written: {file}" in done.stdout
+        written = json.loads((tmp_path / file).read_text())
+        assert written["analysis"] == name
+        assert written["versions"].keys() == {"simbal", "torch"}
+        assert written["seconds"] >= 0
+    settings = json.loads((tmp_path / "outputs" / "analysis" / "orthogonalization.json").read_text())["settings"]
+    assert (settings["trials"], settings["steps"], settings["seed"], settings["d_model"]) == (2, 2, 0, 1536)
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_nonsense_value_is_one_sentence_and_nothing_is_written(tmp_path):
+    done = run(tmp_path, "analysis=orthogonalization", "analysis.orthogonalization.trials=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: analysis.orthogonalization.trials=1 must be a whole number of at least 2\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = {"_target_": "simbal.analysis.gram_quanta.gram_quanta"}
+    with pytest.raises(UserError, match="cannot write .*file/analysis"):
+        evaluate({"gram_quanta": settings}, str(tmp_path / "file"))
+    with pytest.raises(UserError, match="output_dir=None must be the path of a folder"):
+        evaluate({"gram_quanta": settings}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give analysis=NAME: analysis has gram_quanta, orthogonalization"),
+        (["~analysis"], "give analysis=NAME: analysis has gram_quanta, orthogonalization"),
+        (["analysis=null"], "analysis=null chooses nothing: analysis has gram_quanta, orthogonalization"),
+        (["analysis=quanta"], "analysis=quanta: analysis has no option quanta; did you mean gram_quanta?"),
+        (["analysis=orthogonalization", "trials=3"], "did you mean analysis.orthogonalization.trials?"),
+        (
+            ["analysis=orthogonalization", "+analysis.orthogonalization.trails=3"],
+            "would add a key, but every key there is exists already; did you mean analysis.orthogonalization.trials?",
+        ),
+        (["analysis=gram_quanta", FEW[0]], "belongs to analysis=orthogonalization, which is not chosen"),
+        (
+            ["analysis=orthogonalization", "analysis.orthogonalization.trials=few"],
+            "analysis.orthogonalization.trials must be a number, such as 100",
+        ),
+        (["analysis=gram_quanta", "output_dri=/tmp"], "there is no key output_dri; did you mean output_dir?"),
+        (["analysis=gram_quanta", "balancing=lbl"], "balancing=lbl: there is no key balancing"),
+        (["analysis=gram_quanta", "balancing.lbl.coef=1"], "there is no key balancing.lbl.coef"),
+        (["analysis=gram_quanta", "sweeps=significance"], "there is no key sweeps"),
+        (["-m", "analysis=gram_quanta"], "evaluate.py takes one config at a time: leave out -m"),
+        (["hydra.mode=MULTIRUN", "analysis=gram_quanta"], "evaluate.py takes one config at a time"),
+        (["analysis=gram_quanta,orthogonalization"], "asks for several runs: write a list as [a,b], or quote"),
+    ],
+)
+def test_a_slip_is_one_sentence_and_exit_code_2(check, arguments, sentence):
+    code, out, said = check(*arguments)
+    assert (code, out) == (2, "")
+    assert sentence in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+def test_train_py_has_no_analyses(check):
+    code, _, said = check("analysis=orthogonalization", root="config")
+    assert (code, said) == (2, "error: analysis=orthogonalization: there is no key analysis\n")
+    assert not any(name in check("--help", root="config")[1] for name in NAMES)
+
+
+def test_help_lists_the_analyses_in_the_words_of_their_files_and_no_other_group(check):
+    code, page, _ = check("--help")
+    assert code == 0
+    assert page.startswith("About.")
+    for name in NAMES:
+        comment, key = (CONF / "analysis" / f"{name}.yaml").read_text().splitlines()[:2]
+        assert comment.startswith("# ")
+        assert key == f"{name}:"
+        assert name in page
+        assert comment.removeprefix("# ") in page
+    assert "output_dir=outputs" in page
+    assert not any(word in page for word in ("balancing", "sweep", "-m "))
+
+
+def test_looking_around_imports_no_torch():
+    program = "import sys, evaluate; print(sorted({'torch', 'lightning', 'rich'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,142 @@
+"""Golden numbers of the paper's table of distances from orthonormality, and what ours say about it."""
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from simbal.analysis import orthonormal
+from simbal.analysis.deviations import PAPER, Spread, notes, table, verdict
+from simbal.analysis.orthogonalization import measured, orthogonalization
+from simbal.errors import UserError
+from simbal.metrics.orthogonality import identity_deviation, max_deviation, mean_deviation, mean_squared_deviation
+from simbal.model.init import generator
+
+SMALL = {"num_experts": 4, "d_model": 16, "trials": 2, "steps": 3, "lr": 1e-4, "final_lr": 1e-5, "seed": 0}
+
+
+def generators(trials):
+    return [generator(0, f"test/{trial}") for trial in range(trials)]
+
+
+@pytest.fixture(scope="module")
+def drawn_TED():
+    return orthonormal.ortho_init(32, 1536, generators(100))
+
+
+@pytest.fixture(scope="module")
+def results(drawn_TED):
+    """The paper's shape; fewer trials of Trained, which takes longest."""
+    weights = {
+        "Trained": orthonormal.trained(drawn_TED[:20], steps=100, lr=1e-4, final_lr=1e-5),
+        "Param": orthonormal.parametrized(32, 1536, generators(100)),
+        "OrthoInit": drawn_TED,
+    }
+    assert {weight_TED.dtype for weight_TED in weights.values()} == {torch.bfloat16}
+    return {way: measured(weight_TED) for way, weight_TED in weights.items()}
+
+
+@pytest.mark.parametrize("way", ["Param", "OrthoInit"])
+@pytest.mark.parametrize(("distance", "tolerance"), [("Max Dev", 0.08), ("L1 Dist", 0.02)])
+def test_routers_cast_to_bf16_are_as_far_from_orthonormal_as_the_paper_says(results, way, distance, tolerance):
+    assert results[way][distance]["bf16"].mean == pytest.approx(PAPER[way][distance].mean, rel=tolerance)
+
+
+def test_a_hundred_trained_steps_come_within_a_factor_of_two_of_the_paper(results):
+    trained = results["Trained"]
+    assert trained["Max Dev"]["bf16"].mean < 2e-5
+    assert 8.52e-7 < trained["L1 Dist"]["bf16"].mean < 2.5e-6
+
+
+def test_the_order_flips_when_the_product_is_in_fp32(results):
+    trained, drawn = results["Trained"]["Max Dev"], results["OrthoInit"]["Max Dev"]
+    assert trained["bf16"].mean < drawn["bf16"].mean / 10
+    assert trained["fp32"].mean > drawn["fp32"].mean
+    assert any("the order flips" in note for note in notes(results, comparable=True))
+
+
+def test_trials_together_end_where_each_would_end_alone(drawn_TED):
+    together_TED = orthonormal.trained(drawn_TED[:3], steps=5, lr=1e-4, final_lr=1e-5)
+    for start_ED, end_ED in zip(drawn_TED[:3], together_TED, strict=True):
+        alone_TED = orthonormal.trained(start_ED[None], steps=5, lr=1e-4, final_lr=1e-5)
+        assert torch.equal(alone_TED[0], end_ED)
+    together_TED = orthonormal.parametrized(32, 1536, generators(3))
+    assert torch.equal(orthonormal.parametrized(32, 1536, generators(1))[0], together_TED[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_distances_of_a_batch_are_those_of_each_router(drawn_TED, dtype):
+    for distance in (identity_deviation, max_deviation, mean_deviation, mean_squared_deviation):
+        one_by_one = torch.stack([distance(weight_ED, dtype) for weight_ED in drawn_TED[:3]])
+        torch.testing.assert_close(distance(drawn_TED[:3], dtype), one_by_one, rtol=1e-5, atol=1e-7)
+
+
+def test_the_parametrisation_without_trivialization_is_torchs_default_up_to_the_rounding_of_fp32():
+    linear = nn.Linear(64, 8, bias=False)
+    with torch.no_grad():
+        linear.weight.uniform_(-(64**-0.5), 64**-0.5, generator=generators(1)[0])
+    default_ED = parametrizations.orthogonal(linear).weight
+    ours_ED = orthonormal.parametrized(8, 64, generators(1))[0]
+    torch.testing.assert_close(ours_ED.float(), default_ED, rtol=2**-8, atol=1e-6)
+
+
+def test_a_seed_decides_every_number():
+    first, again, other = (orthogonalization(**SMALL | {"seed": seed}).record for seed in (0, 0, 1))
+    assert first == again
+    assert first["results"] != other["results"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"trials": 0}, "trials=0 must be a whole number of at least 2"),
+        ({"trials": 1}, "trials=1 must be a whole number of at least 2"),
+        ({"trials": 2.5}, "trials=2.5 must be a whole number of at least 2"),
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
+        ({"num_experts": 17}, "num_experts=17 must be at most d_model=16 to be orthonormal rows"),
+        ({"lr": 0}, "lr=0 must be above 0 and at most 1"),
+        ({"lr": float("nan")}, "lr=nan must be above 0 and at most 1"),
+        ({"final_lr": 1e-3}, "final_lr=0.001 must lie between 0 and lr=0.0001"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):
+    with pytest.raises(UserError, match=f"^analysis.orthogonalization.{sentence}"):
+        orthogonalization(**SMALL | change)
+
+
+@pytest.mark.parametrize(
+    ("way", "distance", "ratio", "words"),
+    [
+        ("Param", "Max Dev", 1.079, "matches: 1.08"), ("Param", "Max Dev", 0.9, "differs: 0.90"),
+        ("Param", "L1 Dist", 1.079, "differs: 1.08"), ("Trained", "L1 Dist", 1.85, "within 2x: 1.85"),
+        ("Trained", "L1 Dist", 0.45, "differs: 0.45"), ("Trained", "L1 Dist", 1.0, "matches: 1.00"),
+    ],
+)  # fmt: skip
+def test_a_mean_matches_within_its_tolerance_and_differs_beyond(way, distance, ratio, words):
+    assert verdict(way, distance, ratio) == words
+
+
+def test_the_notes_are_made_from_the_numbers():
+    ten_times = {way: {"Max Dev": {gram: Spread(2e-3, 1e-5) for gram in ("bf16", "fp32")}} for way in PAPER}
+    text = "\n".join(notes(ten_times, comparable=True))
+    assert "Param's Max Dev is 10.00 times the paper's." in text
+    assert "Trained's Max Dev is 1 times OrthoInit's by a bf16 Gram, 1 times by an fp32 Gram." in text
+    assert "flips" not in text
+
+
+def test_no_cell_of_the_table_is_broken_in_a_hundred_columns(results):
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table(results, comparable=True))
+    around, rows = 5, 6  # title, heading, their rules, and the line below
+    assert len(capture.get().splitlines()) == around + rows
+    for way in PAPER:
+        assert str(results[way]["L1 Dist"]["fp32"]) in capture.get()
+
+
+def test_routers_of_another_shape_are_not_put_beside_the_papers():
+    finding = orthogonalization(**SMALL)
+    assert finding.notes[0] == "The paper's numbers are for 32 x 1536 routers."
+    assert "paper" not in [column.header for column in finding.tables[0].columns]

@@ -1,0 +1,190 @@
+"""Strategies with one well-known mistake each: the conformance suite must see every one of them."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.lbl import LoadBalancingLoss
+from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
+from simbal.balancing.loss_free import LossFree
+from simbal.balancing.simbal import SimBal
+from tests.balancing.cases import SIZES
+
+READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
+
+
+class Undeclared(Balancing):
+    """Says nothing of itself."""
+
+    formula, citation = "0", "nobody"
+
+
+class DenseGates(LoadBalancingLoss):
+    """Takes every expert with a probability above 0 for chosen: f = 1, the loss is the constant E."""
+
+    def __init__(self):
+        super().__init__(scope="sequence", **READING)
+
+    def loss(self, routing):
+        f_E = (routing.probs_NE > 0).double().mean(0)
+        return self.coef * len(f_E) * (f_E * routing.distribution_NE.mean(0)).sum()
+
+
+class WrongFactor(LoadBalancingLoss):
+    """Divides by K once more than it declares."""
+
+    def __init__(self):
+        super().__init__(scope="sequence", **READING)
+
+    def loss(self, routing):
+        return super().loss(routing) / routing.topk_experts_NK.shape[1]
+
+
+class CoefficientTwice(LoadBalancingLoss):
+    """Multiplies by the coefficient twice."""
+
+    def __init__(self):
+        super().__init__(scope="sequence", **READING)
+
+    def loss(self, routing):
+        return self.coef * super().loss(routing)
+
+
+class ConcatenatedLayers(PooledLoadBalancingLoss):
+    """Does not say that it pools the layers."""
+
+    properties = replace(PooledLoadBalancingLoss.properties, mixes_layers=False)
+
+    def __init__(self):
+        super().__init__(coef=1.0)
+
+
+class TransposedGram(SimBal):
+    """Multiplies the wrong way round: D x D."""
+
+    def __init__(self):
+        super().__init__(1.0, "sum", "fp32")
+
+    def loss(self, routing):
+        return super().loss(replace(routing, router_weight_ED=routing.router_weight_ED.T))
+
+
+class RunningGlobal(LoadBalancingLoss):
+    """Calls global what it knows of one micro-batch."""
+
+    def __init__(self):
+        super().__init__(scope="global", **READING)
+
+    def losses(self, routings, foreseen_LE):
+        return super().losses(routings, self.measure(routings))
+
+
+class Bf16Bias(LossFree):
+    """Keeps its bias in bf16."""
+
+    def __init__(self, **keys):
+        settings = {"update_rate": 0.1, "bias_on": "logits", "center": False, "bias_dtype": "fp32"}
+        super().__init__(**SIZES, **(settings | keys))
+        self.bias_LE = nn.Buffer(self.bias_LE.bfloat16())
+
+
+class GoodBias(LossFree):
+    """Nothing wrong yet; what the next ones spoil."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1, bias_on="logits", center=False, bias_dtype="fp32")
+
+
+class CastBias(GoodBias):
+    """Lets its bias be cast with the model."""
+
+    def _apply(self, fn, recurse=True):
+        return nn.Module._apply(self, fn, recurse)
+
+
+class ForgottenBias(GoodBias):
+    """Does not save its bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias_LE = nn.Buffer(self.bias_LE.clone(), persistent=False)
+
+
+class CountsInForward(GoodBias):
+    """Counts while it chooses: twice, if activations are recomputed."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts_LE = nn.Buffer(torch.zeros_like(self.bias_LE))
+
+    def choice_scores(self, candidates):
+        chosen_NK = super().choice_scores(candidates).topk(2).indices
+        self.counts_LE[candidates.layer] += torch.bincount(chosen_NK.flatten(), minlength=SIZES["num_experts"])
+        return super().choice_scores(candidates)
+
+
+class MovesInEvaluation(GoodBias):
+    """Moves its bias whenever it is asked, validation included."""
+
+    def choice_scores(self, candidates):
+        self.bias_LE[candidates.layer] += 0.1 * candidates.probs_NE.mean(0)
+        return super().choice_scores(candidates)
+
+
+class LastMicroBatchOnly(GoodBias):
+    """Updates with the counts of the last micro-batch."""
+
+    def measure(self, routings):
+        self.last_LE = super().measure(routings)
+        return self.last_LE
+
+    def update(self, step):
+        super().update(replace(step, measured_LE=self.last_LE))
+
+
+class LooksAhead(GoodBias):
+    """Chooses by the mean over a batch that the tokens to come are part of."""
+
+    def choice_scores(self, candidates):
+        return super().choice_scores(candidates) - 50 * candidates.probs_NE.mean(0)
+
+
+class SharedBias(GoodBias):
+    """Holds its bias in the class."""
+
+    shared_LE = torch.zeros(*SIZES.values())
+
+    def choice_scores(self, candidates):
+        return candidates.logits_NE + self.shared_LE[candidates.layer]
+
+    def update(self, step):
+        super().update(step)
+        SharedBias.shared_LE += self.bias_LE
+
+
+class ExpertZeroFirst(GoodBias):
+    """Prefers an index."""
+
+    def choice_scores(self, candidates):
+        scores_NE = super().choice_scores(candidates)
+        return scores_NE + torch.arange(scores_NE.shape[1], device=scores_NE.device)
+
+
+class FalseHope(LoadBalancingLoss):
+    """Claims that gates which are 0 for an expert can revive it."""
+
+    def __init__(self):
+        super().__init__(scope="sequence", **(READING | {"gates": "sparse_renorm"}))
+        self.properties = replace(self.properties, revives_dead_experts=True)
+
+
+class HiddenLoss(Balancing):
+    """Has a loss that it does not declare, so that nothing trains on it."""
+
+    formula, citation = "mean of the logits", "nobody"
+    properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
+
+    def loss(self, routing):
+        return routing.logits_NE.mean()

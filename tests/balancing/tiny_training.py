@@ -1,0 +1,102 @@
+"""A few optimizer steps of a tiny model without a Trainer: whole, in micro-batches, over ranks, recomputed."""
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from simbal.balancing.base import Balancing
+from simbal.balancing.composition import Composition
+from simbal.model.init import initialise
+from simbal.model.transformer import Transformer, TransformerShape
+from simbal.training.lit_moe import LitMoE
+from simbal.training.optim import OptimSettings
+from simbal.training.ranks import world_size
+from tests.balancing.cases import SIZES, Case
+
+B, S, V = 4, 8, 32
+LR = 0.1
+
+
+def tiny_model(gating: str = "softmax") -> Transformer:
+    shape = TransformerShape(
+        vocab_size=V, d_model=16, num_heads=2, d_expert=8, top_k=2, rope_theta=1e4, norm_eps=1e-5, gating=gating,
+        renormalize=True, **SIZES,
+    )  # fmt: skip
+    model = Transformer(shape, "torch")
+    initialise(model, seed=0, std=0.3, router_init="normal")
+    return model
+
+
+def tiny_module(case: Case) -> LitMoE:
+    """`case` at a coefficient that shows, on a model whose routers start away from every optimum."""
+    return module_of(case.make(), case.gating)
+
+
+def module_of(strategy: Balancing, gating: str = "softmax") -> LitMoE:
+    if strategy.coef:
+        strategy.coef = 1.0
+    model, balancing = tiny_model(gating), Composition({"it": strategy}, {})
+    balancing.prepare(model.routers)
+    settings = OptimSettings(LR, 0.0, (0.9, 0.95), 1e-8, True, 0)
+    return LitMoE(model, balancing, settings, 100, 0.0, 0.0, torch.ones(V, dtype=torch.int64))
+
+
+def batch_of(step: int) -> torch.Tensor:
+    return torch.randint(V, (B, S + 1), generator=torch.Generator().manual_seed(step))
+
+
+def recompute(module: LitMoE) -> None:
+    """Forget each block's activations and compute them again for the backward pass."""
+    for block in module.model.blocks:
+        forward = block.forward
+        block.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False)
+
+
+def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[dict]:
+    """SGD; with ranks, each takes every world_size-th sequence. What the training steps returned."""
+    optimizer = torch.optim.SGD(module.model.parameters(), LR)
+    returned = []
+    for step in steps:
+        mine_BT = batch_of(step)[rank() :: world_size()]
+        chunks = mine_BT.chunk(micro_batches)
+        if module.balancing.foresees and micro_batches > 1:
+            module.foresee(chunks)
+        for chunk_BT in chunks:
+            returned.append(module.training_step(chunk_BT, 0))
+            (returned[-1]["loss"] / micro_batches).backward()
+        if world_size() > 1:
+            average_gradients(module)
+        optimizer.step()
+        optimizer.zero_grad()
+        module.finish_step(step, LR)
+    return returned
+
+
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def average_gradients(module: LitMoE) -> None:
+    gradients = [parameter.grad for parameter in module.model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient) / world_size())
+
+
+def outcome(module: LitMoE) -> dict[str, torch.Tensor]:
+    """Routers' weights and the strategies' state."""
+    weights = {f"router.{i}": router.weight_ED.detach() for i, router in enumerate(module.model.routers)}
+    return {**weights, **state(module)}
+
+
+def state(module: LitMoE) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.balancing.state_dict().items()}
+
+
+def same(first: dict, second: dict, exactly: bool = False) -> bool:
+    assert first.keys() == second.keys()
+    pairs = [(first[key], second[key]) for key in first]
+    if exactly:
+        return all(torch.equal(a, b) for a, b in pairs)
+    return all(torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5) for a, b in pairs)
