@@ -56,7 +56,8 @@ class LitMoE(L.LightningModule):
         accumulation = self.trainer.accumulate_grad_batches
         if self.balancing.foresees and accumulation > 1 and batch_idx % accumulation == 0:
             loader = cast(TrainBatches, self.trainer.train_dataloader)
-            self.foresee(window_BT.to(self.device) for window_BT in loader.micro_batches(self.global_step))
+            with self.trainer.precision_plugin.forward_context():
+                self.foresee(window_BT.to(self.device) for window_BT in loader.micro_batches(self.global_step))
 
     @torch.no_grad()
     def foresee(self, windows: Iterable[Tensor]) -> None:
