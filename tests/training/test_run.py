@@ -128,7 +128,7 @@ def test_a_run_says_at_its_start_what_it_minimises(small_spec, capsys):
     spec = small_spec("balancing=lf_lbl", "balancing.lbl.schedule=[[0,1],[6,0.5]]", "optim.warmup_steps=12")
     train(spec)
     shown = capsys.readouterr().out
-    assert "lf: 0; choice by logits + b" in shown
+    assert "lf: no loss; choice by logits + b" in shown
     assert "lbl: coef * E * sum_i f_i P_i" in shown
     assert "  coef 0.01 times 1 at step 0, 0.5 at step 6, sum over layers: effective coefficient 0.04 of OLMoE" in shown
     assert "trainer.max_steps=12 ends within optim.warmup_steps=12: the rate only rises" in shown

@@ -18,7 +18,7 @@ CHOSEN_BLINDLY = Properties(
 class HashRouting(Balancing):
     """The experts of a token are a fixed function of its id and the layer; the router only weighs them."""
 
-    formula = "0; experts by a hash of (seed, layer, token id)"
+    formula = "no loss; experts by a hash of (seed, layer, token id)"
     citation = "arXiv 2106.04426"
     properties = CHOSEN_BLINDLY
 
@@ -39,7 +39,7 @@ class UniformRouting(Balancing):
     ranks, and in a forward pass that is repeated, it is the same.
     """
 
-    formula = "0; experts drawn uniformly for each step, layer, sequence so far"
+    formula = "no loss; experts drawn uniformly for each step, layer, sequence so far"
     citation = "control"
     properties = CHOSEN_BLINDLY
 

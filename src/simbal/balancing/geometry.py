@@ -31,7 +31,7 @@ class ErnieOrthogonalLoss(Balancing):
         self.coef, self.decoupled, self.scale_by_lr = not_negative("coef", coef), decoupled, scale_by_lr
         loss = "coef * mean_ij (n_i . n_j - 1[i = j])^2, n_i = w_i / |w_i|"
         rate = "lr * " if scale_by_lr else ""
-        self.formula = f"0; after the optimizer W -= {rate}gradient of {loss}" if decoupled else loss
+        self.formula = f"no loss; after the optimizer W -= {rate}gradient of {loss}" if decoupled else loss
         self.properties = AFTER_STEP if decoupled else OF_WEIGHTS
 
     def loss(self, routing: Routing) -> Tensor:

@@ -15,7 +15,7 @@ VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
 class LogitNorm(Balancing):
     """logits' = scale * (logits - mean) / std over the experts of each token, before the gating."""
 
-    formula = "0; logits' = scale * (logits - mean_E) / std_E before the gating"
+    formula = "no loss; logits' = scale * (logits - mean_E) / std_E before the gating"
     citation = "arXiv 2406.06563"
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 

@@ -46,9 +46,9 @@ class LossFree(Balancing):
         self.bias_on, self.center = one_of("bias_on", bias_on, ("logits", "scores")), center
         dtype = BIAS_DTYPES[one_of("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
         self.bias_LE = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=dtype))
-        step = "step - mean step" if center else "step"
+        step = "(step_i - mean step)" if center else "step_i"
         self.formula = (
-            f"0; choice by {bias_on} + b, step_i = sign(1/E - f_i), b_i += update_rate * ({step}_i) after each "
+            f"no loss; choice by {bias_on} + b, step_i = sign(1/E - f_i), b_i += update_rate * {step} after each "
             f"optimizer step; sum_i f_i = 1"
         )
 

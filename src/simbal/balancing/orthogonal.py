@@ -16,7 +16,7 @@ from simbal.model.router import Router
 class OrthogonalInit(Balancing):
     """W W^T = I at the start; training is free to leave it."""
 
-    formula = "0; rows of W orthonormal at the start"
+    formula = "no loss; rows of W orthonormal at the start"
     citation = "arXiv 2506.14038, table 2"
     router_init = "orthogonal"
     properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
@@ -28,7 +28,7 @@ class OrthogonalParametrization(Balancing):
     In fp32 under every precision, and without weight decay, which would turn the rows towards fixed directions.
     """
 
-    formula = "0; W a product of Householder reflections, rows orthonormal at every step"
+    formula = "no loss; W a product of Householder reflections, rows orthonormal at every step"
     citation = "arXiv 2506.14038, table 2; torch.nn.utils.parametrizations.orthogonal"
     router_init = "orthogonal"
     properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)

@@ -23,7 +23,7 @@ class QuantileBalancing(Balancing):
     """
 
     formula = (
-        "0; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, b_i = (NK/E + 1)-th largest of s_ti - alpha_t, "
+        "no loss; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, b_i = (NK/E + 1)-th largest of s_ti - alpha_t, "
         "smoothed over steps, centred"
     )
     citation = "arXiv 2502.15451"

@@ -28,7 +28,7 @@ class Sinkhorn(Balancing):
         if not (type(iterations) is int and iterations >= 1):
             raise UserError(f"iterations={iterations} must be a whole number of at least 1")
         self.iterations = iterations
-        self.formula = f"0; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
+        self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Logits plus v, which is the same for all tokens."""

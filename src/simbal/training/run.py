@@ -68,9 +68,7 @@ def warm_up_note(spec: RunSpec) -> list[str]:
     warmup_steps, max_steps = spec.config["optim"]["warmup_steps"], spec.config["trainer"]["max_steps"]
     if warmup_steps < max_steps:
         return []
-    return [
-        f"warning: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"
-    ]
+    return [f"note: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"]
 
 
 def fit(
