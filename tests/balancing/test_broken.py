@@ -5,28 +5,29 @@ import inspect
 import pytest
 
 from simbal.balancing.base import Balancing
-from tests.balancing import broken, checks
+from tests.balancing import broken, loss_checks, training_checks
 from tests.balancing.cases import Case
 
+CHECKS = loss_checks.CHECKS + training_checks.CHECKS
 CAUGHT_BY = {
-    broken.Undeclared: checks.says_what_it_is,
-    broken.DenseGates: checks.its_gradient_reaches_the_router,
-    broken.HiddenLoss: checks.its_loss_is_part_of_the_training_loss,
-    broken.WrongFactor: checks.its_values_at_uniform_and_collapsed_routing_are_as_declared,
-    broken.TransposedGram: checks.its_values_at_uniform_and_collapsed_routing_are_as_declared,
-    broken.CoefficientTwice: checks.it_is_linear_in_its_coefficient,
-    broken.ConcatenatedLayers: checks.layers_mix_only_if_declared,
-    broken.RunningGlobal: checks.the_cut_into_micro_batches_matters_only_if_declared,
-    broken.LastMicroBatchOnly: checks.the_cut_into_micro_batches_matters_only_if_declared,
-    broken.CountsInForward: checks.activation_checkpointing_changes_nothing,
-    broken.MovesInEvaluation: checks.evaluation_has_no_effect,
-    broken.ForgottenBias: checks.its_state_survives_a_checkpoint,
-    broken.Bf16Bias: checks.its_state_stays_fp32,
-    broken.CastBias: checks.its_state_stays_fp32,
-    broken.SharedBias: checks.instances_share_nothing,
-    broken.LooksAhead: checks.choices_look_ahead_only_if_declared,
-    broken.ExpertZeroFirst: checks.relabelling_experts_relabels_the_choice_if_declared,
-    broken.FalseHope: checks.a_dead_expert_is_drawn_in_as_declared,
+    broken.Undeclared: loss_checks.says_what_it_is,
+    broken.DenseGates: loss_checks.its_gradient_reaches_the_router,
+    broken.HiddenLoss: training_checks.its_loss_is_part_of_the_training_loss,
+    broken.WrongFactor: loss_checks.its_values_at_uniform_and_collapsed_routing_are_as_declared,
+    broken.TransposedGram: loss_checks.its_values_at_uniform_and_collapsed_routing_are_as_declared,
+    broken.CoefficientTwice: loss_checks.it_is_linear_in_its_coefficient,
+    broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
+    broken.RunningGlobal: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.LastMicroBatchOnly: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.CountsInForward: training_checks.activation_checkpointing_changes_nothing,
+    broken.MovesInEvaluation: training_checks.evaluation_has_no_effect,
+    broken.ForgottenBias: training_checks.its_state_survives_a_checkpoint,
+    broken.Bf16Bias: training_checks.its_state_stays_fp32,
+    broken.CastBias: training_checks.its_state_stays_fp32,
+    broken.SharedBias: training_checks.instances_share_nothing,
+    broken.LooksAhead: training_checks.choices_look_ahead_only_if_declared,
+    broken.ExpertZeroFirst: training_checks.relabelling_experts_relabels_the_choice_if_declared,
+    broken.FalseHope: loss_checks.a_dead_expert_is_drawn_in_as_declared,
 }
 
 
@@ -37,7 +38,7 @@ def test_the_mistake_is_caught(strategy, check):
 
 
 def test_what_they_spoil_was_good():
-    for check in checks.CHECKS:
+    for check in CHECKS:
         check(Case("good", broken.GoodBias))
 
 
@@ -45,4 +46,4 @@ def test_every_broken_strategy_and_every_check_is_tried():
     classes = {each for _, each in inspect.getmembers(broken, inspect.isclass) if each.__module__ == broken.__name__}
     assert classes == {*CAUGHT_BY, broken.GoodBias}
     assert all(issubclass(each, Balancing) for each in classes)
-    assert {*CAUGHT_BY.values()} == {*checks.CHECKS}
+    assert {*CAUGHT_BY.values()} == {*CHECKS}

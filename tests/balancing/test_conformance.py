@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import CASES
-from tests.balancing.checks import CHECKS
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", loss_checks.CHECKS + training_checks.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conformance(case, check):
     check(case)

@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 
 from simbal.run_folder import RunFolder, RunSpec
 from simbal.training.run import train
+from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import cases_of, registered
-from tests.balancing.checks import CHECKS
 from tests.conftest import CONF, MARKOV, SMALL
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -43,7 +43,7 @@ def test_it_is_short():
 def test_the_suite_picks_it_up_and_it_passes(conf):
     keys = registered(conf / "balancing")["importance"]
     for case in cases_of("importance", keys):
-        for check in CHECKS:
+        for check in loss_checks.CHECKS + training_checks.CHECKS:
             check(case)
 
 

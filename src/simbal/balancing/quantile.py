@@ -23,8 +23,8 @@ class QuantileBalancing(Balancing):
     """
 
     formula = (
-        "no loss; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, b_i = (NK/E + 1)-th largest of s_ti - alpha_t, "
-        "smoothed over steps, centred"
+        "no loss; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, "
+        "b_i = (NK/E + 1)-th largest of s_ti - alpha_t, smoothed over steps, centred"
     )
     citation = "arXiv 2502.15451"
     properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
