@@ -3,32 +3,31 @@
 Examples:
     python prepare.py
     python prepare.py data=files data.files='books/*.jsonl.zst' data.vocab_size=32768
+    python prepare.py check=true                # is what was prepared still whole?
 """
 
-import sys
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
 from simbal import command_line
+from simbal.config import resolved
 from simbal.errors import exit_on_user_error
-from simbal.run_folder import RunSpec
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path="conf", config_name="prepare")
 def main(cfg: DictConfig) -> None:
-    """Prepare the data that `cfg` describes, unless they are there, and say what they hold."""
+    """Prepare the data that `cfg` describes, unless they are there, and say what they hold; or check them."""
     with exit_on_user_error():
-        from simbal.data.store import prepare
+        from simbal.data.command import prepare_or_check
 
-        store = prepare(RunSpec.from_hydra(cfg).config["data"], progress=True)
-        print(store.summary())
+        config = resolved(cfg)
+        for line in prepare_or_check(config["data"], config["check"]):
+            print(line)
 
 
 if __name__ == "__main__":
-    if {"-m", "--multirun"} & set(sys.argv):
-        raise SystemExit("error: prepare.py takes one config at a time: leave out -m")  # a sweep would start runs
-    command_line.check(Path(__file__).with_name("conf"), __doc__)
+    command_line.check(Path(__file__).with_name("conf"), __doc__, root="prepare")
     with command_line.exit_codes():
         main()

@@ -30,7 +30,7 @@ def check(conf: Path, about: str, root: str = "config") -> None:
         about: what the program does, and examples; it opens the help page.
         root: the root config, Hydra's `config_name`; the groups of its defaults list are those there are.
     """
-    args = get_args_parser().parse_args()
+    args = get_args_parser().parse_intermixed_args()  # -m may stand anywhere
     if args.shell_completion or args.hydra_help:
         return
     try:
@@ -46,8 +46,8 @@ def check(conf: Path, about: str, root: str = "config") -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_USAGE) from None
-    expanded = {line: str(o.input_line) for line, o in zip(args.overrides, overrides, strict=True)}
-    sys.argv[1:] = [expanded.get(argument, argument) for argument in sys.argv[1:]]
+    flags = [argument for argument in sys.argv[1:] if argument not in args.overrides]
+    sys.argv[1:] = [*flags, *(str(override.input_line) for override in overrides)]  # Hydra wants flags in one place
 
 
 @contextmanager

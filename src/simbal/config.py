@@ -49,13 +49,15 @@ class ExpertsConfig:
 class DataConfig:
     """What every source of text has."""
 
-    source: str  # pysource | files | synthetic
+    source: str  # pysource | files | dclm | synthetic
     vocab_size: int
     seq_len: int
     validation_tokens: int | None  # None: the whole validation split
     validation_one_in: int
     cache_dir: str
     tokenizer_path: str | None
+    threads: int | None  # that encode text; None: one per core
+    document_mask: bool  # attention stays within a document
 
 
 @dataclass
@@ -70,10 +72,24 @@ class PySourceConfig(DataConfig):
 class FilesConfig(DataConfig):
     """The user's own text."""
 
-    files: Any  # a path or glob, or a list of them
+    files: Any  # a path, URL or glob, or a list of them
     validation_files: Any
     text_key: str
     encoding: str
+    txt_split: str  # file | blank_lines
+    on_bad_record: str  # error | skip
+
+
+@dataclass
+class DCLMConfig(DataConfig):
+    """Shards of DCLM, one of which is held out."""
+
+    location: str  # a URL or path with {shard} in it
+    first_shard: int
+    num_shards: int
+    validation_shard: int
+    text_key: str
+    on_bad_record: str  # error | skip
 
 
 @dataclass
@@ -144,6 +160,7 @@ class Config:
 DATA_SCHEMAS: dict[str, type[DataConfig]] = {
     "pysource": PySourceConfig,
     "files": FilesConfig,
+    "dclm": DCLMConfig,
     "synthetic": SyntheticConfig,
 }
 

@@ -22,6 +22,8 @@ CHOICES = {
     "trainer.accelerator": ("auto", "cpu", "cuda"),
     "logger.kind": ("tensorboard", "none"),
 }
+DATA_CHOICES = {"txt_split": ("file", "blank_lines"), "on_bad_record": ("error", "skip")}
+LAST_SHARD = 2827  # of dclm-pool-400m-1x
 AT_LEAST_ONE = (
     "model.num_layers", "model.d_model", "model.num_heads", "model.d_expert", "data.seq_len", "data.validation_one_in",
     "trainer.max_steps", "trainer.global_batch", "trainer.micro_batch", "trainer.val_every", "trainer.log_every",
@@ -50,15 +52,29 @@ def check(config: dict[str, Any]) -> None:
     _check_batch(config["trainer"])
 
 
+def check_data(data: dict[str, Any]) -> None:
+    """The same for `config["data"]` alone."""
+    _check_schema({"data": data}, OmegaConf.create({"data": _data_schema(data)}))
+    _check_data(data)
+
+
 def _check_types(config: dict[str, Any]) -> None:
+    schema = OmegaConf.structured(Config)
+    schema.data = _data_schema(config["data"])
+    _check_schema(config, schema)
+
+
+def _data_schema(data: dict[str, Any]) -> Any:
+    source = data.get("source")
+    if source not in DATA_SCHEMAS:
+        raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
+    return OmegaConf.structured(DATA_SCHEMAS[source])
+
+
+def _check_schema(config: dict[str, Any], schema: Any) -> None:
     missing = [key for key, value in flatten(config).items() if value == "???"]
     if missing:
         raise UserError(f"{missing[0]} has no value: give it on the command line as {missing[0]}=...")
-    source = config["data"].get("source")
-    if source not in DATA_SCHEMAS:
-        raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
-    schema = OmegaConf.structured(Config)
-    schema.data = OmegaConf.structured(DATA_SCHEMAS[source])
     try:
         OmegaConf.merge(schema, config)
     except OmegaConfBaseException as error:
@@ -102,8 +118,29 @@ def _check_data(data: dict[str, Any]) -> None:
     vocab_size, validation = data["vocab_size"], data["validation_tokens"]
     if data["source"] != "synthetic" and not (257 <= vocab_size <= 100_257 or vocab_size == 100_277):
         raise UserError(f"data.vocab_size={vocab_size} must lie between 257 and 100257, or be 100277 (all of cl100k)")
+    for key, allowed in DATA_CHOICES.items():
+        if key in data:
+            one_of(f"data.{key}", data[key], allowed)
+    if data["source"] == "dclm":
+        _check_shards(data)
+    if data["threads"] is not None and data["threads"] < 1:
+        raise UserError(f"data.threads={data['threads']} must be null or at least 1")
     if validation is not None and validation < data["seq_len"]:
         raise UserError(f"data.validation_tokens={validation} must be null or at least data.seq_len={data['seq_len']}")
+
+
+def _check_shards(data: dict[str, Any]) -> None:
+    first, count, validation = data["first_shard"], data["num_shards"], data["validation_shard"]
+    if count < 1:
+        raise UserError(f"data.num_shards={count} must be at least 1")
+    last = first + count - 1
+    for key, shard in {"first_shard": first, "validation_shard": validation}.items():
+        if not 0 <= shard <= LAST_SHARD:
+            raise UserError(f"data.{key}={shard} must lie between 0 and {LAST_SHARD}")
+    if last > LAST_SHARD:
+        raise UserError(f"data.first_shard={first} and data.num_shards={count} end at shard {last}, past {LAST_SHARD}")
+    if first <= validation <= last:
+        raise UserError(f"data.validation_shard={validation} is one of the training shards, {first} to {last}")
 
 
 def _check_batch(trainer: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from simbal.atomic_file import replace_text
 from simbal.config import flatten, resolved
 from simbal.config_check import check
 from simbal.errors import UserError
@@ -37,6 +38,7 @@ NOT_HASHED = (
     "logger",
     "data.cache_dir",
     "data.tokenizer_path",
+    "data.threads",
     "trainer.progress_bar",
 )
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
@@ -60,17 +62,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write to a temporary file in the same folder, sync it and rename it over `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace `path` by `text` at once; `UserError` if the disk refuses."""
     with refusals_of_disk(path.parent):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_text(path, text)
 
 
 @contextmanager

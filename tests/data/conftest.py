@@ -1,10 +1,13 @@
 """What the tests of the data share: a resolved `config["data"]` and small files to read."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
+
+from simbal.data.sources import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
@@ -35,3 +38,16 @@ def jsonl(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def texts(tmp_path, keys):
+    """`texts("a.jsonl", content)`: the documents of a file with this content, and what was skipped."""
+
+    def read(name, content, **changed):
+        (tmp_path / name).write_bytes(content)
+        skipped = Counter()
+        source = open_source(keys("files", files=str(tmp_path / name), **changed))
+        return [document.content.decode() for document in source.read(*source.units(), skipped)], skipped
+
+    return read

@@ -1,8 +1,11 @@
 import codecs
 import gzip
+import io
 import json
 from collections import Counter
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from simbal.data import lines
 from simbal.data.document import split_of
-from simbal.data.files import Files
+from simbal.data.sources import open_source
 from simbal.data.store import prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
@@ -18,6 +21,8 @@ from simbal.errors import UserError
 RECORD = b'{"text": "a text"}\n'
 GZ, ZST = gzip.compress(RECORD * 1000), zstandard.compress(RECORD * 1000)
 PACK = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.zst": zstandard.compress}
+ANYTHING = st.text(st.characters(codec=None) | st.sampled_from("\ud83d\ude00\u2028\u0085\ufeff\0\r\n "))
+TEXTS = st.lists(ANYTHING | st.builds(str.__mul__, ANYTHING, st.integers(0, 3000)), max_size=8)
 BAD_FILES = {
     "empty": (".txt", b"", "the file is empty or holds no text"),
     "empty jsonl": (".jsonl", b"", "the file is empty or holds no text"),
@@ -29,7 +34,7 @@ BAD_FILES = {
     "long number": (".jsonl", b'{"text": ' + b"1" * 5000 + b"}", "line 1: this is not JSON"),
     "not an object": (".jsonl", b"[1]\n", "line 1: a record must be a JSON object, not list"),
     "no text": (".jsonl", RECORD + b'{"body": 1, "id": 1}', "line 2: no key 'text' in the record .its keys: 'body', "),
-    "null text": (".jsonl", b'\n{"text": null}\n', "line 2: 'text' must hold text, not NoneType"),
+    "null text": (".jsonl", b'\n{"text": null}\n', "line 2: 'text' must hold text, not null"),
     "number as text": (".jsonl", b'{"text": 3}\n', "line 1: 'text' must hold text, not int"),
     "deep nesting": (".jsonl", b'{"text": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
     "zstd cut in half": (".jsonl.zst", ZST[: len(ZST) // 2], "line 1: the zstd file is cut short"),
@@ -42,22 +47,9 @@ BAD_FILES = {
     "no gzip": (".jsonl.gz", RECORD, "line 1: this is not gzip"),
     "junk after gzip": (".jsonl.gz", GZ + b"junk!", "line 1001: this is not gzip"),
     "gzip with a flipped byte": (".jsonl.gz", GZ[:20] + bytes([GZ[20] ^ 255]) + GZ[21:], "line 1: this is not gzip"),
-    "unknown extension": (".csv", b"a,b\n", "the name must end in one of .txt .jsonl .jsonl.gz .jsonl.zst"),
+    "unknown extension": (".csv", b"a,b\n", "the name must end in one of .txt .jsonl .jsonl.gz .jsonl.zst .parquet"),
+    "not a .jsonl at all": (".zst", ZST, "the name must end in one of"),
 }  # fmt: skip
-
-
-@pytest.fixture
-def texts(tmp_path):
-    """`texts("a.jsonl", content)`: the documents of a file with this content, and what was skipped."""
-
-    def read(name, content, **keys):
-        (tmp_path / name).write_bytes(content)
-        skipped = Counter()
-        source = Files(**{"files": str(tmp_path / name), "validation_files": [], "text_key": "text",
-                          "encoding": "utf-8", "validation_one_in": 50, **keys})  # fmt: skip
-        return [document.content.decode() for document in source.read(skipped)], skipped
-
-    return read
 
 
 @pytest.mark.parametrize(("extension", "content", "sentence"), BAD_FILES.values(), ids=BAD_FILES)
@@ -107,20 +99,29 @@ def test_another_key_and_encoding_can_be_named(texts):
         texts("a.txt", b"a", encoding="klingon")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    texts=st.lists(st.text(st.characters(codec=None) | st.sampled_from("\ud83d\ude00\u2028\0\r\n ")), max_size=8),
-    extension=st.sampled_from(list(PACK)),
-)
+def packed(texts, extension):
+    """The file's bytes; Parquet cannot hold lone surrogates, so they are replaced before."""
+    if extension == ".parquet":
+        file = io.BytesIO()
+        pq.write_table(pa.table({"text": [replaced(text) for text in texts]}), file, row_group_size=3)
+        return file.getvalue()
+    return PACK[extension]("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+
+
+def replaced(text):
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(texts=TEXTS, extension=st.sampled_from([*PACK, ".parquet"]))
 def test_any_text_comes_back_from_the_store(load_keys, tmp_path_factory, texts, extension):
     folder = tmp_path_factory.mktemp("any")
     train, validation = folder / f"train{extension}", folder / "validation.txt"
-    train.write_bytes(PACK[extension]("".join(json.dumps({"text": text}) + "\n" for text in [*texts, "last"]).encode()))
+    train.write_bytes(packed([*texts, "last"], extension))
     validation.write_text("held out")
     files = {"files": str(train), "validation_files": str(validation), "vocab_size": 300}
     store = prepare(load_keys("files", folder / "cache", **files), progress=False)
-    written = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in [*texts, "last"] if text]
-    assert decode(store, "train") == written
+    assert decode(store, "train") == [replaced(text) for text in [*texts, "last"] if text]
     assert decode(store, "validation") == ["held out"]
 
 
@@ -144,6 +145,36 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
     assert split_of(bytes(32), 50) == "validation"
 
 
+def test_an_encoding_that_hides_line_ends_is_for_whole_texts_only(texts):
+    assert texts("a.txt", "café".encode("utf-16"), encoding="utf-16")[0] == ["café"]
+    with pytest.raises(UserError, match="a.jsonl: data.encoding=utf-16 is for .txt only: convert the file to utf-8"):
+        texts("a.jsonl", RECORD, encoding="utf-16")
+
+
+def test_a_file_is_a_unit_and_says_how_far_it_is_of_all(keys, jsonl):
+    source = open_source(keys("files", files=[str(jsonl(["a"] * 3, "a.jsonl")), str(jsonl(["b"], "b.jsonl"))]))
+    first, second = source.units()
+    assert [document.input for document in source.read(second, Counter())] == [second]
+    assert [document.done for document in source.read(second, Counter())] == [1.0]
+    assert [document.done for document in source.read(first, Counter())] == [0.75] * 3
+
+
+def test_a_file_that_changes_while_it_is_read_stops(keys, jsonl):
+    source = open_source(keys("files", files=str(jsonl(["one", "two"]))))
+    documents = source.read(*source.units(), Counter())
+    next(documents)
+    jsonl(["one", "two", "three"])
+    with pytest.raises(UserError, match="corpus.jsonl: the file changed while it was read: start again"):
+        list(documents)
+    with pytest.raises(UserError, match="corpus.jsonl: the file changed while it was read"):
+        list(source.read(*source.units(), Counter()))
+
+
+def test_a_path_may_be_written_as_a_url(keys, jsonl):
+    path = jsonl(["one"])
+    assert open_source(keys("files", files=f"file://{path}")).units() == [str(path)]
+
+
 def test_a_corpus_without_validation_says_how_to_get_one(keys, jsonl, tmp_path):
     with pytest.raises(UserError, match="none of the 1 documents falls into the validation split: .*validation_files"):
         prepare(keys("files", files=str(jsonl(["alone"])), vocab_size=300), progress=False)
@@ -157,7 +188,7 @@ def test_names_that_stand_for_no_readable_file_stop(keys, jsonl, tmp_path):
         f"{tmp_path}/missing.txt": "data.files: no file matches .*missing.txt",
         f"{tmp_path}/*.jsonl.zst": "data.files: no file matches",
         str(tmp_path): "data.files: .* is a folder: name its files",
-        3: "data.files=3 must be a path, a glob or a list",
+        3: "data.files=3 must be a path, a URL, a glob or a list",
     }.items():
         with pytest.raises(UserError, match=sentence):
             prepare(keys("files", files=files), progress=False)

@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,8 +31,45 @@ def test_bad_input_ends_the_command_with_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_several_configs_at_once_are_refused_before_a_sweep_can_start(tmp_path):
-    done = prepare(tmp_path, "-m", "data=synthetic", "seed=0,1")
-    assert (done.returncode, done.stdout) == (1, "")
+def test_several_configs_at_once_are_refused(tmp_path):
+    done = prepare(tmp_path, "-m", "data=synthetic")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: prepare.py takes one config at a time: leave out -m\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_preparation_is_checked_on_request(tmp_path, jsonl):
+    corpus = jsonl([f"text number {number}" for number in range(200)])
+    keys = ("data=files", f"data.files={corpus}")
+    missing = prepare(tmp_path, *keys, "check=true")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "nothing is prepared yet in" in missing.stderr
+    assert prepare(tmp_path, *keys).returncode == 0
+    good = prepare(tmp_path, *keys, "check=true")
+    assert good.returncode == 0, good.stderr
+    assert "text number" in good.stdout
+    (tokens,) = (tmp_path / "cache").glob("files-*/train/tokens.bin")
+    damaged = bytearray(tokens.read_bytes())
+    damaged[10] ^= 1
+    tokens.write_bytes(damaged)
+    bad = prepare(tmp_path, *keys, "check=true")
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert "train/tokens.bin" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("check=maybe", "check=maybe must be true or false"),
+        ("model=tiny", "there is no key model"),
+        ("data.vocab_size=100", "data.vocab_size=100 must lie between 257 and 100257"),
+        ("data.threads=0", "data.threads=0 must be null or at least 1"),
+        ("data.threads=many", "data.threads"),
+    ],
+)
+def test_nonsense_is_refused(tmp_path, override, says):
+    done = prepare(tmp_path, override)
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -50,7 +50,7 @@ def read(reference="1.0", strict=False):
     source = PySource({"toy": reference}, strict, 50)
     source.identity()
     skipped = Counter()
-    return [document.content for document in source.read(skipped)], skipped
+    return [document.content for document in source.read(*source.units(), skipped)], skipped
 
 
 def test_the_corpus_is_the_published_one(corpus):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from simbal.data import builder, store
+from simbal.data import builder, encode, store
 from simbal.data.files import Files
 from simbal.data.store import Store, prepare
 from simbal.data.synthetic import Symbols
@@ -77,13 +77,12 @@ def test_the_text_fingerprint_ignores_the_vocabulary(corpus):
 
 
 def test_any_number_of_threads_writes_the_same_bytes(corpus, monkeypatch, tmp_path):
-    monkeypatch.setattr(builder, "GROUP", 1000)
+    monkeypatch.setattr(encode, "GROUP", 1000)
     fingerprints = []
-    for threads in (1, 7):
-        monkeypatch.setattr(builder.os, "cpu_count", lambda threads=threads: threads)
-        store = prepare({**corpus, "cache_dir": str(tmp_path / str(threads))}, progress=False)
+    for threads in (1, 7, None):
+        store = prepare({**corpus, "threads": threads, "cache_dir": str(tmp_path / str(threads))}, progress=False)
         fingerprints.append(store.fingerprints)
-    assert fingerprints[0] == fingerprints[1]
+    assert fingerprints[0] == fingerprints[1] == fingerprints[2]
 
 
 def test_ids_above_65535_are_kept_in_four_bytes(keys, jsonl):
@@ -120,24 +119,29 @@ def test_an_interrupted_build_leaves_no_folder(corpus, monkeypatch, folders):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(builder, "_meta", interrupt)
+    monkeypatch.setattr(builder.SplitWriter, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(corpus, progress=False)
     assert folders() == []
 
 
-def test_what_a_killed_build_left_is_built_anew(corpus, folders):
+@pytest.mark.parametrize("key", ["format", "source", "vocab_size", "tokenizer_sha256"])
+def test_a_store_that_is_not_what_its_name_says_is_refused(corpus, key):
     path = prepare(corpus, progress=False).path
-    path.rename(path.with_name(f"{path.name}.partial"))
-    assert prepare(corpus, progress=False).path == path
-    assert folders() == [path.name]
+    meta = json.loads((path / "meta.json").read_text())
+    if key == "vocab_size":  # its size on disk goes with it
+        (path / "byte_len.bin").write_bytes(bytes(2 * 301))
+    meta[key] = {"source": {"name": "files"}, "vocab_size": 301}.get(key, "another")
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=rf"is not what its name says \({key}\): delete it and prepare it again"):
+        prepare(corpus, progress=False)
 
 
 def test_an_input_that_changes_while_it_is_read_stops(corpus, monkeypatch, jsonl, folders):
     read = Files.read
 
-    def read_then_change(self, skipped):
-        yield from read(self, skipped)
+    def read_then_change(self, *arguments):
+        yield from read(self, *arguments)
         jsonl(["other text"])
 
     monkeypatch.setattr(Files, "read", read_then_change)

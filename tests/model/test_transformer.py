@@ -7,6 +7,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from simbal.model.attention import document_mask
 from simbal.model.init import initialise
 from simbal.model.parameters import count_parameters
 from simbal.model.transformer import Transformer, TransformerShape
@@ -119,6 +120,35 @@ def test_a_later_token_never_changes_an_earlier_state():
     torch.testing.assert_close(before[:, :8], after[:, :8], atol=1e-6, rtol=0)
     for first, second in zip(routed, rerouted, strict=True):
         assert torch.equal(first.topk_experts_NK[:8], second.topk_experts_NK[:8])
+
+
+@torch.no_grad()
+def test_no_attention_crosses_a_document_end():
+    end = 60
+    model, unmasked = Transformer(shape(document_end=end)), Transformer(shape())
+    for each in (model, unmasked):
+        initialise(each, seed=0, std=0.3, router_init="orthogonal")
+    tokens_BS = torch.randint(0, end, (2, 12), generator=torch.Generator().manual_seed(1))
+    tokens_BS[0, 4] = tokens_BS[0, 5] = end  # the second document is empty
+    hidden_BSD, _ = model(tokens_BS)
+    changed_BS = tokens_BS.clone()
+    changed_BS[0, :4] = (changed_BS[0, :4] + 1) % end
+    assert torch.equal(model(changed_BS)[0][0, 5:], hidden_BSD[0, 5:])
+    assert not torch.allclose(unmasked(changed_BS)[0][0, 5:], unmasked(tokens_BS)[0][0, 5:])
+    alone_BSD, _ = model(tokens_BS[:1, 6:])  # positions are relative: a document does not know where it stands
+    torch.testing.assert_close(alone_BSD[0], hidden_BSD[0, 6:], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(hidden_BSD[1], unmasked(tokens_BS)[0][1], atol=1e-6, rtol=1e-5)
+
+
+def test_a_document_sees_its_own_past_and_its_end_belongs_to_it():
+    mask_SS = document_mask(torch.tensor([[1, 9, 9, 2, 3]]), document_end=9)[0, 0]
+    assert mask_SS.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
 
 
 def test_only_the_routers_differ_between_router_starts_and_seeds_differ_everywhere():

@@ -1,160 +1,163 @@
 """Writes a store's folder: documents in, tokens, their statistics and their fingerprints out."""
 
 import json
-import os
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+from collections import Counter, defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simbal.data.document import SPLITS, Document
+from simbal.data.document import SPLITS
+from simbal.data.encode import Encoded, encode_in_threads
+from simbal.data.journal import NAME, Journal
+from simbal.data.overlap import Overlap, shared_documents, shared_windows
 from simbal.data.progress import build_progress
 from simbal.data.sources import Encoder, Source
+from simbal.data.split_facts import SplitFacts, facts_of
+from simbal.data.split_writer import SplitWriter, token_dtype
 from simbal.errors import UserError
 
-FORMAT = 1  # to be raised when the same config would give other files
-GROUP = 1 << 20  # bytes of text that a thread encodes at once
-_Encoded = list[tuple[Document, NDArray[np.uint32]]]
+FORMAT = 2  # to be raised when the same config would give other files
 
 
 @dataclass
-class _Totals:
-    """Of a split, of an input or of everything."""
+class _Input:
+    """What a file or package has given."""
 
     documents: int = 0
     tokens: int = 0
     bytes: int = 0  # of text
     text: Any = field(default_factory=sha256)  # over the digests of the documents, in order
 
-    def add(self, document: Document, num_tokens: int, num_bytes: int) -> None:
+    def add(self, encoded: Encoded) -> None:
         self.documents += 1
-        self.tokens += num_tokens
-        self.bytes += num_bytes
-        self.text.update(document.digest)
+        self.tokens += len(encoded.ids)
+        self.bytes += encoded.num_bytes
+        self.text.update(encoded.document.digest)
 
     def as_dict(self) -> dict[str, Any]:
         counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
         return counts | {"text_sha256": self.text.hexdigest()}
 
 
-class _SplitWriter:
-    """Appends documents to one split's `tokens.bin` and `docs.idx`."""
+def build(
+    folder: Path, source: Source, encoder: Encoder, description: dict[str, Any], threads: int | None, progress: bool
+) -> None:
+    """Fill `folder`, `meta.json` last, going on after the units that an interrupted build had finished.
 
-    def __init__(self, folder: Path, encoder: Encoder, stack: ExitStack) -> None:
-        folder.mkdir()
-        self.tokens = stack.enter_context((folder / "tokens.bin").open("wb"))
-        self.ends = stack.enter_context((folder / "docs.idx").open("wb"))
-        self.dtype = token_dtype(encoder.vocab_size)
-        self.end = 0
-        self.hash = sha256()
-        self.seen = np.zeros(encoder.vocab_size, bool)
-        self.totals = _Totals()
-
-    def write(self, ids: NDArray[np.uint32]) -> None:
-        self.seen[ids] = True  # an IndexError for an id that `astype` would wrap around without a word
-        narrow = ids.astype(self.dtype).tobytes()
-        self.tokens.write(narrow)
-        self.hash.update(narrow)
-        self.end += len(ids)
-        self.ends.write(self.end.to_bytes(8, "little"))
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.totals.as_dict() | {"sha256": self.hash.hexdigest(), "distinct_ids": int(self.seen.sum())}
-
-
-def token_dtype(vocab_size: int) -> str:
-    """The narrowest of the two types on disk that holds every id."""
-    return "<u2" if vocab_size <= 1 << 16 else "<u4"
-
-
-def build(folder: Path, source: Source, encoder: Encoder, description: dict[str, Any], progress: bool) -> None:
-    """Fill the empty `folder`, `meta.json` last; `description` is what to write there about the source.
+    Args:
+        folder: empty, or what an earlier call with the same source and encoder left.
+        source: where the documents come from.
+        encoder: what turns them into ids.
+        description: what to write about the source.
+        threads: that encode; None: one per core.
+        progress: whether to show a live view.
 
     Raises:
         UserError: for a bad input, and if a split gets no document.
     """
-    skipped: Counter[str] = Counter()
-    inputs: dict[str, _Totals] = defaultdict(_Totals)
-    everything = _Totals()
+    journal = _begin(folder, source.units())
     with ExitStack() as stack:
-        writers = {split: _SplitWriter(folder / split, encoder, stack) for split in SPLITS}
+        writers = {
+            split: SplitWriter(folder / split, encoder.vocab_size, documents, journal.tokens[split], stack)
+            for split, documents in journal.documents.items()
+        }
         report = stack.enter_context(build_progress(progress))
-        for group in _encode_in_threads(source.read(skipped), encoder):
-            for document, ids in group:
-                num_bytes = int(encoder.byte_len[ids].sum())
-                writers[document.split].write(ids)
-                for totals in (everything, inputs[document.input], writers[document.split].totals):
-                    totals.add(document, len(ids), num_bytes)
-            report(group[-1][0].done, everything.documents, everything.tokens, everything.bytes)
+        text_bytes = 0  # read by this process
+        for unit in journal.planned[len(journal.units) :]:
+            inputs: dict[str, _Input] = defaultdict(_Input)
+            skipped: Counter[str] = Counter()
+            for group in encode_in_threads(source.read(unit, skipped), encoder, threads):
+                for encoded in group:
+                    writers[encoded.document.split].write(encoded.ids, encoded.document.digest)
+                    inputs[encoded.document.input].add(encoded)
+                    text_bytes += encoded.num_bytes
+                documents, tokens = (sum(w.documents for w in writers.values()), sum(w.end for w in writers.values()))
+                report(group[-1].document.done, documents, tokens, text_bytes)
+            _commit(journal, folder, unit, writers, inputs, skipped)
+    _finish(folder, encoder, description, writers, journal)
+
+
+def _begin(folder: Path, units: list[str]) -> Journal:
+    """What an interrupted build left, unless a URL's glob stands for other files by now."""
+    journal = Journal.read(folder)
+    if journal.planned == units:
+        return journal
+    if journal.units:
+        print("the list of inputs has changed since this was begun: starting over", file=sys.stderr)
+    return Journal(planned=units)
+
+
+def _commit(
+    journal: Journal,
+    folder: Path,
+    unit: str,
+    writers: dict[str, SplitWriter],
+    inputs: dict[str, _Input],
+    skipped: Counter[str],
+) -> None:
+    """A kill from now on costs nothing of this unit."""
     for split, writer in writers.items():
-        if not writer.totals.documents:
+        writer.sync()
+        journal.documents[split], journal.tokens[split] = writer.documents, writer.end
+    journal.units.append(unit)
+    journal.inputs += [{"name": name, **given.as_dict()} for name, given in inputs.items()]
+    journal.skipped.update(skipped)
+    journal.write(folder)
+
+
+def _finish(
+    folder: Path, encoder: Encoder, description: dict[str, Any], writers: dict[str, SplitWriter], journal: Journal
+) -> None:
+    """Everything that the whole files say, read back from the disk."""
+    for split, writer in writers.items():
+        if not writer.documents:
             raise UserError(
-                f"none of the {everything.documents} documents falls into the {split} split: "
+                f"none of the {sum(journal.documents.values())} documents falls into the {split} split: "
                 "give more documents, data.validation_files or another data.validation_one_in"
             )
     encoder.byte_len.astype("<u2").tofile(folder / "byte_len.bin")
-    meta = {"format": FORMAT, "source": description, **_meta(encoder, writers, inputs, skipped)}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-
-
-def _meta(
-    encoder: Encoder, writers: dict[str, _SplitWriter], inputs: dict[str, _Totals], skipped: Counter[str]
-) -> dict[str, Any]:
-    return {
-        "dtype": token_dtype(encoder.vocab_size),
+    dtype = token_dtype(encoder.vocab_size)
+    facts = {split: facts_of(folder / split, dtype, encoder.byte_len) for split in SPLITS}
+    text = {split: writer.text_sha256() for split, writer in writers.items()}
+    overlap = _overlap(folder, dtype, encoder.eot, journal.documents["validation"])
+    surrogates = journal.skipped.pop("surrogates replaced", 0)
+    meta = {
+        "format": FORMAT,
+        "source": description,
+        "dtype": dtype,
         "vocab_size": encoder.vocab_size,
         "eot": encoder.eot,
         "tokenizer_sha256": encoder.table_sha256,
-        "splits": {split: writer.as_dict() for split, writer in writers.items()},
-        "inputs": [{"name": name, **totals.as_dict()} for name, totals in inputs.items()],
-        "surrogates_replaced": skipped["surrogates replaced"],
-        "skipped": {reason: count for reason, count in skipped.items() if reason != "surrogates replaced"},
-        "fingerprints": _fingerprints(writers, encoder.vocab_size),
+        "splits": {split: asdict(facts[split]) | {"text_sha256": text[split]} for split in SPLITS},
+        "inputs": journal.inputs,
+        "surrogates_replaced": surrogates,
+        "skipped": dict(journal.skipped),
+        "validation_overlap": overlap.as_dict(),
+        "fingerprints": fingerprints(facts, text, encoder.vocab_size),
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }
+    for scaffold in (*(folder / split / "digests.bin" for split in SPLITS), folder / NAME):
+        scaffold.unlink()
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
 
 
-def _fingerprints(writers: dict[str, _SplitWriter], vocab_size: int) -> dict[str, str]:
+def _overlap(folder: Path, dtype: str, eot: int, validation_documents: int) -> Overlap:
+    train, validation = (folder / split for split in SPLITS)
+    documents = shared_documents(train / "digests.bin", validation / "digests.bin")
+    tokens = [np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation)]
+    return Overlap(documents, validation_documents, *shared_windows(tokens[0], tokens[1], eot))
+
+
+def fingerprints(facts: dict[str, SplitFacts], text: dict[str, str], vocab_size: int) -> dict[str, str]:
     """Of the text and of the tokens: no path, time, machine or compression in either."""
-    text = [f"{split} {writer.totals.text.hexdigest()}" for split, writer in writers.items()]
-    tokens = [f"{split} {writer.hash.hexdigest()}" for split, writer in writers.items()]
-    lines = {"text": text, "tokens": [*tokens, f"vocab_size {vocab_size}"]}
+    lines = {
+        "text": [f"{split} {digest}" for split, digest in text.items()],
+        "tokens": [*(f"{split} {fact.sha256}" for split, fact in facts.items()), f"vocab_size {vocab_size}"],
+    }
     return {name: sha256("\n".join(parts).encode()).hexdigest() for name, parts in lines.items()}
-
-
-def _encode_in_threads(documents: Iterable[Document], encoder: Encoder) -> Iterator[_Encoded]:
-    """Encode group after group in as many threads as there are cores; results keep the order."""
-
-    def encode(group: list[Document]) -> _Encoded:
-        eot = np.uint32(encoder.eot)
-        return [(document, np.append(encoder.encode(document.content), eot)) for document in group]
-
-    threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[_Encoded]] = deque()
-        for group in _groups(documents):
-            waiting.append(pool.submit(encode, group))
-            if len(waiting) > 2 * threads:  # the reader is ahead: bounds the memory
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    group, size = [], 0
-    for document in documents:
-        group.append(document)
-        size += len(document.content)
-        if size >= GROUP:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

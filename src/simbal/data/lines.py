@@ -13,14 +13,18 @@ LARGEST_WINDOW = 1 << 31  # bytes, as `zstd --ultra --long=31` writes
 
 
 class BrokenFileError(Exception):
-    """The file cannot be read further, and why."""
+    """The file cannot be read further, why, and from which place on if that is known."""
+
+    def __init__(self, reason: str, place: str | None = None) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 def read_lines(file: BinaryIO, extension: str) -> Iterator[bytes]:
     """Lines without their `\\n`, the only separator: `str.splitlines` would also break at U+2028 and U+0085.
 
     Args:
-        extension: .gz, .zst or anything else for a plain file.
+        extension: .jsonl.gz, .jsonl.zst or anything else for a plain file.
 
     Raises:
         BrokenFileError: after the last whole line of a truncated or damaged file.
@@ -67,6 +71,6 @@ def _zstd_frame() -> Any:
 
 
 READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
-    ".gz": partial(_packed, kind="gzip", decompressor=_gzip_member),
-    ".zst": partial(_packed, kind="zstd", decompressor=_zstd_frame),
+    ".jsonl.gz": partial(_packed, kind="gzip", decompressor=_gzip_member),
+    ".jsonl.zst": partial(_packed, kind="zstd", decompressor=_zstd_frame),
 }

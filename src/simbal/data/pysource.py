@@ -49,7 +49,11 @@ class PySource:
             installed[package.name] = [package.version, sha256(package.record.encode()).hexdigest()]
         return {"packages": installed, "validation_one_in": self.validation_one_in}
 
-    def read(self, skipped: Counter[str]) -> Iterator[Document]:
+    def units(self) -> list[str]:
+        """One: the order of the files mixes the packages."""
+        return ["packages"]
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
         """Files without duplicates, in the order of their sha256: neither paths nor the order of packages matter."""
         found: dict[bytes, tuple[str, bytes]] = {}
         for package in self._installed():

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simbal.data.dclm import DCLM
 from simbal.data.document import Document
 from simbal.data.files import Files
 from simbal.data.pysource import PySource
@@ -18,10 +19,13 @@ class Source(Protocol):
     """Yields documents of the two splits; its dataclass fields are keys of `conf/data/<source>.yaml`."""
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the documents, as JSON values and found without reading them."""
+        """Everything that decides the documents, as JSON values and found without reading them or asking a network."""
 
-    def read(self, skipped: Counter[str]) -> Iterator[Document]:
-        """The documents, always in one order; counts what it left out or changed in `skipped`, by reason.
+    def units(self) -> list[str]:
+        """Names of the parts that are read one after the other; an interrupted build goes on with the next of them."""
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """A unit's documents, always in one order; counts what it left out or changed in `skipped`, by reason.
 
         Raises:
             UserError: for the first bad input, with its position.
@@ -51,7 +55,7 @@ class Encoder(Protocol):
         """The ids of one document, without `eot`."""
 
 
-SOURCES: dict[str, Any] = {"pysource": PySource, "files": Files, "synthetic": Synthetic}
+SOURCES: dict[str, Any] = {"pysource": PySource, "files": Files, "dclm": DCLM, "synthetic": Synthetic}
 
 
 def open_source(data: dict[str, Any]) -> Source:

@@ -1,5 +1,7 @@
 """Tokens on disk: `<cache_dir>/<source>-<key>/`, complete or absent, never half-written.
 
+What an interrupted build has finished waits in `<source>-<key>.partial`.
+
     meta.json                 what it holds and where it came from; written last
     byte_len.bin              <u2: bytes of text that each id stands for, 0 for end of text
     train/, validation/       tokens.bin: ids, <u2 or <u4, end of text after every document
@@ -23,8 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simbal.data import token_table
 from simbal.data.builder import FORMAT, build
 from simbal.data.document import SPLITS
+from simbal.data.journal import Journal
+from simbal.data.overlap import Overlap
 from simbal.data.sources import Source, open_encoder, open_source
 from simbal.errors import UserError
 
@@ -84,50 +89,87 @@ class Store:
                 f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
                 f"{per_token:.3f} bytes per token"
             )
-        left_out = {**self.meta["skipped"], "with surrogates replaced": self.meta["surrogates_replaced"]}
-        lines += [f"  {reason}: {count:,}" for reason, count in left_out.items() if count]
+        lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
+        if left_out:
+            lines.append(f"  left out: {left_out}")
+        if replaced := self.meta["surrogates_replaced"]:
+            lines.append(f"  {replaced:,} documents had lone surrogates, replaced by U+FFFD")
         lines += [f"  {kind} fingerprint {digest[:12]}" for kind, digest in self.fingerprints.items()]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a resolved `config["data"]` asks for, and the folder whose name that decides."""
+
+    data: dict[str, Any]
+    source: Source
+    description: dict[str, Any]  # of the source
+    path: Path
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> "Plan":
+        """Nothing is read yet but names, sizes and versions; `UserError` if they make no sense."""
+        source = open_source(data)
+        description = {"name": data["source"], **source.identity()}
+        key = sha256(json.dumps([FORMAT, data["vocab_size"], description], sort_keys=True).encode()).hexdigest()
+        return cls(data, source, description, Path(data["cache_dir"], f"{data['source']}-{key[:12]}"))
+
+    def open(self) -> Store:
+        """The prepared store; `UserError` if it is damaged, or not what its folder's name says."""
+        store = Store.open(self.path)
+        wanted = {
+            "format": FORMAT,
+            "source": json.loads(json.dumps(self.description)),
+            "vocab_size": self.data["vocab_size"],
+            "tokenizer_sha256": None if self.data["source"] == "synthetic" else token_table.SHA256,
+        }
+        wrong = [key for key, value in wanted.items() if store.meta[key] != value]
+        if wrong:
+            raise UserError(f"{self.path} is not what its name says ({wrong[0]}): delete it and prepare it again")
+        return store
 
 
 def prepare(data: dict[str, Any], progress: bool) -> Store:
     """The store of a resolved `config["data"]`, built if it is not there yet.
 
     Raises:
-        UserError: for bad input and for a disk that cannot be written; nothing is left then.
+        UserError: for bad input and for a disk that cannot be written; inputs that were finished are kept.
     """
-    source = open_source(data)
-    description = {"name": data["source"], **source.identity()}
-    plan = json.dumps([FORMAT, data["vocab_size"], description], sort_keys=True)
-    cache = Path(data["cache_dir"])
-    path = cache / f"{data['source']}-{sha256(plan.encode()).hexdigest()[:12]}"
-    if not path.exists():
+    plan = Plan.of(data)
+    if not plan.path.exists():
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with _lock(cache / f".{path.name}.lock"):
-                if not path.exists():
-                    _build(path, source, description, data, progress)
+            plan.path.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(plan.path.with_name(f".{plan.path.name}.lock")):
+                if not plan.path.exists():
+                    _build(plan, progress)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot write {path}: {reason}: free some space or set data.cache_dir") from error
-    return Store.open(path)
+            raise UserError(f"cannot write {plan.path}: {reason}: free some space or set data.cache_dir") from error
+    return plan.open()
 
 
-def _build(path: Path, source: Source, description: dict[str, Any], data: dict[str, Any], progress: bool) -> None:
-    """Build aside, then rename: the folder appears whole."""
-    partial = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed; we hold the lock
-    partial.mkdir()
+def _build(plan: Plan, progress: bool) -> None:
+    """Build aside, then rename: the folder appears whole. A build that was interrupted is gone on with."""
+    partial = plan.path.with_name(f"{plan.path.name}.partial")
+    partial.mkdir(exist_ok=True)
     try:
-        build(partial, source, open_encoder(data), description, progress)
-        if {"name": data["source"], **source.identity()} != description:
-            raise UserError(f"the input of data.source={data['source']} changed while it was read: start again")
+        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data["threads"], progress)
+        if Plan.of(plan.data).path != plan.path:
+            shutil.rmtree(partial)
+            raise UserError(f"the input of data.source={plan.data['source']} changed while it was read: start again")
         for written in (*partial.rglob("*"), partial):
             _sync(written)
-        partial.rename(path)
-        _sync(path.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        partial.rename(plan.path)
+        _sync(plan.path.parent)
+    except BaseException as error:
+        journal = Journal.read(partial)
+        kept, total = len(journal.units), len(journal.planned)
+        if kept == 0 or (kept == total and isinstance(error, UserError)):  # nothing to go on with, or no way to
+            shutil.rmtree(partial, ignore_errors=True)
+        elif isinstance(error, UserError):
+            raise UserError(f"{error}\nrun it again to continue after input {kept} of {total}") from error
         raise
 
 

@@ -55,7 +55,11 @@ class Synthetic:
         """All of its keys."""
         return asdict(self)
 
-    def read(self, skipped: Counter[str]) -> Iterator[Document]:
+    def units(self) -> list[str]:
+        """One."""
+        return ["chain"]
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
         """Training documents, then validation's; none is skipped."""
         successors = [self._successors(symbol) for symbol in range(self.vocab_size - 1)]
         total = self.documents + math.ceil(self.documents / self.validation_one_in)

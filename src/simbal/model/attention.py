@@ -18,14 +18,22 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor) -> Tensor:
-        """`rotation_2SP` comes from `rotary_angles`."""
+    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor, visible_B1SS: Tensor | None = None) -> Tensor:
+        """`rotation_2SP` comes from `rotary_angles`, `visible_B1SS` from `document_mask`; without: the whole past."""
         q_BHSP, k_BHSP, v_BHSP = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BSD).chunk(3, -1)
         )
         q_BHSP, k_BHSP = rotate(q_BHSP, rotation_2SP), rotate(k_BHSP, rotation_2SP)
-        y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, is_causal=True)
+        y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None)
         return self.out(y_BHSP.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
+    """(B, 1, S, S) bool: position s sees t <= s of its own document, which ends with the token `document_end`."""
+    ends_BS = tokens_BS == document_end
+    document_BS = ends_BS.cumsum(1) - ends_BS.long()  # the end belongs to the document that it ends
+    same_BSS = document_BS[:, :, None] == document_BS[:, None, :]
+    return same_BSS.tril()[:, None]
 
 
 def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from simbal.model.attention import Attention, rotary_angles
+from simbal.model.attention import Attention, document_mask, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router, Routing, Steering
 
@@ -29,6 +29,7 @@ class TransformerShape:
     norm_eps: float
     gating: str
     renormalize: bool
+    document_end: int | None = None  # the token after which attention sees nothing before; None: it sees all the past
 
 
 class Block(nn.Module):
@@ -49,10 +50,15 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def forward(
-        self, x_BSD: Tensor, rotation_2SP: Tensor, tokens_BS: Tensor, steering: Steering | None
+        self,
+        x_BSD: Tensor,
+        rotation_2SP: Tensor,
+        visible_B1SS: Tensor | None,
+        tokens_BS: Tensor,
+        steering: Steering | None,
     ) -> tuple[Tensor, Routing | None]:
         """The residual stream after the block, and its routing (None if dense)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP)
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
             y_BSD, routing = self.feed_forward(h_BSD, tokens_BS, steering)
@@ -76,10 +82,12 @@ class Transformer(nn.Module):
         """Hidden state (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router."""
         head_width = self.shape.d_model // self.shape.num_heads
         rotation_2SP = rotary_angles(tokens_BS.shape[1], head_width, self.shape.rope_theta, tokens_BS.device)
+        document_end = self.shape.document_end
+        visible_B1SS = None if document_end is None else document_mask(tokens_BS, document_end)
         x_BSD = self.embedding(tokens_BS)
         routings = []
         for block in self.blocks:
-            x_BSD, routing = block(x_BSD, rotation_2SP, tokens_BS, steering)
+            x_BSD, routing = block(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings

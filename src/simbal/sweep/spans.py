@@ -67,4 +67,5 @@ def _parse_one(line: str, parser: OverridesParser) -> Override:
         return parser.parse_overrides([line])[0]
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{line} is not an override such as seed=1 or balancing=lbl: {reason}") from None
+        hint = """; put a value with signs like {, ? or = into quotes twice: 'key="value"'"""
+        raise UserError(f"{line} is not an override such as seed=1 or balancing=lbl: {reason}{hint}") from None

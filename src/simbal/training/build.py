@@ -35,14 +35,15 @@ def resolve_router_init(init: str, balancing: Composition) -> str:
     return balancing.router_init if init == "auto" else init
 
 
-def transformer_shape(spec: RunSpec) -> TransformerShape:
-    """The `model`, `router` and `data.vocab_size` keys together."""
+def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
+    """The `model` and `router` keys, and what of `data` shapes the model."""
     model, router = spec.config["model"], spec.config["router"]
     numbers = {key: value for key, value in model.items() if key != "init_std"}
     return TransformerShape(
         vocab_size=spec.config["data"]["vocab_size"],
         gating=router["gating"],
         renormalize=router["renormalize"],
+        document_end=end_of_text if spec.config["data"]["document_mask"] else None,
         **numbers,
     )
 
@@ -50,7 +51,7 @@ def transformer_shape(spec: RunSpec) -> TransformerShape:
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
     """Model with its initial weights, strategies and optimizer settings."""
     optim, trainer = spec.config["optim"], spec.config["trainer"]
-    shape = transformer_shape(spec)
+    shape = transformer_shape(spec, store.meta["eot"])
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}
     balancing = build_balancing(spec.config["balancing"], facts, trainer["max_steps"], optim["aux_layer_reduce"])
     backend = None

@@ -1,0 +1,99 @@
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from simbal.data import overlap
+from simbal.data.overlap import Overlap, shared_documents, shared_windows
+
+EOT = 2
+DOCUMENTS = {
+    split: st.lists(st.lists(st.sampled_from(ids)), max_size=6) for split, ids in (("a", [0, 1]), ("b", [0, 1, 3]))
+}
+NUMBERS = st.lists(st.integers(0, 9), max_size=20)
+
+
+def tokens_of(documents, dtype=np.uint16):
+    return np.array([token for document in documents for token in [*document, EOT]], dtype)
+
+
+def windows_of(documents, width):
+    return [tuple(document[i : i + width]) for document in documents for i in range(len(document) - width + 1)]
+
+
+def write_digests(path, numbers):
+    path.write_bytes(b"".join(sha256(bytes([number])).digest() for number in numbers))
+    return path
+
+
+@given(
+    train=DOCUMENTS["a"] | DOCUMENTS["b"],
+    validation=DOCUMENTS["a"] | DOCUMENTS["b"],
+    width=st.integers(1, 14),
+    chunk=st.integers(1, 20),
+    dtype=st.sampled_from([np.uint16, np.uint32]),
+)
+@example(train=[], validation=[], width=13, chunk=3, dtype=np.uint16)
+@example(train=[[0, 1] * 20], validation=[[0, 1] * 9, [1] * 20], width=13, chunk=5, dtype=np.uint16)
+def test_shared_windows_are_those_of_a_set_of_tuples(train, validation, width, chunk, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "CHUNK", chunk)
+        counted = shared_windows(tokens_of(train, dtype), tokens_of(validation, dtype), EOT, width)
+    known = set(windows_of(train, width))
+    held_out = windows_of(validation, width)
+    assert counted == (sum(window in known for window in held_out), len(held_out))
+
+
+def test_windows_differ_if_one_token_or_the_order_does():
+    ids = list(range(3, 30))
+    others = [[*ids[:at], 1, *ids[at + 1 :]] for at in range(13)] + [[ids[1], ids[0], *ids[2:13]]]
+    first = np.array(ids[:13], np.uint16)
+    for other in others:
+        assert shared_windows(np.array(other[:13], np.uint16), first, EOT) == (0, 1)
+    assert shared_windows(first, first, EOT) == (1, 1)
+
+
+def test_a_window_is_thirteen_tokens_of_one_document():
+    train = tokens_of([[0, 1] * 10])
+    assert shared_windows(train, tokens_of([[0, 1] * 6, [0, 1] * 6]), EOT) == (0, 0)
+    assert shared_windows(train, tokens_of([[0, 1] * 6 + [0]]), EOT) == (1, 1)
+
+
+def test_ids_of_65535_and_above_are_told_apart():
+    for ids in ([65_535] * 13, [65_536] * 13):
+        window = np.array(ids, np.uint32)
+        assert shared_windows(window + 1, window, 100_257) == (0, 1)
+        assert shared_windows(window, window, 100_257) == (1, 1)
+    assert shared_windows(np.full(13, 65_534, np.uint16), np.full(13, 65_535, np.uint16), EOT) == (0, 1)
+
+
+@given(train=NUMBERS, validation=NUMBERS, chunk=st.integers(1, 4))
+def test_shared_documents_are_counted_as_often_as_validation_has_them(tmp_path_factory, train, validation, chunk):
+    folder = tmp_path_factory.mktemp("digests")
+    files = write_digests(folder / "train", train), write_digests(folder / "validation", validation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "CHUNK", chunk)
+        assert shared_documents(*files) == sum(number in train for number in validation)
+
+
+def test_a_memory_map_is_read_whole_though_its_pages_are_handed_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(overlap, "CHUNK", 2)
+    tokens = np.arange(3, 1003, dtype=np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    mapped = np.memmap(tmp_path / "tokens.bin", "<u2", "r")
+    assert shared_windows(mapped, mapped, EOT) == (988, 988)
+    assert (mapped == tokens).all()
+
+
+def test_overlap_is_read_back_from_what_meta_holds():
+    found = Overlap(documents=1, validation_documents=2, windows=3, validation_windows=11)
+    assert Overlap(**found.as_dict()) == found
+
+
+def test_the_sentence_says_which_share_of_validation_is_in_train_too():
+    assert str(Overlap(3, 82, 46_090, 455_658)) == (
+        "validation overlap: 3 of 82 documents, 10.1% of its 13-token windows also occur in train"
+    )
+    assert "0.0% of its 13-token windows" in str(Overlap(0, 1, 0, 0))

@@ -1,0 +1,101 @@
+import io
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from simbal.errors import UserError
+
+
+def parquet(column, kind=None, name="text", **options):
+    """A file's bytes with one column, and another that nobody asks for."""
+    file = io.BytesIO()
+    table = pa.table({"id": pa.array(range(len(column))), name: pa.array(column, kind)})
+    pq.write_table(table, file, row_group_size=4, **options)
+    return file.getvalue()
+
+
+WHOLE = parquet(["a text"] * 100, compression="none")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "large_binary"])
+def test_a_column_of_text_or_of_its_bytes_is_read_row_group_after_row_group(texts, kind):
+    written = [f"{number} é\0 \u2028" for number in range(10)]
+    column = [text.encode() for text in written] if "binary" in kind else written
+    assert texts("a.parquet", parquet(column, getattr(pa, kind)()))[0] == written
+
+
+def test_a_column_of_categories_is_text(texts):
+    column = pa.array(["a", "b", "a"]).dictionary_encode()
+    assert texts("a.parquet", parquet(column))[0] == ["a", "b", "a"]
+
+
+def test_another_column_can_be_named(texts):
+    assert texts("a.parquet", parquet(["a"], name="my.body"), text_key="my.body")[0] == ["a"]
+
+
+def test_a_missing_column_stops_and_says_which_there_are(texts):
+    with pytest.raises(
+        UserError, match="a.parquet: no column 'text', or .* .there is 'id', 'body'.: set data.text_key"
+    ):
+        texts("a.parquet", parquet(["a"], name="body"))
+
+
+def test_a_column_of_numbers_stops(texts):
+    with pytest.raises(UserError, match="a.parquet: column 'text' must hold text, not int64"):
+        texts("a.parquet", parquet([1, 2]))
+
+
+def test_a_null_is_a_bad_record(texts):
+    with pytest.raises(UserError, match="a.parquet, record 6: 'text' must hold text, not null"):
+        texts("a.parquet", parquet(["a"] * 5 + [None]))
+    found, skipped = texts("a.parquet", parquet(["a"] * 999 + [None]), on_bad_record="skip")
+    assert (len(found), skipped) == (999, {"bad record: null as text": 1})
+
+
+def test_bytes_that_are_no_text_stop_with_the_record(texts):
+    latin = parquet([b"cafe", b"caf\xe9"])
+    with pytest.raises(UserError, match="a.parquet, record 2: byte 3 of it is not utf-8: set data.encoding"):
+        texts("a.parquet", latin)
+    assert texts("a.parquet", latin, encoding="latin-1")[0] == ["cafe", "café"]
+
+
+def test_a_text_column_with_bytes_that_are_no_utf_8_stops_with_the_record(texts):
+    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"cafe", b"caf\xe9"]).buffers())
+    with pytest.raises(UserError, match="a.parquet, record 2: byte 3 of it is not utf-8"):
+        texts("a.parquet", parquet(broken))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", WHOLE[:-1], WHOLE[:-9], WHOLE[: len(WHOLE) // 2], b"x" * 1000])
+def test_a_file_that_is_cut_short_or_no_parquet_stops(texts, content):
+    with pytest.raises(UserError, match="a.parquet: this is not parquet, or damaged"):
+        texts("a.parquet", content)
+
+
+def test_damage_in_the_middle_stops_with_the_record(texts):
+    whole = parquet([f"text {n}" for n in range(8)], compression="zstd", use_dictionary=False)
+    at = whole.rindex(b"\x28\xb5\x2f\xfd")  # the last zstd frame, of the second row group
+    with pytest.raises(UserError, match="a.parquet, record 5: this is not parquet, or damaged"):
+        texts("a.parquet", whole[:at] + b"junk" + whole[at + 4 :])
+
+
+def test_a_file_without_rows_holds_no_text(texts):
+    with pytest.raises(UserError, match="a.parquet: the file is empty or holds no text"):
+        texts("a.parquet", parquet([], pa.string()))
+
+
+def test_without_pyarrow_the_extra_is_named(texts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="needs the package pyarrow, which is not installed: pip install 'simbal.parq"):
+        texts("a.parquet", WHOLE)
+    assert texts("a.txt", b"one")[0] == ["one"]
+
+
+def test_a_corpus_without_parquet_or_urls_imports_neither_pyarrow_nor_fsspec():
+    code = (
+        "import sys; import simbal.data.store;"
+        "assert not {'pyarrow', 'fsspec', 'requests', 'torch'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

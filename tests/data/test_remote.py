@@ -1,0 +1,297 @@
+"""Files behind URLs, without a network: fsspec's memory, a filesystem that fails, a web server on this machine."""
+
+import errno
+import gzip
+import json
+import os
+import socket
+import threading
+from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+
+import fsspec
+import fsspec.core
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from simbal.data import remote
+from simbal.data.sources import open_source
+from simbal.data.store import prepare
+from simbal.errors import UserError
+
+CONTENT = b"".join(json.dumps({"text": f"text {n} " * 9}).encode() + b"\n" for n in range(60))
+
+
+class Flaky(fsspec.AbstractFileSystem):
+    """Holds one file; fails as often as it is told, and then works."""
+
+    protocol = "flaky"
+    cachable = False
+    failures: list  # exceptions to raise, or numbers of bytes to stop after
+
+    def info(self, path, **_):
+        return {"name": path, "size": len(CONTENT), "type": "file"}
+
+    def open(self, path, mode="rb", **_):
+        failure = self.failures.pop(0) if self.failures else None
+        if isinstance(failure, Exception):
+            raise failure
+        return BytesIO(CONTENT[:failure])
+
+    def glob(self, path, **_):
+        with self.open(path):
+            return {"flaky://b.jsonl": {"type": "file"}, "flaky://a.jsonl": {"type": "file"}}
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        if self.server.cuts:
+            self.server.cuts -= 1
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            self.wfile.write(CONTENT[:100])
+            return
+        super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(remote, "PAUSES", (0, 0, 0))
+
+
+@pytest.fixture
+def memory():
+    yield MemoryFileSystem()
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def flaky(monkeypatch):
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+
+    def fail(*failures):
+        monkeypatch.setattr(Flaky, "failures", [*failures], raising=False)
+
+    return fail
+
+
+@pytest.fixture
+def web(tmp_path):
+    """A server of the folder `web` with its address, the paths asked for and the number of answers to cut."""
+    (tmp_path / "web").mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "web"))
+    server.requests, server.cuts, server.url = [], 0, f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def read(keys):
+    """The texts behind a URL."""
+
+    def read(url, **changed):
+        source = open_source(keys("files", files=url, **changed))
+        return [document.content for unit in source.units() for document in source.read(unit, Counter())]
+
+    return read
+
+
+TEXTS = [json.loads(line)["text"].encode() for line in CONTENT.splitlines()]
+
+
+def in_parquet(content):
+    file = BytesIO()
+    pq.write_table(pa.table({"text": [json.loads(line)["text"] for line in content.splitlines()]}), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("extension", "pack"), [(".jsonl", bytes), (".jsonl.gz", gzip.compress), (".parquet", in_parquet)]
+)
+def test_a_remote_file_gives_the_same_documents_as_a_local_one(read, memory, texts, extension, pack):
+    memory.pipe(f"/folder/a{extension}", pack(CONTENT))
+    assert read(f"memory://folder/a{extension}") == TEXTS
+    assert texts(f"a{extension}", pack(CONTENT))[0] == [text.decode() for text in TEXTS]
+
+
+def test_a_glob_in_a_url_stands_for_files_by_name(keys, memory):
+    for name in ("b", "a", "c"):
+        memory.pipe(f"/folder/{name}.jsonl", CONTENT)
+    memory.pipe("/folder/notes.md", b"no text of the corpus")
+    memory.mkdir("/folder/d.jsonl")
+    units = open_source(keys("files", files="memory://folder/*.jsonl")).units()
+    assert [unit[-7:] for unit in units] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    with pytest.raises(UserError, match="notes.md: the name must end in one of"):
+        open_source(keys("files", files="memory://folder/*")).units()
+    with pytest.raises(UserError, match="data.files: no file matches memory://folder/.[.]txt"):
+        open_source(keys("files", files="memory://folder/?.txt")).units()
+    with pytest.raises(UserError, match="b.jsonl: the file is given twice"):
+        open_source(keys("files", files=["memory://folder/*.jsonl", units[1]])).units()
+
+
+def test_a_prepared_store_is_found_again_without_its_source(keys, memory, tmp_path):
+    memory.pipe("/folder/a.jsonl", CONTENT)
+    for url in ("memory://folder/a.jsonl", "memory://folder/*.jsonl"):
+        memory.pipe("/folder/a.jsonl", CONTENT)
+        data = keys("files", files=url, vocab_size=300, validation_one_in=5)
+        store = prepare(data, progress=False)
+        assert store.meta["inputs"][0]["name"].endswith("folder/a.jsonl")
+        memory.rm("/folder/a.jsonl")
+        assert prepare(data, progress=False) == store
+
+
+def test_copies_of_remote_files_leave_no_trace(read, memory, keys, tmp_path):
+    memory.pipe("/folder/a.jsonl", CONTENT)
+    read("memory://folder/a.jsonl")
+    memory.pipe("/folder/a.jsonl", b"no json")
+    with pytest.raises(UserError, match="memory://folder/a.jsonl, line 1: this is not JSON"):
+        read("memory://folder/a.jsonl")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize("failure", [ConnectionResetError("gone"), TimeoutError(), RuntimeError("of a package"), 1000])
+def test_a_dropped_connection_is_tried_again_three_times(read, flaky, failure):
+    flaky(failure, failure, failure)
+    assert read("flaky://a.jsonl") == TEXTS
+    flaky(*[failure] * 4)
+    with pytest.raises(
+        UserError, match="^flaky://a.jsonl cannot be fetched .*; 4 attempts.: fetch it by hand and give"
+    ):
+        read("flaky://a.jsonl")
+
+
+def test_a_short_copy_is_told_by_the_size_that_was_announced(read, flaky):
+    flaky(*[1000] * 4)
+    with pytest.raises(UserError, match=f"cannot be fetched .1000 bytes came instead of {len(CONTENT)}; 4 attempts"):
+        read("flaky://a.jsonl")
+
+
+def test_a_list_of_files_is_tried_again_too(keys, flaky):
+    flaky(*[ConnectionResetError("gone")] * 3)
+    assert open_source(keys("files", files="flaky://*.jsonl")).units() == ["flaky://a.jsonl", "flaky://b.jsonl"]
+    flaky(*[ConnectionResetError("gone")] * 4)
+    with pytest.raises(
+        UserError, match=r"flaky://\*.jsonl cannot be listed .ConnectionResetError: gone; 4 attempts.: fe"
+    ):
+        open_source(keys("files", files="flaky://*.jsonl")).units()
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [(FileNotFoundError(), "there is no such file"), (PermissionError(), "access is refused")],
+)
+def test_what_another_attempt_would_not_change_stops_at_once(read, flaky, failure, sentence):
+    flaky(failure)
+    with pytest.raises(UserError, match=f"flaky://a.jsonl cannot be fetched .{sentence}."):
+        read("flaky://a.jsonl")
+
+
+def test_a_full_disk_is_not_taken_for_a_lost_connection(keys, memory, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    memory.pipe("/folder/a.jsonl", CONTENT)
+    monkeypatch.setattr(remote, "fetch", fail)
+    with pytest.raises(UserError, match="cannot write .*: No space left on device: free some space"):
+        prepare(keys("files", files="memory://folder/a.jsonl"), progress=False)
+
+
+def test_a_file_of_a_web_server_is_read_as_it_lies_there(read, web, tmp_path):
+    (tmp_path / "web/a.jsonl.gz").write_bytes(gzip.compress(CONTENT))
+    assert read(f"{web.url}/a.jsonl.gz?download=true") == TEXTS
+    assert web.requests == ["/a.jsonl.gz?download=true"]
+
+
+def test_an_answer_of_the_web_that_is_cut_short_is_asked_for_again(read, web, tmp_path):
+    (tmp_path / "web/a.jsonl").write_bytes(CONTENT)
+    web.cuts = 3
+    assert read(f"{web.url}/a.jsonl") == TEXTS
+    web.cuts = 4
+    with pytest.raises(
+        UserError, match=f"{web.url}/a.jsonl cannot be fetched .*; 4 attempts.*curl -LO '{web.url}/a.jso"
+    ):
+        read(f"{web.url}/a.jsonl")
+
+
+def test_a_page_that_is_not_there_is_asked_for_once(read, web):
+    with pytest.raises(
+        UserError, match="missing.jsonl cannot be fetched .there is no such file.: fetch it by hand .curl"
+    ):
+        read(f"{web.url}/missing.jsonl")
+    assert web.requests == ["/missing.jsonl"]
+
+
+def test_a_server_that_is_gone_or_never_answers_does_not_hang(read, monkeypatch):
+    monkeypatch.setattr(remote, "TIMEOUT", (0.1, 0.1))
+    monkeypatch.setattr(remote, "PAUSES", ())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UserError, match="a.jsonl cannot be fetched .TimeoutError: timed out; 1 attempts"):
+            read(f"http://127.0.0.1:{port}/a.jsonl")
+    with pytest.raises(UserError, match="a.jsonl cannot be fetched .Connection refused; 1 attempts"):
+        read(f"http://127.0.0.1:{port}/a.jsonl")
+
+
+def test_a_glob_of_the_web_is_refused(keys):
+    with pytest.raises(UserError, match=r"https://host/\*.jsonl: a web server has no list of files to match"):
+        open_source(keys("files", files="https://host/*.jsonl")).units()
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("hf://datasets/me/mine/a.jsonl", "pip install 'simbal.hub.'"),
+        ("s3://bucket/a.jsonl", "pip install 'simbal.s3.'"),
+        ("gs://bucket/a.jsonl", "pip install gcsfs"),
+        ("abfs://bucket/a.jsonl", "install that"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_way_to_install_it(read, monkeypatch, url, remedy):
+    def fail(_):
+        raise ImportError("install that")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    with pytest.raises(UserError, match=f"^{url} needs a package that is not installed: {remedy}$"):
+        read(url)
+
+
+def test_a_url_of_no_known_kind_stops(read):
+    with pytest.raises(UserError, match="klingon://a.jsonl is no URL that fsspec knows: Protocol not known: klingon"):
+        read("klingon://a.jsonl")
+
+
+def test_names_are_checked_before_a_network_is_asked(keys):
+    with pytest.raises(UserError, match="https://host/page.html: the name must end in one of"):
+        open_source(keys("files", files="https://host/page.html")).identity()
+    with pytest.raises(UserError, match="benchmark items are for evaluation only"):
+        open_source(keys("files", files="https://host/olmo_eval/a.jsonl")).identity()
+    with pytest.raises(UserError, match="a.jsonl: the file is given twice"):
+        open_source(keys("files", files=["https://host/a.jsonl"] * 2)).identity()
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("hf://datasets/me/mine/sub/a.jsonl", "hf download me/mine sub/a.jsonl --repo-type dataset --local-dir ."),
+        ("hf://datasets/me/b@v2/a.jsonl", "hf download me/b a.jsonl --repo-type dataset --revision v2 --local-dir ."),
+        ("hf://datasets/me/b/*.jsonl", "hf download me/b --include '*.jsonl' --repo-type dataset --local-dir ."),
+        ("https://host/a.jsonl", "curl -LO 'https://host/a.jsonl'"),
+        ("s3://bucket/a.jsonl", "aws s3 cp 's3://bucket/a.jsonl' ."),
+    ],
+)  # fmt: skip
+def test_each_kind_of_url_has_a_command_that_fetches_it_by_hand(url, command):
+    assert remote.fetched_by_hand(url) == command
