@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simbal.data.document import SPLITS
-from simbal.data.encode import Encoded, encode_in_threads
+from simbal.data.encode import Encoded, Encoders
 from simbal.data.journal import NAME, Journal
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
 from simbal.data.progress import build_progress
@@ -67,12 +67,13 @@ def build(
             split: SplitWriter(folder / split, encoder.vocab_size, documents, journal.tokens[split], stack)
             for split, documents in journal.documents.items()
         }
+        encoders = stack.enter_context(Encoders(encoder, threads))
         report = stack.enter_context(build_progress(progress))
         text_bytes = 0  # read by this process
         for unit in journal.planned[len(journal.units) :]:
             inputs: dict[str, _Input] = defaultdict(_Input)
             skipped: Counter[str] = Counter()
-            for group in encode_in_threads(source.read(unit, skipped), encoder, threads):
+            for group in encoders.encode(source.read(unit, skipped)):
                 for encoded in group:
                     writers[encoded.document.split].write(encoded.ids, encoded.document.digest)
                     inputs[encoded.document.input].add(encoded)

@@ -23,30 +23,40 @@ class Encoded(NamedTuple):
     num_bytes: int  # of text that the ids stand for
 
 
-def encode_in_threads(documents: Iterable[Document], encoder: Encoder, threads: int | None) -> Iterator[list[Encoded]]:
-    """Group after group; `threads` None takes one per core.
+class Encoders:
+    """Threads that encode, the same ones from the first document to the last; None: one per core."""
 
-    Raises:
-        IndexError: an id is not below the vocabulary size, which a narrower type would wrap around without a word.
-    """
-    eot = np.uint32(encoder.eot)
+    def __init__(self, encoder: Encoder, threads: int | None) -> None:
+        self._encoder = encoder
+        self._threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._threads)
 
-    def encode(group: list[Document]) -> list[Encoded]:
-        encoded = []
-        for document in group:
-            ids = np.append(encoder.encode(document.content), eot)
-            encoded.append(Encoded(document, ids, int(encoder.byte_len[ids].sum())))
-        return encoded
+    def __enter__(self) -> "Encoders":
+        return self
 
-    threads = threads or os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def encode(self, documents: Iterable[Document]) -> Iterator[list[Encoded]]:
+        """Group after group.
+
+        Raises:
+            IndexError: an id is not below the vocabulary size, which a narrower type would wrap around without a word.
+        """
         waiting: deque[Future[list[Encoded]]] = deque()
         for group in _groups(documents):
-            waiting.append(pool.submit(encode, group))
-            if len(waiting) > 2 * threads:  # the reader is ahead: bounds the memory
+            waiting.append(self._pool.submit(self._encode_group, group))
+            if len(waiting) > 2 * self._threads:  # the reader is ahead: bounds the memory
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+    def _encode_group(self, group: list[Document]) -> list[Encoded]:
+        eot, encoded = np.uint32(self._encoder.eot), []
+        for document in group:
+            ids = np.append(self._encoder.encode(document.content), eot)
+            encoded.append(Encoded(document, ids, int(self._encoder.byte_len[ids].sum())))
+        return encoded
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -5,9 +5,10 @@ Every rank from 256 on is one merge of two earlier ranks, so each prefix of the 
 
 import base64
 import re
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import tiktoken
@@ -25,15 +26,26 @@ PIECE = 1 << 20  # characters of a long text that are encoded at once
 CUT = re.compile(r"\n(?=\S)")  # no token spans such a newline
 
 
-@dataclass(frozen=True)
 class Tokenizer:
     """Ids below `vocab_size`, `eot` among them; text that spells a special token stays text."""
 
-    encoding: tiktoken.Encoding
-    vocab_size: int
-    eot: int
-    byte_len: NDArray[np.uint16]
-    table_sha256: str
+    def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
+        self.vocab_size, self.eot, self.table_sha256 = vocab_size, eot, table_sha256
+        self.byte_len: NDArray[np.uint16] = np.zeros(vocab_size, np.uint16)
+        self.byte_len[list(ranks.values())] = [len(token) for token in ranks]
+        self._ranks, self._of_thread = ranks, threading.local()
+
+    @property
+    def encoding(self) -> tiktoken.Encoding:
+        """One for each thread: the regular expression inside is a third slower in all threads but its first."""
+        if not hasattr(self._of_thread, "encoding"):
+            self._of_thread.encoding = tiktoken.Encoding(
+                f"cl100k_base_{self.vocab_size}",
+                pat_str=PATTERN,
+                mergeable_ranks=self._ranks,
+                special_tokens={"<|endoftext|>": self.eot},
+            )
+        return cast(tiktoken.Encoding, self._of_thread.encoding)
 
     def encode(self, content: bytes) -> NDArray[np.uint32]:
         """The ids of UTF-8 `content`, without `eot`."""
@@ -51,12 +63,7 @@ def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
     eot = RANKS + 1 if vocab_size == FULL else vocab_size - 1
     lines = islice(table.splitlines(), min(eot, RANKS))
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    encoding = tiktoken.Encoding(
-        f"cl100k_base_{vocab_size}", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": eot}
-    )
-    byte_len = np.zeros(vocab_size, np.uint16)
-    byte_len[list(ranks.values())] = [len(token) for token in ranks]
-    return Tokenizer(encoding, vocab_size, eot, byte_len, token_table.SHA256)
+    return Tokenizer(ranks, vocab_size, eot, token_table.SHA256)
 
 
 def _pieces(text: str) -> Iterator[str]:
