@@ -34,13 +34,14 @@ def write_digests(path, numbers):
     width=st.integers(1, 14),
     chunk=st.integers(1, 20),
     dtype=st.sampled_from([np.uint16, np.uint32]),
+    threads=st.integers(1, 3),
 )
-@example(train=[], validation=[], width=13, chunk=3, dtype=np.uint16)
-@example(train=[[0, 1] * 20], validation=[[0, 1] * 9, [1] * 20], width=13, chunk=5, dtype=np.uint16)
-def test_shared_windows_are_those_of_a_set_of_tuples(train, validation, width, chunk, dtype):
+@example(train=[], validation=[], width=13, chunk=3, dtype=np.uint16, threads=2)
+@example(train=[[0, 1] * 20], validation=[[0, 1] * 9, [1] * 20], width=13, chunk=5, dtype=np.uint16, threads=2)
+def test_shared_windows_are_those_of_a_set_of_tuples(train, validation, width, chunk, dtype, threads):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "CHUNK", chunk)
-        counted = shared_windows(tokens_of(train, dtype), tokens_of(validation, dtype), EOT, width)
+        counted = shared_windows(tokens_of(train, dtype), tokens_of(validation, dtype), EOT, width, threads)
     known = set(windows_of(train, width))
     held_out = windows_of(validation, width)
     assert counted == (sum(window in known for window in held_out), len(held_out))

@@ -129,10 +129,19 @@ def test_a_build_stopped_while_it_was_finishing_goes_on(corpus, whole, monkeypat
     assert contents(prepare(corpus, progress=False).path) == whole
 
 
-def test_another_list_of_inputs_starts_over(corpus, stopped, whole, capsys):
+def renamed(partial: Path) -> None:
+    journal = partial / "journal.json"
+    journal.write_text(journal.read_text().replace("part-3", "part-4"))
+
+
+def cut(partial: Path) -> None:
+    os.truncate(partial / "train" / "tokens.bin", 10)
+
+
+@pytest.mark.parametrize("damage", [renamed, cut])
+def test_what_does_not_fit_is_not_gone_on_with(corpus, stopped, whole, capsys, damage):
     with pytest.raises(KeyboardInterrupt):
         stopped(KeyboardInterrupt(), 70)
-    journal = Plan.of(corpus).path.with_name(Plan.of(corpus).path.name + ".partial") / "journal.json"
-    journal.write_text(journal.read_text().replace("part-3", "part-4"))
+    damage(Plan.of(corpus).path.with_name(Plan.of(corpus).path.name + ".partial"))
     assert contents(prepare(corpus, progress=False).path) == whole
-    assert "the list of inputs has changed since this was begun: starting over" in capsys.readouterr().err
+    assert "what an interrupted build left does not fit these inputs: starting over" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from simbal.data.overlap import Overlap, shared_documents, shared_windows
 from simbal.data.progress import build_progress
 from simbal.data.sources import Encoder, Source
 from simbal.data.split_facts import SplitFacts, facts_of
-from simbal.data.split_writer import SplitWriter, token_dtype
+from simbal.data.split_writer import SplitWriter, sizes, token_dtype
 from simbal.errors import UserError
 
 FORMAT = 2  # to be raised when the same config would give other files
@@ -61,7 +61,7 @@ def build(
     Raises:
         UserError: for a bad input, and if a split gets no document.
     """
-    journal = _begin(folder, source.units())
+    journal = _begin(folder, source.units(), encoder.vocab_size)
     with ExitStack() as stack:
         writers = {
             split: SplitWriter(folder / split, encoder.vocab_size, documents, journal.tokens[split], stack)
@@ -81,16 +81,23 @@ def build(
                 documents, tokens = (sum(w.documents for w in writers.values()), sum(w.end for w in writers.values()))
                 report(group[-1].document.done, documents, tokens, text_bytes)
             _commit(journal, folder, unit, writers, inputs, skipped)
-    _finish(folder, encoder, description, writers, journal)
+    overlap = _overlap(folder, encoder, journal, encoders.threads)
+    _finish(folder, encoder, description, writers, journal, overlap)
 
 
-def _begin(folder: Path, units: list[str]) -> Journal:
-    """What an interrupted build left, unless a URL's glob stands for other files by now."""
+def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
+    """What an interrupted build left, unless a URL's glob stands for other files by now, or some of it is gone."""
     journal = Journal.read(folder)
-    if journal.planned == units:
+    whole = all(
+        (folder / split / name).stat().st_size >= size
+        for split in SPLITS
+        for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
+        if size
+    )
+    if journal.planned == units and whole:
         return journal
     if journal.units:
-        print("the list of inputs has changed since this was begun: starting over", file=sys.stderr)
+        print("what an interrupted build left does not fit these inputs: starting over", file=sys.stderr)
     return Journal(planned=units)
 
 
@@ -113,20 +120,18 @@ def _commit(
 
 
 def _finish(
-    folder: Path, encoder: Encoder, description: dict[str, Any], writers: dict[str, SplitWriter], journal: Journal
+    folder: Path,
+    encoder: Encoder,
+    description: dict[str, Any],
+    writers: dict[str, SplitWriter],
+    journal: Journal,
+    overlap: Overlap,
 ) -> None:
     """Everything that the whole files say, read back from the disk."""
-    for split, writer in writers.items():
-        if not writer.documents:
-            raise UserError(
-                f"none of the {sum(journal.documents.values())} documents falls into the {split} split: "
-                "give more documents, data.validation_files or another data.validation_one_in"
-            )
     encoder.byte_len.astype("<u2").tofile(folder / "byte_len.bin")
     dtype = token_dtype(encoder.vocab_size)
     facts = {split: facts_of(folder / split, dtype, encoder.byte_len) for split in SPLITS}
     text = {split: writer.text_sha256() for split, writer in writers.items()}
-    overlap = _overlap(folder, dtype, encoder.eot, journal.documents["validation"])
     surrogates = journal.skipped.pop("surrogates replaced", 0)
     meta = {
         "format": FORMAT,
@@ -143,16 +148,24 @@ def _finish(
         "fingerprints": fingerprints(facts, text, encoder.vocab_size),
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }
-    for scaffold in (*(folder / split / "digests.bin" for split in SPLITS), folder / NAME):
-        scaffold.unlink()
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+    for scaffold in (folder / NAME, *(folder / split / "digests.bin" for split in SPLITS)):
+        scaffold.unlink()  # the journal first: it must not outlive what it speaks of
 
 
-def _overlap(folder: Path, dtype: str, eot: int, validation_documents: int) -> Overlap:
+def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> Overlap:
+    for split, documents in journal.documents.items():
+        if not documents:
+            raise UserError(
+                f"none of the {sum(journal.documents.values())} documents falls into the {split} split: "
+                "give more documents, data.validation_files or another data.validation_one_in"
+            )
     train, validation = (folder / split for split in SPLITS)
     documents = shared_documents(train / "digests.bin", validation / "digests.bin")
+    dtype = token_dtype(encoder.vocab_size)
     tokens = [np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation)]
-    return Overlap(documents, validation_documents, *shared_windows(tokens[0], tokens[1], eot))
+    windows = shared_windows(tokens[0], tokens[1], encoder.eot, threads=threads)
+    return Overlap(documents, journal.documents["validation"], *windows)
 
 
 def fingerprints(facts: dict[str, SplitFacts], text: dict[str, str], vocab_size: int) -> dict[str, str]:

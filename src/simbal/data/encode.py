@@ -28,8 +28,8 @@ class Encoders:
 
     def __init__(self, encoder: Encoder, threads: int | None) -> None:
         self._encoder = encoder
-        self._threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._threads)
+        self.threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.threads)
 
     def __enter__(self) -> "Encoders":
         return self
@@ -46,7 +46,7 @@ class Encoders:
         waiting: deque[Future[list[Encoded]]] = deque()
         for group in _groups(documents):
             waiting.append(self._pool.submit(self._encode_group, group))
-            if len(waiting) > 2 * self._threads:  # the reader is ahead: bounds the memory
+            if len(waiting) > 2 * self.threads:  # the reader is ahead: bounds the memory
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -6,7 +6,9 @@ Shapes: N windows of a chunk, M of validation, T tokens of a chunk, V ids.
 """
 
 import mmap
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def _document_keys(digests: Path) -> Iterator[NDArray[np.uint64]]:
 
 
 def shared_windows(
-    train_tokens: NDArray[Any], validation_tokens: NDArray[Any], eot: int, width: int = WINDOW
+    train_tokens: NDArray[Any], validation_tokens: NDArray[Any], eot: int, width: int = WINDOW, threads: int = 1
 ) -> tuple[int, int]:
     """Windows of `width` validation tokens that occur in train, and all windows of validation.
 
@@ -70,18 +72,23 @@ def shared_windows(
     hashes = _WindowHashes(int(validation_tokens.max(initial=0)), width)
     whole = (hashes.of(ids_T)[_without(eot, ids_T, width)] for ids_T in _chunks(validation_tokens, width))
     held_out = _Sought(whole, len(validation_tokens))
-    for ids_T in _chunks(train_tokens, width):
-        held_out.find(hashes.of(ids_T))  # those with eot match nothing
+
+    def find(part: int) -> None:
+        for ids_T in _chunks(train_tokens, width, part, threads):
+            held_out.find(hashes.of(ids_T))  # those with eot match nothing
+
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(find, range(threads)), maxlen=0)  # raises what a thread raised
     return held_out.num_found, len(held_out.keys_M)
 
 
-def _chunks(tokens: NDArray[Any], width: int) -> Iterator[NDArray[Any]]:
-    """All windows of `tokens`, CHUNK of them at a time.
+def _chunks(tokens: NDArray[Any], width: int, part: int = 0, parts: int = 1) -> Iterator[NDArray[Any]]:
+    """All windows of `tokens`, CHUNK of them at a time; of several parts, every `parts`-th chunk from `part` on.
 
     The pages of a memory map are handed back on the way: else a process would seem to need as much memory as the file.
     """
     mapped = tokens.base if isinstance(tokens.base, mmap.mmap) and not tokens.flags.writeable else None
-    for start in range(0, len(tokens) - width + 1, CHUNK):
+    for start in range(part * CHUNK, len(tokens) - width + 1, parts * CHUNK):
         yield tokens[start : start + CHUNK + width - 1]
         if mapped and start // CHUNK % 128 == 127:
             mapped.madvise(mmap.MADV_DONTNEED)
@@ -149,7 +156,7 @@ class _Sought:
             np.bitwise_or.at(self._filter, slots_N >> 3, np.left_shift(1, slots_N & 7).astype(np.uint8))
 
     def find(self, keys_N: NDArray[np.uint64]) -> None:
-        """Look for `keys_N` among the keys."""
+        """Look for `keys_N` among the keys; several threads may at once, as all they write is True."""
         slots_N = keys_N >> self._shift
         bytes_N = np.take(self._filter, slots_N >> 3, mode="clip")
         likely_N = keys_N[(bytes_N >> (slots_N & 7).astype(np.uint8) & 1).view(np.bool_)]

@@ -4,7 +4,6 @@ import os
 from contextlib import ExitStack
 from hashlib import file_digest
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,12 @@ def token_dtype(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
+def sizes(vocab_size: int, documents: int, tokens: int) -> dict[str, int]:
+    """Bytes of each file of a split."""
+    width = np.dtype(token_dtype(vocab_size)).itemsize
+    return {"tokens.bin": tokens * width, "docs.idx": documents * END, "digests.bin": documents * DIGEST}
+
+
 class SplitWriter:
     """Appends documents to `tokens.bin`, `docs.idx` and, for the text's fingerprint, `digests.bin`."""
 
@@ -27,14 +32,11 @@ class SplitWriter:
         self.folder, self.documents, self.end = folder, documents, tokens
         self._dtype = np.dtype(token_dtype(vocab_size))
 
-        def go_on(name: str, size: int) -> BinaryIO:
-            file = stack.enter_context((folder / name).open("ab"))
-            file.truncate(size)
-            return file
-
-        self._tokens = go_on("tokens.bin", tokens * self._dtype.itemsize)
-        self._ends = go_on("docs.idx", documents * END)
-        self._digests = go_on("digests.bin", documents * DIGEST)
+        files = []
+        for name, size in sizes(vocab_size, documents, tokens).items():
+            files.append(stack.enter_context((folder / name).open("ab")))
+            files[-1].truncate(size)
+        self._tokens, self._ends, self._digests = files
 
     def write(self, ids: NDArray[np.uint32], digest: bytes) -> None:
         """One document, its end of text included; its ids must be below the vocabulary size."""
