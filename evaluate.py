@@ -1,6 +1,7 @@
-"""Run analyses, print their tables and write them to outputs/analysis/<name>.json.
+"""Run analyses, print their tables, and write them to <run>/analysis/<name>.json, or outputs/analysis without a run.
 
 Examples:
+    python evaluate.py run=outputs/default analysis=quality       # every finished run in the folder
     python evaluate.py analysis=orthogonalization
     python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
 """
@@ -22,7 +23,7 @@ def main(cfg: DictConfig) -> None:
         config = resolved(cfg)
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
 
-        evaluate(config["analysis"], config["output_dir"])
+        evaluate(config["analysis"], config["run"], config["overwrite"], config["accelerator"], config["output_dir"])
 
 
 if __name__ == "__main__":

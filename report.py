@@ -2,7 +2,8 @@
 
 Examples:
     python report.py outputs/default
-    python report.py outputs/default --baseline none
+    python report.py outputs/default baseline=none
+    python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -10,16 +11,17 @@ from pathlib import Path
 
 from simbal.errors import exit_on_user_error
 from simbal.sweep.report import report
+from simbal.sweep.report_keys import report_keys
 
 
 def main() -> None:
     """Read the command line and report."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="outputs/<name>, which holds one folder per run")
-    parser.add_argument("--baseline", help="the balancing that differences are taken from; default: the runs' own")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="baseline, columns or paper, as above")
     args = parser.parse_args()
     with exit_on_user_error():
-        report(args.folder, args.baseline)
+        report(args.folder, **report_keys(args.keys))
 
 
 if __name__ == "__main__":

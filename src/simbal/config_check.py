@@ -27,11 +27,11 @@ LAST_SHARD = 2827  # of dclm-pool-400m-1x
 AT_LEAST_ONE = (
     "model.num_layers", "model.d_model", "model.num_heads", "model.d_expert", "data.seq_len", "data.validation_one_in",
     "trainer.max_steps", "trainer.global_batch", "trainer.micro_batch", "trainer.val_every", "trainer.log_every",
-    "trainer.ckpt_every",
+    "trainer.ckpt_every", "trainer.pes_tokens",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "seed", "model.num_experts", "model.top_k", "optim.lr", "optim.weight_decay", "optim.z_loss_coef",
-    "optim.grad_clip", "optim.warmup_steps",
+    "optim.grad_clip", "optim.warmup_steps", "trainer.pes_every",
 )  # fmt: skip
 
 

@@ -4,10 +4,18 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simbal.metrics import language, load
 from simbal.metrics.orthogonality import identity_deviation, mean_squared_deviation
-from simbal.metrics.routing import sequence_expert_use, topk_entropy
+from simbal.metrics.routing import (
+    choice_overlap,
+    full_entropy,
+    mutual_information,
+    sequence_expert_use,
+    topk_entropy,
+)
 
 EXPERTS_NK = torch.tensor([[0, 1], [0, 2], [3, 2], [1, 0]])
 WEIGHTS_NK = torch.tensor([[0.4, 0.3], [0.5, 0.3], [0.4, 0.3], [0.4, 0.3]]).double()
@@ -34,6 +42,45 @@ def test_load_metrics_of_layers_are_those_of_each_layer_and_of_a_collapse_are_ex
     counts_LE = torch.stack([COUNTS_E, torch.tensor([8, 0, 0, 0])])
     assert load.max_vio(counts_LE).tolist() == pytest.approx([0.5, 3.0])
     assert load.unique_experts(counts_LE).tolist() == [4, 1]
+
+
+def test_inequality_and_entropy_of_the_load():
+    assert load.gini(COUNTS_E).item() == pytest.approx(0.1875)
+    assert load.squared_variation(COUNTS_E).item() == pytest.approx(0.125)
+    assert load.load_entropy(COUNTS_E).item() == pytest.approx(1.320888, abs=1e-6)
+    assert load.dead_experts(COUNTS_E).item() == 0
+
+
+def test_a_balanced_load_has_no_inequality_and_a_collapsed_one_as_much_as_there_can_be():
+    counts_LE = torch.tensor([[5, 5, 5, 5], [0, 8, 0, 0]])
+    assert load.gini(counts_LE).tolist() == pytest.approx([0, 3 / 4])
+    assert load.squared_variation(counts_LE).tolist() == pytest.approx([0, 3])
+    assert load.load_entropy(counts_LE).tolist() == pytest.approx([math.log(4), 0])
+    assert load.dead_experts(counts_LE).tolist() == [0, 3]
+
+
+def test_an_expert_is_near_dead_below_a_tenth_of_the_mean_and_not_at_it():
+    assert load.near_dead_experts(torch.tensor([[0, 9, 10, 381], [10, 10, 190, 190]])).tolist() == [2, 0]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=9).filter(any))
+def test_gini_is_the_mean_difference_of_pairs(counts):
+    pairs = sum(abs(a - b) for a in counts for b in counts)
+    assert load.gini(torch.tensor(counts)).item() == pytest.approx(pairs / (2 * len(counts) * sum(counts)), abs=1e-12)
+
+
+def test_full_entropy_and_what_a_token_tells_about_its_expert():
+    probs_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
+    entropy_N = full_entropy(probs_NE.double())
+    assert entropy_N.mean().item() == pytest.approx(1.245421, abs=1e-6)
+    mean_E = probs_NE.double().mean(0)
+    assert full_entropy(mean_E).item() == pytest.approx(1.365865, abs=1e-6)
+    assert mutual_information(mean_E, entropy_N.mean()).item() == pytest.approx(0.120444, abs=1e-6)
+
+
+def test_overlap_of_choices_counts_shared_experts_in_any_order():
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1)).tolist() == [1, 1, 1, 1]
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0)).tolist() == [1, 0.5, 0.5, 0]
 
 
 def test_squared_deviation_of_a_small_router():

@@ -1,7 +1,10 @@
 """Runs the analyses of a config: each is printed, and written where it can be read again."""
 
 import importlib.metadata
+import inspect
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +12,87 @@ import torch
 from hydra.utils import get_method
 
 from simbal.analysis.finding import Finding
+from simbal.analysis.trained import TrainedRun, load, runs_in
 from simbal.console import console
 from simbal.errors import UserError
 from simbal.run_folder import refusals_of_disk, write_json
 
+OF_A_RUN = "trained"  # the parameter of an analysis that works on a trained run
 
-def evaluate(analyses: dict[str, dict[str, Any]], output_dir: str) -> None:
+
+def evaluate(
+    analyses: dict[str, dict[str, Any]], run: str | None, overwrite: bool, accelerator: str, output_dir: str
+) -> None:
     """Run each analysis: its `_target_`, called with its other keys.
 
     Args:
         analyses: by name, the keys of each.
-        output_dir: results go to <output_dir>/analysis/<name>.json.
+        run: a run's folder or a folder of runs, for analyses of a trained model.
+        overwrite: do again what is there already.
+        accelerator: auto, cpu or cuda.
+        output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
 
     Raises:
-        UserError: an analysis refuses its keys, or the disk refuses the result.
+        UserError: an analysis refuses its keys or the run, or the disk refuses the result.
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
-    out = console()
-    for name, settings in analyses.items():
-        started = time.perf_counter()
-        arguments = {key: value for key, value in settings.items() if key != "_target_"}
-        finding: Finding = get_method(settings["_target_"])(**arguments)
-        seconds = time.perf_counter() - started
-        finding.show(out)
-        file = Path(output_dir, "analysis", f"{name}.json")
-        with refusals_of_disk(file.parent):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"analysis": name, "settings": settings, **finding.record, **_circumstances(seconds)})
-        out.print(f"written: {file}", soft_wrap=True)
+    functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
+    of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}
+    if of_runs and run is None:
+        raise UserError(f"{', '.join(sorted(of_runs))} works on a trained run: give run=outputs/<name>/<run>")
+    for name in analyses.keys() - of_runs:
+        _once(functions[name], name, analyses[name], Path(output_dir), None, overwrite=True)
+    for path in runs_in(Path(str(run))) if of_runs else ():
+        trained = _Lazy(path, accelerator)
+        for name in [name for name in analyses if name in of_runs]:
+            _once(functions[name], name, analyses[name], path, trained, overwrite)
+
+
+class _Lazy:
+    """The run at `path`, loaded when it is first needed: what is there already needs no model."""
+
+    def __init__(self, path: Path, accelerator: str) -> None:
+        self.path, self.accelerator = path, accelerator
+        self._loaded: TrainedRun | None = None
+
+    def get(self) -> TrainedRun:
+        self._loaded = self._loaded or load(self.path, self.accelerator)
+        return self._loaded
+
+
+def _once(
+    function: Callable[..., Finding],
+    name: str,
+    settings: dict[str, Any],
+    folder: Path,
+    trained: _Lazy | None,
+    overwrite: bool,
+) -> None:
+    out, file = console(), folder / "analysis" / f"{name}.json"
+    if not overwrite and _settings_of(file) == settings:
+        out.print(f"there already: {file}", soft_wrap=True)
+        return
+    arguments = {key: value for key, value in settings.items() if key != "_target_"}
+    given = {} if trained is None else {OF_A_RUN: trained.get()}
+    started = time.perf_counter()
+    finding = function(**given, **arguments)
+    seconds = time.perf_counter() - started
+    if trained is not None:
+        out.print(f"{name} of {folder}", soft_wrap=True)
+    finding.show(out)
+    with refusals_of_disk(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"analysis": name, "settings": settings, **finding.record, **_circumstances(seconds)})
+    out.print(f"written: {file}", soft_wrap=True)
+
+
+def _settings_of(file: Path) -> Any:
+    """With which settings the result in `file` was made; None if there is none that can be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _circumstances(seconds: float) -> dict[str, Any]:

@@ -29,3 +29,28 @@ def mean_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
 def mean_squared_deviation(weight_ED: Tensor, gram_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """(R^T R - I)^2 of the paper: the mean of the squared deviation over all E^2 entries."""
     return identity_deviation(weight_ED, gram_dtype).square().mean((-2, -1))
+
+
+def row_norms(weight_ED: Tensor) -> Tensor:
+    """Length of each row, (E,), in fp64; SimBal pulls it to 1."""
+    norms_E: Tensor = torch.linalg.vector_norm(weight_ED.double(), dim=-1)
+    return norms_E
+
+
+def off_diagonal_cosines(weight_ED: Tensor) -> Tensor:
+    """(E, E), fp64: cosines between rows whatever their lengths; 0 on the diagonal, and for a row that is 0."""
+    rows_ED = weight_ED.double()
+    rows_ED = rows_ED / row_norms(weight_ED)[..., None].clamp_min(torch.finfo(torch.float64).tiny)
+    cosines_EE = rows_ED @ rows_ED.mT
+    return cosines_EE - torch.diag_embed(cosines_EE.diagonal(dim1=-2, dim2=-1))
+
+
+def max_cosine(weight_ED: Tensor) -> Tensor:
+    """Largest absolute cosine between two rows: 0 if orthogonal, 1 if two are parallel."""
+    return off_diagonal_cosines(weight_ED).abs().amax((-2, -1))
+
+
+def mean_squared_cosine(weight_ED: Tensor) -> Tensor:
+    """Mean of the squared cosine over the E(E-1) pairs of different rows; about 1/D for random rows."""
+    num_experts = weight_ED.shape[-2]
+    return off_diagonal_cosines(weight_ED).square().sum((-2, -1)) / max(1, num_experts * (num_experts - 1))

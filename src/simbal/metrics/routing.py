@@ -20,3 +20,23 @@ def topk_entropy(topk_probs_NK: Tensor) -> Tensor:
     weights_NK = topk_probs_NK / topk_probs_NK.sum(-1, keepdim=True)
     entropy_N: Tensor = torch.special.entr(weights_NK).sum(-1)
     return entropy_N
+
+
+def full_entropy(distribution_NE: Tensor) -> Tensor:
+    """-sum_e p_e ln p_e of each token, (N,), in nats, over all E probabilities; rows sum to 1, so at most ln E."""
+    entropy_N: Tensor = torch.special.entr(distribution_NE).sum(-1)
+    return entropy_N
+
+
+def mutual_information(mean_distribution_E: Tensor, mean_entropy: Tensor) -> Tensor:
+    """H(mean p) - mean H(p), in nats: what a token tells about its expert; 0 if every token has the same p.
+
+    Leading dimensions (layers, say) are kept.
+    """
+    return full_entropy(mean_distribution_E) - mean_entropy
+
+
+def choice_overlap(experts_NK: Tensor, others_NK: Tensor) -> Tensor:
+    """Share of a token's K experts that the other choice has too, (N,): 1 if equal sets, K/E on average by chance."""
+    same_NKK = experts_NK[:, :, None] == others_NK[:, None, :]
+    return same_NKK.sum((1, 2)).double() / experts_NK.shape[1]

@@ -18,14 +18,38 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x_BSD: Tensor, rotation_2SP: Tensor, visible_B1SS: Tensor | None = None) -> Tensor:
-        """`rotation_2SP` comes from `rotary_angles`, `visible_B1SS` from `document_mask`; without: the whole past."""
+    def forward(
+        self,
+        x_BSD: Tensor,
+        rotation_2SP: Tensor,
+        visible_B1SS: Tensor | None = None,
+        past: "LayerPast | None" = None,
+    ) -> Tensor:
+        """`rotation_2SP` comes from `rotary_angles`, `visible_B1SS` from `document_mask`; without: the whole past.
+
+        With `past`, `x_BSD` are the new tokens alone, and `visible_B1SS` says what they see of it and of themselves.
+        """
         q_BHSP, k_BHSP, v_BHSP = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BSD).chunk(3, -1)
         )
         q_BHSP, k_BHSP = rotate(q_BHSP, rotation_2SP), rotate(k_BHSP, rotation_2SP)
+        if past is not None:
+            k_BHSP, v_BHSP = past.extend(k_BHSP, v_BHSP)
         y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None)
         return self.out(y_BHSP.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+class LayerPast:
+    """Keys and values of the tokens before, in generation only."""
+
+    def __init__(self) -> None:
+        self.kv_2BHSP: Tensor | None = None
+
+    def extend(self, k_BHSP: Tensor, v_BHSP: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values up to the end of the new ones."""
+        new_2BHSP = torch.stack([k_BHSP, v_BHSP])
+        self.kv_2BHSP = new_2BHSP if self.kv_2BHSP is None else torch.cat([self.kv_2BHSP, new_2BHSP], 3)
+        return self.kv_2BHSP[0], self.kv_2BHSP[1]
 
 
 def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from simbal.model.attention import Attention, document_mask, rotary_angles
+from simbal.model.attention import Attention, LayerPast, document_mask, rotary_angles
+from simbal.model.key_value_cache import KeyValueCache
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router, Routing, Steering
 
@@ -56,9 +57,10 @@ class Block(nn.Module):
         visible_B1SS: Tensor | None,
         tokens_BS: Tensor,
         steering: Steering | None,
+        past: LayerPast | None,
     ) -> tuple[Tensor, Routing | None]:
         """The residual stream after the block, and its routing (None if dense)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS)
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS, past)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
             y_BSD, routing = self.feed_forward(h_BSD, tokens_BS, steering)
@@ -78,16 +80,26 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
 
-    def forward(self, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, list[Routing]]:
-        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router."""
+    def forward(
+        self, tokens_BS: Tensor, steering: Steering | None = None, cache: KeyValueCache | None = None
+    ) -> tuple[Tensor, list[Routing]]:
+        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router.
+
+        With a cache, `tokens_BS` continue those that it has seen, and are what is returned and routed.
+        """
+        new, document_end = tokens_BS.shape[1], self.shape.document_end
+        length = new if cache is None else cache.append(tokens_BS).shape[1]
         head_width = self.shape.d_model // self.shape.num_heads
-        rotation_2SP = rotary_angles(tokens_BS.shape[1], head_width, self.shape.rope_theta, tokens_BS.device)
-        document_end = self.shape.document_end
-        visible_B1SS = None if document_end is None else document_mask(tokens_BS, document_end)
+        rotation_2SP = rotary_angles(length, head_width, self.shape.rope_theta, tokens_BS.device)[:, -new:]
+        if cache is not None:
+            visible_B1SS: Tensor | None = cache.visible(new, document_end)
+        else:
+            visible_B1SS = None if document_end is None else document_mask(tokens_BS, document_end)
         x_BSD = self.embedding(tokens_BS)
         routings = []
-        for block in self.blocks:
-            x_BSD, routing = block(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering)
+        for layer, block in enumerate(self.blocks):
+            past = None if cache is None else cache.layers[layer]
+            x_BSD, routing = block(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings

@@ -1,5 +1,6 @@
 """Reads the runs of a sweep from their folders, and refuses those that cannot stand in one table."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class Run:
     path: Path
     spec: RunSpec
     record: dict[str, Any] | None  # None: unfinished
+    analyses: dict[str, dict[str, Any]]  # by name, what evaluate.py has written
 
     @property
     def finished(self) -> bool:
@@ -35,11 +37,29 @@ class Run:
         assert self.record is not None and self.finished, self.path  # noqa: PT018
         return self.record
 
+    @property
+    def analysed(self) -> dict[str, float | None]:
+        """The numbers of its analyses, as `redundancy/min_pes`."""
+        return {
+            f"{name}/{metric}": value
+            for name, analysis in self.analyses.items()
+            for metric, value in analysis["metrics"].items()
+        }
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """What the numbers mean, by the same names."""
+        texts = dict(self.result["definitions"])
+        for name, analysis in self.analyses.items():
+            texts |= {f"{name}/{metric}": text for metric, text in analysis["definition"].items()}
+        return texts
+
     def value(self, metric: str) -> float | None:
-        """A metric of a finished run; None where it has no meaning, as the load of a dense model."""
+        """A number of a finished run; None where it has no meaning, as the load of a dense model, or is not there."""
         measured: dict[str, float | None] = {
             **self.result["metrics"],
             "tokens_per_second": self.result["tokens_per_second"],
+            **self.analysed,
         }
         return measured.get(metric)
 
@@ -76,7 +96,25 @@ def _read(path: Path) -> Run:
             raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
         if record["status"] == "finished":
             _check_finished(record, path / "record.json")
-    return Run(path, spec, record)
+    return Run(path, spec, record, _read_analyses(path / "analysis"))
+
+
+def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
+    """Those that have numbers; `UserError` if one is broken."""
+    analyses = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            analysis = json.loads(file.read_text(encoding="utf-8"))
+            numbers = analysis.get("metrics", {})
+            whole = isinstance(analysis["settings"], dict) and isinstance(analysis["definition"], dict | str)
+            broken = not whole or not all(value is None or _is_number(value) for value in numbers.values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            broken = True
+        if broken:
+            raise UserError(f"{file} is broken: delete it and do the analysis again")
+        if numbers:
+            analyses[file.stem] = analysis
+    return analyses
 
 
 def _check_finished(record: dict[str, Any], file: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from simbal.run_folder import write_json, write_text
 from simbal.sweep.arms import ABSENT
-from simbal.sweep.table import METRICS, Row, Table
+from simbal.sweep.metric import Metric
+from simbal.sweep.table import Row, Table
 from simbal.sweep.terminal import absence, difference_cells, seed_spans
 
 
@@ -24,12 +25,12 @@ def markdown(table: Table) -> str:
     """GitHub markdown, the same tables as on the terminal."""
     parts = [f"# {table.name}"]
     if table.rows:
-        headings = [*table.columns, "n", "seeds", *(metric.heading for metric in METRICS)]
-        parts.append(_markdown_table(headings, [_mean_cells(row) for row in table.rows]))
+        headings = [*table.columns, "n", "seeds", *(metric.heading for metric in table.metrics)]
+        parts.append(_markdown_table(headings, [_mean_cells(row, table.metrics) for row in table.rows]))
     differences = [
         [row.arm.name, metric.heading, *difference_cells(metric, row.differences[metric.key])]
         for row in table.rows
-        for metric in METRICS
+        for metric in table.metrics
         if metric.key in row.differences
     ]
     if differences:
@@ -43,8 +44,8 @@ def markdown(table: Table) -> str:
     return "\n\n".join(parts).rstrip() + "\n"
 
 
-def _mean_cells(row: Row) -> list[str]:
-    means = [metric.write(row.summaries[metric.key]) for metric in METRICS]
+def _mean_cells(row: Row, metrics: Sequence[Metric]) -> list[str]:
+    means = [metric.write(row.summaries[metric.key]) for metric in metrics]
     return [*row.arm.label.values(), str(len(row.arm.runs)), seed_spans(row.arm.seeds), *means]
 
 
@@ -64,7 +65,7 @@ def tidy_csv(table: Table) -> str:
     numbers = ["metric", "mean", "sd", "n", "seeds", "baseline", "difference", "low", "high", "pairs"]
     writer.writerow([*table.columns, *numbers])
     for row in table.rows:
-        for metric in METRICS:
+        for metric in table.metrics:
             summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
             mean = [summary.mean, summary.sd, summary.n] if summary else [None, None, 0]
             seeds = " ".join(map(str, row.arm.values(metric.key)))
@@ -79,8 +80,8 @@ def as_json(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
         "baseline": table.baseline,
-        "metrics": {metric.key: metric.title for metric in METRICS},
-        "arms": [_arm(row) for row in table.rows],
+        "metrics": {metric.key: metric.title for metric in table.metrics},
+        "arms": [_arm(row, table.metrics) for row in table.rows],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent
@@ -90,7 +91,7 @@ def as_json(table: Table) -> dict[str, Any]:
     }
 
 
-def _arm(row: Row) -> dict[str, Any]:
+def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
     return {
         "label": {column: None if text == ABSENT else text for column, text in row.arm.label.items()},
         "runs": [
@@ -98,7 +99,7 @@ def _arm(row: Row) -> dict[str, Any]:
                 "folder": str(run.path),
                 "config_hash": run.spec.hash,
                 "seed": run.seed,
-                "values": {metric.key: run.value(metric.key) for metric in METRICS},
+                "values": {metric.key: run.value(metric.key) for metric in metrics},
             }
             for run in row.arm.runs
         ],

@@ -3,47 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simbal.sweep.arms import ABSENT, Arm, group, label_columns, label_of, short_label
+from simbal.sweep.arms import Arm, group, label_columns, label_of, short_label
 from simbal.sweep.collect import Run
+from simbal.sweep.metric import METRICS, Metric
 from simbal.sweep.statistics import PairedDifference, Summary, paired_difference, summarize
 
 SMALL_SAMPLE = 5  # seeds; with 6 pairs a sign-flip test can reach p = 0.031
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One column: its key in record.json, its title and how its numbers are written."""
-
-    key: str
-    title: str
-    number: str
-    arrow: str = ""  # which way is better, where that is known
-    compared: bool = True  # whether its difference to the baseline is shown
-
-    @property
-    def heading(self) -> str:
-        """The title, with the way that is better."""
-        return f"{self.title} {self.arrow}".strip()
-
-    def write(self, summary: Summary | None, separator: str = " ") -> str:
-        """`mean ± sd`, the mean alone of one seed, a dash of none."""
-        if summary is None:
-            return ABSENT
-        if summary.sd is None:
-            return self.number.format(summary.mean)
-        return f"{self.number.format(summary.mean)}{separator}± {self.number.format(summary.sd)}"
-
-
-METRICS = (
-    Metric("val/ppl", "perplexity", "{:.3f}", "↓"),
-    Metric("val/bpb", "bits/byte", "{:.4f}", "↓"),
-    Metric("load/max_vio", "MaxVio", "{:.3f}", "↓"),
-    Metric("load/unique_experts", "experts used", "{:.1f}", "↑"),
-    Metric("routing/seu", "SEU", "{:.3f}"),
-    Metric("routing/entropy", "entropy", "{:.3f}"),
-    Metric("router/gram_deviation", "(R^T R - I)^2", "{:.2e}", compared=False),
-    Metric("tokens_per_second", "tokens/s", "{:,.0f}", "↑", compared=False),
-)
 
 
 @dataclass(frozen=True)
@@ -61,13 +26,14 @@ class Table:
 
     name: str
     columns: list[str]  # of the labels
+    metrics: Sequence[Metric]  # the columns of numbers
     rows: list[Row]
     baseline: str | None
     absent: list[tuple[str, Run]]  # failed and unfinished runs, each with its label
     notes: list[str]
 
 
-def build(name: str, runs: Sequence[Run], baseline: str | None = None) -> Table:
+def build(name: str, runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[Metric] = METRICS) -> Table:
     """Compare the arms in `runs` with the arm whose balancing is `baseline` and whose other keys are the same.
 
     Without a `baseline` the runs' own `baseline` key is taken.
@@ -76,12 +42,12 @@ def build(name: str, runs: Sequence[Run], baseline: str | None = None) -> Table:
     if baseline is None:
         baseline = _own_baseline(runs)
     rivals = {arm.name: _rivals(arm, arms, baseline) for arm in arms}
-    rows = [_row(arm, rivals[arm.name]) for arm in arms]
+    rows = [_row(arm, rivals[arm.name], metrics) for arm in arms]
     rows.sort(key=lambda row: row.arm.balancing != baseline)  # stable: the baseline's arms come first
     columns = label_columns([run.spec for run in runs])
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    notes = [*_why_no_difference(rows, rivals, baseline), *_warnings(rows), *_footer(runs)]
-    return Table(name, columns, rows, baseline, absent, notes)
+    notes = [*_why_no_difference(rows, rivals, baseline), *_warnings(rows), *_footer(runs, metrics)]
+    return Table(name, columns, metrics, rows, baseline, absent, notes)
 
 
 def _own_baseline(runs: Sequence[Run]) -> str | None:
@@ -94,11 +60,11 @@ def _rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
     return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
 
 
-def _row(arm: Arm, rivals: Sequence[Arm]) -> Row:
-    summaries = {metric.key: summarize([*arm.values(metric.key).values()]) for metric in METRICS}
+def _row(arm: Arm, rivals: Sequence[Arm], metrics: Sequence[Metric]) -> Row:
+    summaries = {metric.key: summarize([*arm.values(metric.key).values()]) for metric in metrics}
     if len(rivals) != 1 or rivals[0] is arm:
         return Row(arm, summaries)
-    compared = [metric.key for metric in METRICS if metric.compared]
+    compared = [metric.key for metric in metrics if metric.compared]
     differences = {key: paired_difference(arm.values(key), rivals[0].values(key)) for key in compared}
     return Row(arm, summaries, {key: difference for key, difference in differences.items() if difference})
 
@@ -136,14 +102,14 @@ def _warnings(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _footer(runs: Sequence[Run]) -> list[str]:
+def _footer(runs: Sequence[Run], metrics: Sequence[Metric]) -> list[str]:
     """What the numbers mean, on which data, after how much training."""
     finished = [run for run in runs if run.finished]
     if not finished:
         return []
     records = [run.result for run in finished]
-    definitions = {key: text for record in records for key, text in record["definitions"].items()}
-    notes = [f"{m.title}: {definitions[m.key]}." for m in METRICS if m.key in definitions]
+    definitions = {key: text for run in finished for key, text in run.definitions.items()}
+    notes = [f"{m.title}: {definitions[m.key]}." for m in metrics if m.key in definitions]
     steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
     source, fingerprint = finished[0].spec.config["data"]["source"], records[0]["data"]["tokens"]
     notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")

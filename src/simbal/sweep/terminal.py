@@ -7,14 +7,15 @@ from rich.table import Table as Grid
 
 from simbal.console import new_grid
 from simbal.sweep.arms import ABSENT, short_columns
+from simbal.sweep.metric import Metric
 from simbal.sweep.statistics import PairedDifference
-from simbal.sweep.table import METRICS, Metric, Row, Table
+from simbal.sweep.table import Row, Table
 
 
 def show(table: Table, out: Console) -> None:
     """Print the means, the differences to the baseline, the runs that are missing, and the notes."""
     if table.rows:
-        _show_fitting(METRICS, lambda metrics, separator: _means(table, metrics, separator), out)
+        _show_fitting(table.metrics, lambda metrics, separator: _means(table, metrics, separator), out)
     if differences := [row for row in table.rows if row.differences]:
         out.print(_differences(table, differences))
     if table.absent:
@@ -99,7 +100,7 @@ def _differences(table: Table, rows: Sequence[Row]) -> Grid:
         grid.add_column(heading, justify="right", overflow="fold")
     for row in rows:
         name = row.arm.name
-        for metric in METRICS:
+        for metric in table.metrics:
             if metric.key in row.differences:
                 grid.add_row(name, metric.heading, *difference_cells(metric, row.differences[metric.key]))
                 name = ""

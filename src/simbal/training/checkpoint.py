@@ -14,6 +14,11 @@ NAME = "step-{step:08d}"
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target, syncs and renames: a kill at any moment leaves the previous checkpoint whole."""
 
+    def __init__(self, config_hash: str) -> None:
+        """`config_hash` goes into every checkpoint: of which run it is."""
+        super().__init__()
+        self.config_hash = config_hash
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Lightning's own writer copies onto the final name when the temporary folder is on another disk."""
         target = Path(path)
@@ -21,7 +26,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
+                torch.save(checkpoint | {"config_hash": self.config_hash}, file)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)

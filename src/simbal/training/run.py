@@ -23,6 +23,7 @@ from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk
 from simbal.training import checkpoint, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
 from simbal.training.lit_moe import LitMoE
+from simbal.training.pes import PES
 from simbal.training.progress import ProgressBar
 from simbal.training.telemetry import Telemetry
 
@@ -80,7 +81,8 @@ def fit(
     """
     keys = spec.config["trainer"]
     tokens_per_step = keys["global_batch"] * spec.config["data"]["seq_len"]
-    telemetry = Telemetry(folder, keys["log_every"], keys["max_steps"], tokens_per_step)
+    pes = PES(keys["pes_every"], keys["pes_tokens"])
+    telemetry = Telemetry(folder, keys["log_every"], keys["max_steps"], tokens_per_step, pes)
     trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
     started = time.perf_counter()
 
@@ -135,7 +137,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         use_distributed_sampler=False,
         logger=TensorBoardLogger(folder, "tensorboard", version="") if tensorboard else False,
         callbacks=callbacks,
-        plugins=[checkpoint.AtomicCheckpointIO()],
+        plugins=[checkpoint.AtomicCheckpointIO(spec.hash)],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,

@@ -15,12 +15,14 @@ from lightning.pytorch.callbacks import Callback
 from simbal.metrics.load import max_vio
 from simbal.run_folder import write_json, write_text
 from simbal.training.lit_moe import LitMoE
+from simbal.training.pes import PES
 
 
 class Telemetry(Callback):
     """A row at every `log_every`-th step and the last, with means over its micro-batches; one for each validation."""
 
-    def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int) -> None:
+    def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int, pes: PES) -> None:
+        self.pes = pes
         self.folder, self.file = folder, folder / "metrics.jsonl"
         self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
@@ -55,8 +57,13 @@ class Telemetry(Callback):
             return []
         return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Start the clock of this micro-batch."""
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+        """Start the clock of this micro-batch; before the first step, the PES of the start."""
+        assert isinstance(module, LitMoE)
+        first = trainer.global_step == 0 and not self._losses
+        # a process that was killed before its first checkpoint has left the row of step 0
+        if first and self.pes.due(0, module) and not any("pes/min" in row for row in self._rows()):
+            self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *_: Any) -> None:
@@ -64,15 +71,18 @@ class Telemetry(Callback):
         assert isinstance(module, LitMoE)
         self._losses.append({key: outputs[key] for key in ("total", "ce", "aux")})
         step = trainer.global_step
-        row = None
-        if len(self._losses) == trainer.accumulate_grad_batches:
+        row, complete = None, len(self._losses) == trainer.accumulate_grad_batches
+        if complete:
             if step % self.log_every == 0 or step == self.max_steps:
                 row = self._row(trainer, module, step)
             self._losses.clear()
             self.steps += 1
         self.seconds += time.perf_counter() - self._started
+        pes = self.pes.measure(trainer, module) if complete and self.pes.due(step, module) else {}
         if row:
-            self._log(trainer, row)
+            self._log(trainer, row | pes)
+        elif pes:
+            self._write(trainer, self._place(step) | pes)
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Write the row of a validation between two steps."""
@@ -84,13 +94,14 @@ class Telemetry(Callback):
         assert isinstance(module, LitMoE)
         assert module.validation is not None
         metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
-        row: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
-        self._write(trainer, row | metrics | {"layers": module.validation.layers})
+        self._write(trainer, self._place(step) | metrics | {"layers": module.validation.layers})
         self._shown["val"] = f"val {metrics['val/loss']:.3f}"
 
+    def _place(self, step: int) -> dict[str, Any]:
+        return {"step": step, "tokens": step * self.tokens_per_step}
+
     def _row(self, trainer: L.Trainer, module: LitMoE, step: int) -> dict[str, Any]:
-        n = len(self._losses)
-        row: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
+        n, row = len(self._losses), self._place(step)
         row["train/loss"] = sum(loss["total"].item() for loss in self._losses) / n
         row["train/ce"] = sum(loss["ce"].item() for loss in self._losses) / n
         for name in self._losses[0]["aux"]:

@@ -1,0 +1,109 @@
+"""What a run loses when every token's favourite experts are gone: can others stand in for them?
+
+Reference: arXiv 2506.14038, section 4.3 and figure 4; protocol of DeepSeekMoE (arXiv 2401.06066).
+Shapes: N tokens, E experts, K experts per token.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from torch import Tensor
+
+from simbal.analysis.finding import Finding
+from simbal.analysis.quality import document_sums
+from simbal.analysis.trained import TrainedRun
+from simbal.analysis.whole_number import check_whole_number
+from simbal.console import new_grid
+from simbal.errors import UserError
+from simbal.metrics import language
+from simbal.model.router import Candidates, Steering, largest
+
+DEFINITION = {
+    "dropping": "for each token, in all layers at once, the d experts which the run would choose first are masked, and "
+    "the K largest scores of the rest choose; the weights follow the router's own rule for those chosen",
+    "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
+    "ppl_drop_<d>": "exp of the loss with d experts masked; d = 0 is the run as it is",
+}
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """The run's own `strategy`, less each token's `drop` best experts."""
+
+    strategy: Steering
+    drop: int
+
+    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
+        """As the strategy does."""
+        return self.strategy.adjust_logits(logits_NE)
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """The strategy's scores, -inf for the `drop` largest: a bias on the choice counts in what is best."""
+        scores_NE = self.strategy.choice_scores(candidates)
+        if not self.drop:
+            return scores_NE
+        return scores_NE.scatter(1, largest(scores_NE, self.drop), -math.inf)
+
+
+def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: list[int] | None) -> Finding:
+    """Loss and perplexity against the number of experts dropped.
+
+    Args:
+        trained: the run.
+        tokens: from the start of the validation split; None: all of it.
+        batch_size: sequences at once; it does not change the numbers.
+        drops: numbers of experts to drop, at most E - K; None: 0 to E - K.
+
+    Raises:
+        UserError: the model is dense, too few experts would be left, or a key is out of its range.
+    """
+    check_whole_number("analysis.dropping.batch_size", batch_size, 1)
+    if tokens is not None:
+        check_whole_number("analysis.dropping.tokens", tokens, 1)
+    numbers = _drops(trained, drops)
+    losses, counted = [], 0
+    for drop in numbers:
+        steering = Dropping(trained.module.balancing, drop)
+        sums_G3 = document_sums(trained, tokens, batch_size, steering, f"dropping {drop} experts")
+        nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
+        losses.append(nats / counted)
+    curve = [
+        {"drop": drop, "loss": loss, "ppl": language.perplexity(loss, 1)}
+        for drop, loss in zip(numbers, losses, strict=True)
+    ]
+    record = {
+        "definition": DEFINITION,
+        "tokens": counted,
+        "metrics": {f"ppl_drop_{point['drop']}": point["ppl"] for point in curve},
+        "curve": curve,
+    }
+    shape = trained.model.shape
+    note = f"{counted:,} tokens; {shape.num_experts} experts, of which {shape.top_k} of those left are chosen."
+    return Finding([_table(curve)], [note], record)
+
+
+def _drops(trained: TrainedRun, drops: list[int] | None) -> list[int]:
+    shape = trained.model.shape
+    if not shape.num_experts:
+        raise UserError(f"analysis.dropping drops experts, and {trained.path} has none: its model is dense")
+    most = shape.num_experts - shape.top_k
+    if drops is None:
+        return list(range(most + 1))
+    if not (isinstance(drops, list) and drops and all(type(d) is int and 0 <= d <= most for d in drops)):
+        raise UserError(
+            f"analysis.dropping.drops={drops} must be null or a list of whole numbers from 0 to {most}, so that "
+            f"model.top_k={shape.top_k} of {shape.num_experts} experts are left"
+        )
+    return sorted(set(drops))
+
+
+def _table(curve: list[dict[str, Any]]) -> Table:
+    grid = new_grid("each token without its best experts")
+    for heading in ("dropped", "loss", "ppl", "ppl / first"):
+        grid.add_column(heading, justify="right")
+    for point in curve:
+        ratio = math.exp(min(point["loss"] - curve[0]["loss"], 700))
+        grid.add_row(str(point["drop"]), f"{point['loss']:.4f}", f"{point['ppl']:,.3f}", f"{ratio:.4f}")
+    return grid

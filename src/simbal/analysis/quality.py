@@ -1,0 +1,106 @@
+"""How well a run predicts its validation set, and how sure that number is.
+
+Shapes: B sequences, S sequence length, N tokens, G documents.
+"""
+
+import math
+
+import torch
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from simbal.analysis.finding import Finding
+from simbal.analysis.trained import TrainedRun
+from simbal.console import new_grid
+from simbal.errors import UserError
+from simbal.metrics import language
+from simbal.model.router import Steering
+
+DEFINITION = {
+    "loss": "cross-entropy in nats, mean over the validation set's tokens; no auxiliary loss, no z-loss",
+    "ppl": "exp of loss",
+    "bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
+    "standard error": "standard deviation over bootstrap resamples of whole documents",
+}
+
+
+def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Finding:
+    """Loss, perplexity and bits per byte, each with its standard error.
+
+    Args:
+        trained: the run.
+        tokens: from the start of the validation split; None: all of it.
+        batch_size: sequences at once; it does not change the numbers.
+        resamples: of the bootstrap, at least 2.
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: a key is out of its range.
+    """
+    if not (type(resamples) is int and resamples >= 2):
+        raise UserError(f"analysis.quality.resamples={resamples} must be a whole number of at least 2")
+    sums_G3 = document_sums(trained, tokens, batch_size)
+    totals_3 = sums_G3.sum(0)
+    spread = bootstrap(sums_G3, resamples, seed)
+    nats, counted, num_bytes = (totals_3[0].item(), int(totals_3[1]), int(totals_3[2]))
+    numbers = {
+        "loss": nats / counted,
+        "ppl": language.perplexity(nats, counted),
+        "bpb": language.bits_per_byte(nats, num_bytes),
+    }
+    record = {
+        "definition": DEFINITION,
+        "tokens": counted,
+        "documents": len(sums_G3),
+        "metrics": numbers | {f"{name}_se": se for name, se in spread.items()},
+    }
+    return Finding([_table(numbers, spread)], [f"{counted:,} tokens of {len(sums_G3):,} documents."], record)
+
+
+def document_sums(
+    trained: TrainedRun,
+    tokens: int | None,
+    batch_size: int,
+    steering: Steering | None = None,
+    title: str = "quality",  # of the progress bar
+) -> Tensor:
+    """(G, 3), fp64: nats, tokens and bytes of each document that the validation windows touch."""
+    byte_len_V, eot = trained.module.bytes_of_token_V, trained.store.meta["eot"]
+    parts, document = [], 0
+    batches = track(
+        trained.predict(batch_size, tokens, steering), title, trained.num_batches(batch_size, tokens), transient=True
+    )
+    for batch in batches:
+        targets_N = batch.windows_BT[:, 1:].flatten()
+        ends_N = (targets_N == eot).long()
+        documents_N = document + ends_N.cumsum(0) - ends_N  # the end of text is the last token of its document
+        document += int(ends_N.sum())
+        values_N3 = torch.stack([batch.nll_BS.flatten(), torch.ones_like(targets_N), byte_len_V[targets_N]], 1).double()
+        parts.append((documents_N.cpu(), values_N3.cpu()))
+    sums_G3 = torch.zeros(document + 1, 3, dtype=torch.float64)
+    for documents_N, values_N3 in parts:
+        sums_G3.index_add_(0, documents_N, values_N3)
+    return sums_G3[sums_G3[:, 1] > 0]
+
+
+def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
+    """Standard errors of the three numbers, over resamples of the G documents."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for _ in range(resamples):
+        nats, tokens, num_bytes = sums_G3[torch.randint(len(sums_G3), (len(sums_G3),), generator=generator)].sum(0)
+        loss = nats / tokens
+        drawn.append(torch.stack([loss, loss.exp(), nats / (math.log(2) * num_bytes)]))
+    loss, ppl, bpb = torch.stack(drawn).std(0).tolist()
+    return {"loss": loss, "ppl": ppl, "bpb": bpb}
+
+
+def _table(numbers: dict[str, float], spread: dict[str, float]) -> Table:
+    grid = new_grid("quality on the validation set")
+    grid.add_column("")
+    grid.add_column("value", justify="right")
+    grid.add_column("standard error", justify="right")
+    for name, value in numbers.items():
+        grid.add_row(name, f"{value:.4f}", f"{spread[name]:.4f}")
+    return grid

@@ -1,0 +1,130 @@
+"""How redundant a run's experts are: pairwise expert similarity (PES) of every layer.
+
+Reference: arXiv 2506.14038, section 4.1 and table 4.
+Shapes: B sequences, S sequence length, N tokens, L MoE layers, E experts, K experts per token.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from simbal.analysis.finding import Finding
+from simbal.analysis.trained import TrainedRun
+from simbal.analysis.whole_number import check_whole_number
+from simbal.console import new_grid
+from simbal.errors import UserError
+from simbal.model.expert_similarity import Watched, watched
+from simbal.model.transformer import TransformerShape
+
+DEFINITION = {
+    "pes": "mean cosine over all pairs of experts of their raw outputs on a layer's input, mean over tokens; "
+    "an output of length 0 counts as cosine 0",
+    "min_pes": "smallest pes of the layers",
+    "mean_pes": "mean pes of the layers",
+    "standard error": "standard deviation over tokens by the root of their number: tokens taken as independent",
+    "cost.seconds": "of the pass with all experts by those of a plain pass over the same tokens, head and loss "
+    "included: processor time of all threads on a CPU, time on a clock on CUDA",
+    "cost.flops": "matrix products of the same two passes; attention counts all S^2 pairs",
+}
+
+
+def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Finding:
+    """PES of each layer with its standard error, and what measuring it costs.
+
+    Args:
+        trained: the run.
+        tokens: from the start of the validation split; None: all of it.
+        batch_size: sequences at once; it bounds the memory and does not change the numbers.
+
+    Raises:
+        UserError: the model has fewer than two experts, or a key is out of its range.
+    """
+    shape = trained.model.shape
+    if shape.num_experts < 2:
+        raise UserError(f"analysis.redundancy compares experts, and {trained.path} has {shape.num_experts}")
+    check_whole_number("analysis.redundancy.batch_size", batch_size, 1)
+    if tokens is not None:
+        check_whole_number("analysis.redundancy.tokens", tokens, 1)
+    next(trained.predict(batch_size, tokens))  # whatever is slow once is in neither pass
+    plain_seconds = _pass_seconds(trained, tokens, batch_size, "plain pass")
+    with watched(trained.model.feed_forwards) as seen:
+        seconds = _pass_seconds(trained, tokens, batch_size, "all experts")
+    pes_L, se_L, metrics = summary(seen.similarity_LN)
+    cost = {
+        "seconds": seconds / plain_seconds,
+        "flops": flops_multiple(shape, trained.spec.config["data"]["seq_len"]),
+        "plain_seconds": plain_seconds,
+    }
+    record = {
+        "definition": DEFINITION,
+        "tokens": seen.similarity_LN.shape[1],
+        "metrics": metrics,
+        "layers": {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L},
+        "cost": cost,
+    }
+    return Finding([_table(pes_L, se_L, metrics)], _notes(record, seen), record)
+
+
+def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, float]]:
+    """PES of each layer, their standard errors, and the metrics over layers.
+
+    The standard error of the minimum is that of its layer; that layers of one token are alike enters the mean's.
+    """
+    root = math.sqrt(similarity_LN.shape[1])
+    pes_L, se_L = similarity_LN.mean(1), similarity_LN.std(1) / root
+    lowest = int(pes_L.argmin())
+    metrics = {
+        "min_pes": pes_L[lowest].item(),
+        "mean_pes": pes_L.mean().item(),
+        "min_pes_se": se_L[lowest].item(),
+        "mean_pes_se": (similarity_LN.mean(0).std() / root).item(),
+    }
+    return pes_L.tolist(), se_L.tolist(), metrics
+
+
+def flops_multiple(shape: TransformerShape, seq_len: int) -> float:
+    """FLOPs of a pass with all experts beside the chosen ones, by those of a plain pass."""
+    width, layers = shape.d_model, shape.num_layers
+    expert = 2 * 3 * width * shape.d_expert  # of one token: gate, up and down
+    attention = 2 * 4 * width**2 + 2 * 2 * seq_len * width  # projections; scores and values
+    router = 2 * width * shape.num_experts
+    plain = layers * (attention + router + shape.top_k * expert) + 2 * width * shape.vocab_size
+    return 1 + layers * shape.num_experts * expert / plain
+
+
+def _pass_seconds(trained: TrainedRun, tokens: int | None, batch_size: int, title: str) -> float:
+    cuda = trained.device.type == "cuda"
+    clock = time.perf_counter if cuda else time.process_time
+    started = clock()
+    for _ in track(trained.predict(batch_size, tokens), title, trained.num_batches(batch_size, tokens), transient=True):
+        pass
+    if cuda:
+        torch.cuda.synchronize(trained.device)
+    return clock() - started
+
+
+def _table(pes_L: list[float], se_L: list[float], metrics: dict[str, float]) -> Table:
+    grid = new_grid("pairwise expert similarity (PES)")
+    grid.add_column("layer")
+    grid.add_column("PES", justify="right")
+    grid.add_column("standard error", justify="right")
+    for layer, (pes, se) in enumerate(zip(pes_L, se_L, strict=True)):
+        grid.add_row(str(layer), f"{pes:.5f}", f"{se:.1e}")
+    grid.add_section()
+    for name, key in (("minimum", "min_pes"), ("mean", "mean_pes")):
+        grid.add_row(name, f"{metrics[key]:.5f}", f"{metrics[f'{key}_se']:.1e}")
+    return grid
+
+
+def _notes(record: dict[str, Any], seen: Watched) -> list[str]:
+    cost, zeros = record["cost"], sum(seen.zero_outputs_L)
+    notes = [
+        f"{record['tokens']:,} tokens, each through all experts of every layer.",
+        f"Cost: {cost['seconds']:.2f} times the seconds and {cost['flops']:.2f} times the FLOPs of a plain pass.",
+    ]
+    return [*notes, f"{zeros:,} outputs had length 0: their pairs count as cosine 0."] if zeros else notes

@@ -1,0 +1,141 @@
+"""How the routers of a trained run use their experts, how sure they are, and whether they send like tokens alike.
+
+Reference: arXiv 2506.14038, section 4.1 and table 3 (SEU, entropy); arXiv 2408.15664 (MaxVio); router saturation as in
+OLMoE, arXiv 2409.02060.
+Shapes: N tokens, C pairs, L MoE layers, E experts, K experts per token.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+from torch import Tensor
+
+from simbal.analysis import routing_tables
+from simbal.analysis.finding import Finding
+from simbal.analysis.moe_layers import moe_layers
+from simbal.analysis.routing_totals import RoutingTotals, over_layers
+from simbal.analysis.token_pairs import TokenPairs, correlation, inputs_of, mean_in_bins
+from simbal.analysis.trained import Predicted, TrainedRun, load
+from simbal.analysis.whole_number import check_whole_number
+from simbal.errors import UserError
+from simbal.model.router import Router
+
+LIKE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that two runs must share to be compared
+DEFINITION = {
+    "seu": "distinct experts chosen in a sequence / E, mean over sequences; seu_n: in whole pieces of n tokens of it",
+    "unique_experts": "experts chosen at least once; summed over layers; _min: of the layer that has the fewest",
+    "dead_experts": "experts never chosen (c = 0); summed over layers",
+    "near_dead_experts": "experts with c < 0.1 mean c, dead ones among them; summed over layers",
+    "max_vio": "max c / mean c - 1, with c the tokens sent to each expert",
+    "gini": "sum_ij |c_i - c_j| / (2 E sum c)",
+    "squared_variation": "var c / (mean c)^2, E in the variance's denominator",
+    "entropy_topk": "entropy in nats of a token's top-k weights divided by their sum, mean over tokens",
+    "entropy_full": "entropy in nats of a token's probabilities over all E experts, mean over tokens",
+    "entropy_load": "entropy in nats of c / sum c",
+    "effective_share": "exp(entropy_load) / E: share of the experts that are in effective use",
+    "mutual_information": "H(mean p) - mean H(p) in nats, p over all E experts, means over tokens",
+    "similarity_correlation": "Pearson's, over pairs of tokens, of cos(x, x') with cos(xW^T, x'W^T); x a layer's input",
+    "choice_overlap": "shared experts of the two top-K sets of a pair / K, mean over the pairs in a bin of cos(x, x')",
+    "saturation": "shared experts of this run's and the other run's top-K sets of a token / K, mean over tokens",
+    "metrics": "mean over layers where no sum over layers is said",
+}
+
+
+def routing(
+    trained: TrainedRun, tokens: int | None, batch_size: int, pairs: int, bins: int, seed: int, against: str | None
+) -> Finding:
+    """Measure every layer on the validation windows.
+
+    Args:
+        trained: the run.
+        tokens: from the start of the validation split; None: all of it.
+        batch_size: sequences at once; it does not change the numbers.
+        pairs: of tokens in the random sample, at least 2.
+        bins: of cos(x, x'), equal parts of [-1, 1].
+        seed: of the sample.
+        against: the path of another run on the same data and of the same shape; None: no saturation.
+
+    Raises:
+        UserError: a key is out of its range, the model is dense, or `against` is a run that cannot be compared.
+    """
+    _check_keys(tokens=(tokens, 1), batch_size=(batch_size, 1), pairs=(pairs, 2), bins=(bins, 1), seed=(seed, 0))
+    layers = moe_layers(trained, "routing")
+    other = None if against is None else _other(trained, against)
+    seq_len = trained.spec.config["data"]["seq_len"]
+    totals = RoutingTotals(seq_len)
+    sample = TokenPairs(trained.num_batches(1, tokens) * seq_len, pairs, seed)
+    with inputs_of(layers) as inputs:
+        for batch, its in _batches(trained, other, batch_size, tokens):
+            totals.add(batch.routings, its.routings if its else None)
+            sample.add(inputs, batch.routings)
+    record = _record(totals, sample, [layer.router for layer in layers], bins)
+    tables = routing_tables.tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
+    return Finding(tables, routing_tables.notes(record, totals.lengths, against), record)
+
+
+def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bins: int) -> dict[str, Any]:
+    layers = totals.layers()
+    cosines_LC, logit_cosines_LC, overlaps_LC = sample.compare([router.weight_ED for router in routers])
+    correlations = [correlation(x_C, y_C) for x_C, y_C in zip(cosines_LC, logit_cosines_LC, strict=True)]
+    metrics = over_layers(layers)
+    known = [value for value in correlations if value is not None]
+    if len(known) == len(correlations):
+        metrics["similarity_correlation"] = sum(known) / len(known)
+    return {
+        "definition": DEFINITION,
+        "tokens": totals.tokens,
+        "sequences": totals.sequences,
+        "seq_len": totals.seq_len,
+        "num_experts": len(routers[0].weight_ED),
+        "top_k": routers[0].top_k,
+        "pairs": cosines_LC.shape[1],
+        "metrics": metrics,
+        "layers": layers | {"similarity_correlation": correlations, "tokens_per_expert": totals.tokens_per_expert()},
+        "choice_overlap": _in_bins(cosines_LC, overlaps_LC, bins),
+    }
+
+
+def _check_keys(**values: tuple[Any, int]) -> None:
+    for key, (value, least) in values.items():
+        if not (key == "tokens" and value is None):
+            check_whole_number(f"analysis.routing.{key}", value, least)
+
+
+def _other(trained: TrainedRun, against: str) -> TrainedRun:
+    """The run at `against`; `UserError` unless its choices can be held against those of `trained`."""
+    if not isinstance(against, str):
+        raise UserError(f"analysis.routing.against={against} must be the path of a run, or null")
+    other = load(Path(against), trained.device.type)
+    mine, its = ({"data.seq_len": run.spec.config["data"]["seq_len"]} for run in (trained, other))
+    for facts, run in ((mine, trained), (its, other)):
+        facts |= {f"model.{key}": run.spec.config["model"][key] for key in LIKE}
+        facts["tokens"] = run.store.fingerprints["tokens"][:12]
+    for key, value in mine.items():
+        if its[key] != value:
+            raise UserError(f"analysis.routing.against={against} has {key}={its[key]}, {trained.path} has {value}")
+    return other
+
+
+def _batches(
+    trained: TrainedRun, other: TrainedRun | None, batch_size: int, tokens: int | None
+) -> Iterator[tuple[Predicted, Predicted | None]]:
+    """Both runs on the same windows."""
+    batches = trained.predict(batch_size, tokens)
+    theirs = other.predict(batch_size, tokens) if other else iter(())
+    for batch in track(batches, "routing", trained.num_batches(batch_size, tokens), transient=True):
+        yield batch, next(theirs, None)
+
+
+def _in_bins(cosines_LC: Tensor, overlaps_LC: Tensor, bins: int) -> dict[str, Any]:
+    """Overlaps of choices by how alike the inputs are: of all layers together, and of each."""
+    count, overlap = mean_in_bins(cosines_LC.flatten(), overlaps_LC.flatten(), bins)
+    layers = [mean_in_bins(x_C, y_C, bins) for x_C, y_C in zip(cosines_LC, overlaps_LC, strict=True)]
+    return {
+        "from": [2 * index / bins - 1 for index in range(bins)],
+        "to": [2 * (index + 1) / bins - 1 for index in range(bins)],
+        "pairs": count,
+        "overlap": overlap,
+        "layers": [{"pairs": count, "overlap": overlap} for count, overlap in layers],
+    }

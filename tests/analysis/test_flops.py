@@ -1,0 +1,141 @@
+"""Golden sizes and costs of the paper's four models, to the last digit."""
+
+import pytest
+from rich.console import Console
+
+from simbal.analysis import flops_tables
+from simbal.analysis.flops import PRESETS, flops, preset_shape
+from simbal.analysis.paper_models import PAPER, VOCABULARY
+from simbal.analysis.training_cost import parameters
+from simbal.errors import UserError
+
+KEYS = {
+    "preset": "moe_l", "vocab_size": VOCABULARY, "seq_len": 2048, "steps": None, "batch_tokens": 2**20,
+    "device_flops": 312e12, "utilisation": 0.4,
+}  # fmt: skip
+GOLDEN = {
+    "embedding": (77_012_736, 77_012_736, 154_025_472, 154_025_472),
+    "head": (77_012_736, 77_012_736, 154_025_472, 154_025_472),
+    "attention": (18_874_368, 18_874_368, 113_246_208, 113_246_208),
+    "ffn": (56_623_104, 452_984_832, 339_738_624, 2_717_908_992),
+    "ffn_active": (56_623_104, 56_623_104, 339_738_624, 339_738_624),
+    "router": (0, 196_608, 0, 589_824),
+    "norms": (13_056, 13_056, 38_400, 38_400),
+    "total": (229_536_000, 626_094_336, 761_074_176, 3_139_834_368),
+    "active": (229_536_000, 229_732_608, 761_074_176, 761_664_000),
+    "without_embedding": (152_523_264, 152_719_872, 607_048_704, 607_638_528),
+    "matrices": (152_510_208, 152_706_816, 607_010_304, 607_600_128),
+    "forward_flops": (330_198_528, 330_591_744, 1_289_554_944, 1_290_734_592),
+}
+COSTS = {
+    "training_flops": ("1.9736e+19", "1.9759e+19", "3.0424e+20", "3.0452e+20"),
+    "6NT": ("1.8232e+19", "1.8256e+19", "2.8644e+20", "2.8672e+20"),
+}
+BIASED = {
+    False: (229_591_296, 626_684_160, 761_240_064, 3_141_603_840),
+    True: (229_615_872, 626_708_736, 761_313_792, 3_141_677_568),
+}
+
+
+def counted(preset):
+    return parameters(preset_shape(preset, VOCABULARY))
+
+
+def numbers(preset, **changes):
+    return flops(**KEYS | {"preset": preset} | changes).record["metrics"]
+
+
+@pytest.mark.parametrize(("index", "preset"), list(enumerate(PAPER)))
+def test_the_papers_models_have_their_parameters_and_flops(index, preset):
+    found = numbers(preset)
+    assert {name: found[name] for name in GOLDEN} == {name: values[index] for name, values in GOLDEN.items()}
+    assert {name: f"{found[name]:.4e}" for name in COSTS} == {name: values[index] for name, values in COSTS.items()}
+    assert {attention: counted(preset).total_with_biases(attention) for attention in BIASED} == {
+        attention: values[index] for attention, values in BIASED.items()
+    }
+
+
+def test_costs_are_whole_numbers_of_the_tokens_trained_on():
+    found, tokens = numbers("moe_l"), 75_000 * 2**20
+    assert found["training_flops"] == 3 * 1_290_734_592 * tokens
+    assert found["6NT"] == 6 * 607_638_528 * tokens
+    assert numbers("moe_l", steps=2)["6NT"] == 6 * 607_638_528 * 2 * 2**20
+
+
+def test_the_papers_flops_are_the_product_of_its_rounded_numbers():
+    assert PAPER["moe_m"].product == 18_360_000_000_000_000_000
+    assert PAPER["moe_l"].product == 284_076_000_000_000_000_000
+    for printed in PAPER.values():
+        assert printed.flops == pytest.approx(printed.product, rel=5e-4)
+
+
+def test_the_routers_share_and_the_cost_of_every_expert_are_the_papers():
+    large = counted("moe_l")
+    assert large.router / large.total == pytest.approx(0.00018785, abs=5e-9)
+    assert large.every_expert == pytest.approx(4.91379, abs=5e-6)
+    assert counted("moe_m").every_expert == pytest.approx(3.59535, abs=5e-6)
+    assert counted("dense_m").every_expert == 1
+
+
+def test_memory_is_sixteen_bytes_for_each_parameter_of_fp32_training():
+    assert numbers("moe_l")["memory_bytes"] == 16 * 3_139_834_368
+
+
+def test_time_is_flops_by_what_the_device_reaches():
+    found = numbers("moe_m", device_flops=1e15, utilisation=0.5)
+    assert found["seconds"] == pytest.approx(found["training_flops"] / 5e14)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.5, "0.5 seconds"), (150, "2.5 minutes"), (90_000, "25.0 hours"), (2_436_480, "28.2 days")]
+)
+def test_a_duration_is_in_the_largest_unit_of_which_there_are_two(seconds, words):
+    assert flops_tables._duration(seconds) == words
+
+
+def test_only_the_papers_models_with_its_vocabulary_stand_beside_its_numbers():
+    assert flops(**KEYS).record["paper"]["total"] == 3_140_000_000
+    assert "paper" in [column.header for column in flops(**KEYS).tables[0].columns]
+    for changes in ({"vocab_size": 50_304}, {"preset": "tiny", "steps": 60}):
+        finding = flops(**KEYS | changes)
+        assert "paper" not in finding.record
+        assert "paper" not in [column.header for column in finding.tables[0].columns]
+
+
+def test_the_papers_total_of_moe_m_is_explained_by_biases_and_no_other_is():
+    explained = {preset: any("biases" in note for note in flops(**KEYS | {"preset": preset}).notes) for preset in PAPER}
+    assert explained == {"dense_m": False, "moe_m": True, "dense_l": False, "moe_l": False}
+
+
+@pytest.mark.parametrize("preset", sorted(file.stem for file in PRESETS.glob("*.yaml")))
+def test_every_preset_is_counted_in_tables_of_a_hundred_columns(preset):
+    console = Console(width=100)
+    with console.capture() as capture:
+        for table in flops(**KEYS | {"preset": preset, "steps": 10}).tables:
+            console.print(table)
+    assert len(capture.get().splitlines()) == 5 * 3 + 9 + 4 + 5  # what is around each table, then the rows
+    assert f"{counted(preset).total:,}" in capture.get()
+
+
+def test_large_counts_are_shortened_as_in_the_paper():
+    assert [flops_tables._short(count) for count in (626_684_160, 3_139_834_368)] == ["627M", "3.14B"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"preset": "moe_xl"}, "preset=moe_xl is not one of dense_l, dense_m, moe_l, moe_m, small, tiny, tiny_dense"),
+        ({"preset": "tiny"}, "steps=null: tiny is no model of the paper, so give the steps"),
+        ({"vocab_size": 0}, "vocab_size=0 must be a whole number of at least 1"),
+        ({"seq_len": 0}, "seq_len=0 must be a whole number of at least 1"),
+        ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 1"),
+        ({"batch_tokens": True}, "batch_tokens=True must be a whole number of at least 1"),
+        ({"device_flops": 0}, "device_flops=0 must be a number above 0"),
+        ({"device_flops": float("inf")}, "device_flops=inf must be a number above 0"),
+        ({"utilisation": 1.1}, "utilisation=1.1 must be above 0 and at most 1"),
+        ({"utilisation": "half"}, "utilisation=half must be above 0 and at most 1"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):
+    with pytest.raises(UserError, match=f"^analysis.flops.{sentence}"):
+        flops(**KEYS | change)

@@ -1,0 +1,198 @@
+"""With a cache the model says what it says without one, and what it writes is drawn as the keys say."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.analysis.evaluate import evaluate
+from simbal.analysis.generate import harmless
+from simbal.analysis.sampling import Drawing, continue_tokens
+from simbal.analysis.trained import load
+from simbal.analysis.whole_prefix import WholePrefix
+from simbal.balancing.composition import Composition
+from simbal.errors import UserError
+from simbal.model.init import initialise
+from simbal.model.key_value_cache import KeyValueCache
+from simbal.model.transformer import Transformer
+from simbal.training.run import train
+from tests.analysis.text_run import text_spec
+from tests.balancing.cases import CASES
+from tests.model.test_transformer import shape
+
+END = 60
+KEYS = {
+    "_target_": "simbal.analysis.generate.generate",
+    "prompt": "", "tokens": 8, "samples": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0,
+}  # fmt: skip
+POSSIBLE = torch.ones(61, dtype=torch.bool)
+
+
+def model_and_steering(case, document_end: int | None = None) -> tuple[Transformer, Composition]:
+    model = Transformer(shape(gating=case.gating, document_end=document_end)).eval()
+    initialise(model, seed=0, std=0.3, router_init="normal")
+    steering = Composition({"strategy": case.make()}, {}).eval()
+    steering.prepare(model.routers)
+    generator = torch.Generator().manual_seed(1)
+    for buffer in steering.buffers():  # a bias that matters
+        if buffer.is_floating_point():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    return model, steering
+
+
+def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(0, END, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def in_pieces(model, steering, tokens_BS, pieces) -> torch.Tensor:
+    cache = KeyValueCache(model.shape.num_layers)
+    steering = WholePrefix(steering, cache)
+    return torch.cat([model(piece, steering, cache)[0] for piece in tokens_BS.split(pieces, 1)], 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_with_a_cache_are_those_of_the_whole_sequence_under_every_strategy(case):
+    model, steering = model_and_steering(case)
+    tokens_BS = tokens()
+    whole_BSD, _ = model(tokens_BS, steering)
+    for pieces in ([5] + [1] * 7, [1] * 12, [4, 3, 5]):
+        cached_BSD = in_pieces(model, steering, tokens_BS, pieces)
+        torch.testing.assert_close(cached_BSD @ model.head_VD.T, whole_BSD @ model.head_VD.T, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_new_document_forgets_the_past_with_a_cache_too():
+    model, steering = model_and_steering(CASES[0], document_end=END)
+    tokens_BS = tokens()
+    tokens_BS[0, 4] = tokens_BS[0, 5] = tokens_BS[1, 9] = END
+    whole_BSD, _ = model(tokens_BS, steering)
+    cached_BSD = in_pieces(model, steering, tokens_BS, [3] + [1] * 9)
+    torch.testing.assert_close(cached_BSD, whole_BSD, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("lbl", "lf", "uniform")], ids=str)
+def test_greedy_with_a_cache_is_greedy_by_recomputing_everything_at_each_step(case):
+    model, steering = model_and_steering(case)
+    prompt_BS = tokens(length=3)
+    ids_BT, nll_BT = continue_tokens(model, steering, prompt_BS, 10, Drawing(0.0, 1.0, 0), POSSIBLE)
+    sequence_BS = prompt_BS
+    for step in range(10):
+        logits_BV = model(sequence_BS, steering)[0][:, -1] @ model.head_VD.T
+        best_B = logits_BV.argmax(1)
+        assert torch.equal(best_B, ids_BT[:, step])
+        expected_B = torch.nn.functional.cross_entropy(logits_BV, best_B, reduction="none")
+        torch.testing.assert_close(nll_BT[:, step], expected_B, atol=1e-5, rtol=1e-5)
+        sequence_BS = torch.cat([sequence_BS, best_B[:, None]], 1)
+
+
+def test_draws_follow_the_probabilities_at_their_temperature_and_stay_in_the_nucleus():
+    logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    uniform_B = torch.arange(1000, dtype=torch.float64) / 1000
+    for temperature, top_p, expected in [
+        (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
+        (0.5, 1.0, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+        (1.0, 0.7, [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
+        (1.0, 1e-9, [1, 0, 0, 0]),
+        (1e-9, 1.0, [1, 0, 0, 0]),
+        (0.0, 1.0, [1, 0, 0, 0]),
+    ]:
+        drawn_B = Drawing(temperature, top_p, 0).draw(logits_V.expand(1000, 4), uniform_B)
+        counts = torch.bincount(drawn_B, minlength=4) / 1000
+        assert counts.tolist() == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_token_that_stands_for_nothing_is_never_drawn():
+    logits_BV = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(3, 3)
+    drawn = Drawing(1.0, 1.0, 0).draw(logits_BV, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
+    assert drawn.tolist() == [0, 2, 2]
+
+
+def test_a_sample_does_not_depend_on_how_many_there_are_or_how_long_they_are():
+    drawing = Drawing(1.0, 1.0, 3)
+    assert torch.equal(drawing.uniform_numbers(4, 9)[:2, :5], drawing.uniform_numbers(2, 5))
+    assert len(drawing.uniform_numbers(4, 9).unique()) == 36
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=lf_lbl")
+    train(spec)
+    return spec
+
+
+def generated(run, **changes) -> dict:
+    evaluate({"generate": KEYS | changes}, str(run.path), True, "cpu", "unused")
+    return json.loads((run.path / "analysis" / "generate.json").read_text())
+
+
+def test_the_same_seed_writes_the_same_text_and_another_seed_another(run, capsys):
+    first, again, other = (generated(run, seed=seed, prompt="one two") for seed in (0, 0, 1))
+    assert first["samples"] == again["samples"] != other["samples"]
+    assert first["samples"][0] != first["samples"][1]
+    assert first["metrics"]["nll"] > 0
+    out = capsys.readouterr().out
+    assert "«one two»" in out
+    assert first["prompt"] == "one two"
+
+
+def test_at_temperature_zero_the_seed_does_not_matter(run):
+    first, other = (generated(run, seed=seed, temperature=0)["samples"] for seed in (0, 1))
+    assert first == other
+    assert first[0] == first[1]
+
+
+def test_a_sample_ends_where_the_document_ends(run, monkeypatch):
+    eot = load(run.path).store.meta["eot"]
+    ids_BT = torch.tensor([[65, 66, eot, 67], [65, 66, 67, 68]])
+    answer = (ids_BT, torch.tensor([[1.0, 2, 3, 99], [1, 2, 3, 4]]))
+    monkeypatch.setattr("simbal.analysis.generate.continue_tokens", lambda *_: answer)
+    found = generated(run)
+    assert [sample["ended"] for sample in found["samples"]] == [True, False]
+    assert found["samples"][0]["ids"] == [65, 66]
+    assert found["metrics"] == {"nll": 16 / 7, "ended": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tokens": 0}, "analysis.generate.tokens=0 must be a whole number of at least 1"),
+        ({"samples": 1.5}, "analysis.generate.samples=1.5 must be a whole number"),
+        ({"seed": -1}, "analysis.generate.seed=-1 must be a whole number of at least 0"),
+        ({"temperature": -1}, "analysis.generate.temperature=-1 must be a finite number of at least 0"),
+        ({"temperature": math.inf}, "analysis.generate.temperature=inf must be a finite number"),
+        ({"temperature": "warm"}, "analysis.generate.temperature=warm must be a finite number"),
+        ({"top_p": 0}, "analysis.generate.top_p=0.* must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "analysis.generate.top_p=1.5 must be above 0 and at most 1"),
+        ({"prompt": 3}, "analysis.generate.prompt=3 must be a text"),
+        ({"prompt": "\ud83d"}, "prompt is no valid UTF-8"),
+        ({"tokens": 17}, "tokens=17 after a prompt of 0 tokens is longer than the 16 .* at most 16 fit"),
+        ({"prompt": "x " * 40}, "longer than the 16 tokens that the run was trained on: at most 0 fit"),
+    ],
+)
+def test_a_bad_key_is_one_sentence(run, changes, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
+        generated(run, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_the_longest_text_is_as_long_as_the_sequences_of_the_training(run):
+    assert generated(run, tokens=16)["settings"]["tokens"] == 16
+
+
+def test_a_run_on_symbols_is_refused(small_spec):
+    spec = small_spec()
+    train(spec)
+    with pytest.raises(UserError, match="was trained on data=synthetic, whose symbols stand for no text"):
+        generated(spec)
+
+
+@given(st.text())
+def test_nothing_that_is_printed_can_drive_a_terminal(text):
+    shown = harmless(text + "\x1b[2J\r\x07\x9b\u202e\u2028")
+    assert shown.endswith(r"\x1b[2J\r\x07\x9b\u202e\u2028")
+    assert all(character.isprintable() or character in "\n\t" for character in shown)

@@ -1,0 +1,117 @@
+"""Pruning computes what it keeps, exactly, and nothing else."""
+
+import pytest
+import torch
+
+from simbal.analysis.pruned_layers import Pruning, kept_plan, pruned
+from simbal.analysis.pruning import pruning
+from simbal.analysis.quality import document_sums, quality
+from simbal.errors import UserError
+from simbal.experts.plan import RoutingPlan
+from simbal.experts.select import BACKENDS
+from tests.analysis.module_runs import dense_run, trained_run
+
+WEIGHTS_NK = torch.tensor([[4 / 7, 3 / 7], [0.625, 0.375], [4 / 7, 3 / 7], [4 / 7, 3 / 7]])
+KEYS = {"rule": "absolute", "renorm_after": False, "allow_none": False, "repeats": 2}
+
+
+def absolute(threshold, renorm_after=False, allow_none=False):
+    return Pruning(threshold, "absolute", renorm_after, allow_none)
+
+
+@pytest.fixture(scope="module", params=["torch softmax", "reference softmax", "torch sigmoid"])
+def trained(request, tmp_path_factory, cache_dir):
+    backend, gating = request.param.split()
+    more = ("router.gating=sigmoid", "router.renormalize=false") if gating == "sigmoid" else ()
+    return trained_run(tmp_path_factory, cache_dir, "balancing=lf_lbl", f"experts={backend}", *more)
+
+
+def test_a_kept_weight_stays_what_it_was_unless_told():
+    kept_NK = absolute(0.45).kept(WEIGHTS_NK)
+    assert kept_NK.tolist() == [[True, False]] * 4
+    assert absolute(0.45).weights(WEIGHTS_NK, kept_NK)[0].tolist() == pytest.approx([0.571429, 0], abs=1e-6)
+    assert absolute(0.45, renorm_after=True).weights(WEIGHTS_NK, kept_NK)[0].tolist() == pytest.approx([1, 0])
+
+
+def test_the_relative_rule_compares_with_the_largest_weight():
+    relative = Pruning(0.7, "relative", False, False)
+    assert relative.kept(WEIGHTS_NK).tolist() == [[True, True], [True, False], [True, True], [True, True]]
+
+
+def test_the_expert_of_the_largest_weight_stays_unless_none_is_allowed():
+    weights_NK = WEIGHTS_NK.flip(1)  # a biased choice need not be in the order of the weights
+    assert absolute(0.9).kept(weights_NK).tolist() == [[False, True]] * 4
+    assert not absolute(0.9, allow_none=True).kept(weights_NK).any()
+
+
+def test_weights_that_do_not_sum_to_one_are_judged_by_their_shares():
+    assert torch.equal(absolute(0.4).kept(WEIGHTS_NK / 8), absolute(0.4).kept(WEIGHTS_NK))
+    assert absolute(0).kept(torch.zeros(1, 2)).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_of_the_kept_choices_gives_the_sum_over_them(backend, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x_ND, w13, w2 = (torch.randn(s, generator=generator) for s in ((6, 8), (5, 2, 4, 8), (5, 4, 8)))
+    experts_NK = torch.rand(6, 5, generator=generator).argsort(1)[:, :3]
+    weights_NK = torch.rand(6, 3, generator=generator)
+    kept_NK = torch.rand(6, 3, generator=generator) > 0.6
+    left_NK = weights_NK.masked_fill(~kept_NK, 0)
+    plan = kept_plan(experts_NK, left_NK, kept_NK, 5)
+    assert len(plan.order_R) == kept_NK.sum()
+    usual = RoutingPlan.build(experts_NK, left_NK, 5)
+    run = BACKENDS[backend].run
+    torch.testing.assert_close(run(x_ND, plan, w13, w2), BACKENDS["reference"].run(x_ND, usual, w13, w2))
+
+
+def test_threshold_zero_is_the_run_as_it_is_to_the_bit(trained):
+    record = pruning(trained, 160, 3, [0.5, 0], **KEYS).record
+    expected = quality(trained, 160, 3, resamples=2, seed=0).record
+    assert list(record["arms"]) == ["plain", "0", "0.5"]
+    for arm in ("plain", "0"):
+        assert record["arms"][arm]["loss"] == expected["metrics"]["loss"]
+        assert record["metrics"][f"experts_prune_{arm}"] == 2
+    assert record["tokens"] == expected["tokens"]
+    assert record["metrics"]["experts_prune_0.5"] == pytest.approx(1, abs=0.01)  # ties keep both
+    assert record["metrics"]["ppl_prune_0.5"] != record["metrics"]["ppl_prune_0"]
+    assert record["arms"]["0.5"]["seconds"]["min"] > 0
+
+
+def test_afterwards_the_layers_are_as_before(trained):
+    plain_G3 = document_sums(trained, 160, 16)
+    with pruned(trained.model.feed_forwards, absolute(1)) as kept_L:
+        assert not torch.equal(document_sums(trained, 160, 16), plain_G3)
+    assert kept_L == [160, 160]
+    assert torch.equal(document_sums(trained, 160, 16), plain_G3)
+
+
+def test_all_experts_can_go(trained):
+    record = pruning(trained, 160, 16, [1], **KEYS | {"allow_none": True, "repeats": 1}).record
+    assert record["metrics"]["experts_prune_1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"thresholds": []}, "thresholds=.* must be a list of numbers between 0 and 1"),
+        ({"thresholds": [1.5]}, "thresholds=.* must be a list of numbers between 0 and 1"),
+        ({"thresholds": 0.1}, "thresholds=0.1 must be a list"),
+        ({"rule": "soft"}, "analysis.pruning.rule=soft is not one of absolute, relative"),
+        ({"repeats": 0}, "analysis.pruning.repeats=0 must be a whole number of at least 1"),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_refused(trained, change, says):
+    with pytest.raises(UserError, match=says):
+        pruning(trained, 160, 16, **{"thresholds": [0], **KEYS} | change)
+
+
+def test_a_dense_model_has_nothing_to_prune(tmp_path_factory, cache_dir):
+    with pytest.raises(UserError, match="its model is dense"):
+        pruning(dense_run(tmp_path_factory, cache_dir), 160, 16, [0], **KEYS)
+
+
+@pytest.mark.parametrize(("tokens", "batch_size"), [(0, 16), (160, 0), (1.5, 16)])
+def test_numbers_of_tokens_and_sequences_are_whole_and_at_least_one(trained, tokens, batch_size):
+    with pytest.raises(UserError, match="analysis.pruning.*must be a whole number of at least 1"):
+        pruning(trained, tokens, batch_size, [0], **KEYS)

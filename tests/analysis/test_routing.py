@@ -1,0 +1,221 @@
+"""Routings whose numbers are known, and those of runs small enough to train in a test."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from simbal.analysis.routing import routing
+from simbal.analysis.routing_totals import RoutingTotals, over_layers
+from simbal.analysis.token_pairs import TokenPairs, correlation, inputs_of, mean_in_bins
+from simbal.analysis.trained import load
+from simbal.errors import UserError
+from simbal.model.router import Routing, count
+from simbal.training.run import train
+
+KEYS = {"tokens": None, "batch_size": 4, "pairs": 64, "bins": 4, "seed": 0, "against": None}
+PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
+
+
+def routed(probs_NE, num_sequences, top_k=2):
+    """A routing with these probabilities, of a router that renormalises."""
+    weights_NK, experts_NK = probs_NE.topk(top_k)
+    counts_E = count(experts_NK, probs_NE.shape[1])
+    weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+    return Routing(
+        probs_NE.log(), probs_NE, experts_NK, weights_NK, counts_E, torch.eye(4), num_sequences, "softmax",
+        steered=False,
+    )  # fmt: skip
+
+
+def totals_of(*routings, seq_len, others=None):
+    totals = RoutingTotals(seq_len)
+    totals.add(routings, others)
+    return totals
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def trained(small_spec, kept, tmp_path_factory):
+    """`trained("balancing=lbl")`: the run, trained once in this file."""
+
+    def run(*overrides):
+        if overrides not in kept:
+            spec = small_spec("trainer.max_steps=4", *overrides, output_dir=tmp_path_factory.mktemp("runs"))
+            train(spec)
+            kept[overrides] = load(spec.path, "cpu")
+        return kept[overrides]
+
+    return run
+
+
+def test_the_stated_tensor_has_the_numbers_worked_out_by_hand():
+    layers = totals_of(routed(PROBS_NE, num_sequences=2), seq_len=2).layers()
+    assert {name: values[0] for name, values in layers.items()} == pytest.approx(
+        {
+            "seu": 0.875, "unique_experts": 4, "dead_experts": 0, "near_dead_experts": 0, "max_vio": 0.5,
+            "gini": 0.1875, "squared_variation": 0.125, "entropy_topk": 0.677572, "entropy_full": 1.245421,
+            "entropy_load": 1.320888, "effective_share": 3.746748 / 4, "mutual_information": 0.120444,
+        },
+        abs=1e-6,
+    )  # fmt: skip
+
+
+def test_a_collapsed_layer_uses_k_experts_and_the_counts_of_layers_are_summed():
+    collapsed = routed(PROBS_NE[:1].repeat(4, 1), num_sequences=2)
+    layers = totals_of(routed(PROBS_NE, 2), collapsed, seq_len=2).layers()
+    assert layers["unique_experts"] == [4, 2]
+    assert layers["seu"] == [0.875, 0.5]
+    assert layers["mutual_information"][1] == pytest.approx(0, abs=1e-7)
+    over = over_layers(layers)
+    assert (over["unique_experts"], over["dead_experts"], over["near_dead_experts"]) == (6, 2, 2)
+    assert over["unique_experts_min"] == 2
+    assert over["max_vio"] == pytest.approx((0.5 + 1) / 2)
+
+
+def test_seu_of_a_length_is_that_of_whole_pieces_of_a_sequence():
+    # one expert for each token: expert 0 for 128 tokens, 1 for 128, then 2 and 3 in turn for the 44 that are left
+    choice_N = torch.tensor([0] * 128 + [1] * 128 + [2, 3] * 22)
+    probs_NE = torch.full((300, 4), 0.1)
+    probs_NE[torch.arange(300), choice_N] = 0.7
+    layers = totals_of(routed(probs_NE, num_sequences=1, top_k=1), seq_len=300).layers()
+    assert layers["seu_128"] == [0.25]
+    assert layers["seu"] == [1.0]
+    assert "seu_512" not in layers
+
+
+def test_saturation_is_the_share_of_experts_that_both_choose():
+    ours = routed(PROBS_NE, num_sequences=2)
+    # {0,1}, {0,2}, {3,2}, {1,0} against {1,0}, {0,1}, {0,2}, {3,2}
+    theirs = routed(PROBS_NE.roll(1, 0), num_sequences=2)
+    assert totals_of(ours, seq_len=2, others=[ours]).layers()["saturation"] == [1.0]
+    assert totals_of(ours, seq_len=2, others=[theirs]).layers()["saturation"] == [(2 + 1 + 1 + 0) / 8]
+
+
+def test_sums_do_not_depend_on_how_sequences_are_batched():
+    whole, parts = totals_of(routed(PROBS_NE, 2), seq_len=2), RoutingTotals(2)
+    for rows_NE in PROBS_NE.split(2):
+        parts.add([routed(rows_NE, 1)])
+    for name, values in whole.layers().items():
+        assert parts.layers()[name] == pytest.approx(values)
+    assert parts.tokens_per_expert() == whole.tokens_per_expert() == [[3, 2, 2, 1]]
+
+
+def test_pairs_are_of_different_tokens_and_depend_on_the_seed_alone():
+    x_ND = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    routing_N = routed(PROBS_NE.repeat(3, 1), 3)
+    whole, parts, other = TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=1)
+    whole.add([x_ND], [routing_N])
+    other.add([x_ND], [routing_N])
+    for start in (0, 4, 8):
+        parts.add([x_ND[start : start + 4]], [routed(PROBS_NE, 1)])
+    compared = whole.compare([torch.eye(4)])
+    for values_LC, again_LC in zip(compared, parts.compare([torch.eye(4)]), strict=True):
+        assert torch.equal(values_LC, again_LC)
+    assert compared[0].max() < 1 - 1e-6
+    assert not torch.equal(compared[0], other.compare([torch.eye(4)])[0])
+    assert torch.equal(compared[0], compared[1]), "an identity for a router keeps every cosine"
+
+
+def test_correlation_is_pearsons_and_there_is_none_with_a_constant():
+    x_C = torch.tensor([0.1, 0.4, -0.3, 0.9]).double()
+    y_C = torch.tensor([0.3, 0.2, -0.1, 0.5]).double()
+    assert correlation(x_C, 2 * x_C - 1) == pytest.approx(1)
+    assert correlation(x_C, -x_C) == pytest.approx(-1)
+    assert correlation(x_C, y_C) == pytest.approx(torch.corrcoef(torch.stack([x_C, y_C]))[0, 1].item())
+    assert correlation(x_C, torch.full((4,), 0.1).double()) is None
+
+
+def test_bins_share_the_cosines_from_minus_one_to_one_with_both_ends():
+    cosines_C = torch.tensor([-1, -0.6, 0.0, 0.4, 1.0, 1.0 + 1e-12]).double()
+    counts, means = mean_in_bins(cosines_C, torch.tensor([1, 0, 0.5, 0, 1, 1]), bins=4)
+    assert counts == [2, 0, 2, 2]
+    assert means == [0.5, None, 0.25, 1.0]
+
+
+def test_inputs_are_those_of_the_routers_and_no_hook_is_left_behind(trained):
+    run = trained("balancing=lbl")
+    layers = run.model.feed_forwards
+    with inputs_of(layers) as inputs:
+        batch = next(run.predict(2))
+        for x_ND, layer, its in zip(inputs, layers, batch.routings, strict=True):
+            torch.testing.assert_close(x_ND @ layer.router.weight_ED.detach().T, its.logits_NE)
+    assert not any(layer._forward_pre_hooks for layer in layers)
+
+
+@pytest.mark.parametrize("overrides", [("balancing=simbal",), ("balancing=lf", "router=sigmoid")])
+def test_a_run_has_the_numbers_of_its_own_validation(trained, overrides):
+    run = trained(*overrides)
+    record = routing(run, **KEYS).record
+    names = {"seu": "routing/seu", "entropy_topk": "routing/entropy", "max_vio": "load/max_vio"}
+    for ours, recorded in (names | {"unique_experts": "load/unique_experts"}).items():
+        assert record["metrics"][ours] == pytest.approx(run.record["metrics"][recorded], rel=1e-5)
+        assert record["layers"][ours] == pytest.approx(run.record["layers"][recorded], rel=1e-5)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["tokens"] == 16 * record["sequences"] == 16 * len(run.windows_WT)
+    assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])
+    assert all(-1 <= value <= 1 for value in record["layers"]["similarity_correlation"])
+    assert sum(record["choice_overlap"]["pairs"]) == 64 * 2
+
+
+def test_the_batch_size_decides_no_number(trained):
+    one, other = (routing(trained("balancing=simbal"), **KEYS | {"batch_size": size}).record for size in (3, 32))
+    assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-6, abs=1e-6)
+    assert one["layers"]["tokens_per_expert"] == other["layers"]["tokens_per_expert"]
+    assert one["choice_overlap"] == other["choice_overlap"]
+
+
+def test_saturation_is_1_against_itself_and_refused_of_an_unlike_run(trained):
+    run = trained("balancing=simbal")
+    itself = routing(run, **KEYS | {"against": str(run.path)})
+    assert itself.record["metrics"]["saturation"] == 1.0
+    assert any("Saturation is against" in note for note in itself.notes)
+    lbl = routing(run, **KEYS | {"against": str(trained("balancing=lbl").path)}).record
+    assert 0 <= lbl["metrics"]["saturation"] < 1
+    for change, difference in (("model.num_experts=8", "model.num_experts=8"), ("data.documents=65", "tokens=")):
+        unlike = trained("balancing=lbl", change)
+        with pytest.raises(
+            UserError, match=f"^analysis.routing.against={unlike.path} has {difference}.*{run.path} has"
+        ):
+            routing(run, **KEYS | {"against": str(unlike.path)})
+    with pytest.raises(UserError, match="is no run"):
+        routing(run, **KEYS | {"against": str(Path(run.path).parent)})
+
+
+def test_the_tables_fit_a_hundred_columns_and_say_what_is_left_out(trained):
+    finding = routing(trained("balancing=simbal"), **KEYS | {"against": str(trained("balancing=lbl").path)})
+    console = Console(width=100)
+    with console.capture() as capture:
+        for table in finding.tables[:2]:
+            console.print(table)
+    around, rows = 6, 4  # title, two lines of heading, their rules, and the line below; layers, a gap, all of them
+    assert len(capture.get().splitlines()) == 2 * (around + rows)
+    assert "SEU at 128 and 512 is left out: sequences have 16 tokens." in finding.notes
+
+
+def test_a_dense_model_is_refused(trained):
+    dense = trained("model.num_experts=0", "model.top_k=0", "balancing=none")
+    with pytest.raises(UserError, match="is a dense model: analysis=routing works on routers"):
+        routing(dense, **KEYS)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tokens": 0}, "tokens=0 must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
+        ({"pairs": 1}, "pairs=1 must be a whole number of at least 2"),
+        ({"bins": 2.5}, "bins=2.5 must be a whole number of at least 1"),
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
+        ({"against": 3}, "against=3 must be the path of a run, or null"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(trained, change, sentence):
+    with pytest.raises(UserError, match=f"^analysis.routing.{sentence}"):
+        routing(trained("balancing=simbal"), **KEYS | change)

@@ -1,0 +1,58 @@
+"""The linear identity is the mean over pairs, at its golden values and everywhere else."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.metrics.similarity import RunningSimilarity, pairwise_expert_similarity
+
+
+def by_pairs(outputs_END):
+    """The definition, pair by pair, in fp64."""
+    pairs = list(itertools.combinations(outputs_END.double(), 2))
+    return sum(F.cosine_similarity(a_ND, b_ND, dim=1, eps=0) for a_ND, b_ND in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize(
+    ("vectors", "similarity"),
+    [
+        ([[1, 0], [0, 1], [1, 1]], math.sqrt(2) / 3),
+        ([[3, 4, 0]] * 5, 1.0),
+        ([[2, 0, 0], [0, 1, 0], [0, 0, 5]], 0.0),
+        ([[1, 0], [-0.5, math.sqrt(3) / 2], [-0.5, -math.sqrt(3) / 2]], -1 / 2),
+        ([[1, 0], [-1, 0]], -1.0),
+    ],
+)
+def test_golden_values_at_every_scale(vectors, similarity, scale):
+    outputs_E1D = scale * torch.tensor(vectors, dtype=torch.float32)[:, None]
+    assert pairwise_expert_similarity(outputs_E1D).tolist() == pytest.approx([similarity], abs=1e-6)
+
+
+@given(st.integers(2, 7), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31))
+def test_the_identity_is_the_mean_over_pairs(num_experts, num_tokens, width, seed):
+    outputs_END = torch.randn(num_experts, num_tokens, width, generator=torch.Generator().manual_seed(seed))
+    similarity_N = pairwise_expert_similarity(outputs_END)
+    torch.testing.assert_close(similarity_N.double(), by_pairs(outputs_END), atol=1e-5, rtol=0)
+    assert similarity_N.min() >= -1 / (num_experts - 1) - 1e-5
+    assert similarity_N.max() <= 1 + 1e-5
+
+
+def test_an_output_of_length_zero_is_counted_and_its_pairs_have_cosine_zero():
+    running = RunningSimilarity()
+    for row in ([1.0, 0.0], [1.0, 0.0], [0.0, 0.0]):
+        running.add(torch.tensor([row, [1.0, 1.0]]))
+    assert running.similarity_N.tolist() == pytest.approx([1 / 3, 1.0])
+    assert running.zero_outputs == 1
+
+
+def test_bf16_outputs_are_compared_in_fp32():
+    outputs_END = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    similarity_N = pairwise_expert_similarity(outputs_END)
+    assert similarity_N.dtype == torch.float32
+    torch.testing.assert_close(similarity_N, pairwise_expert_similarity(outputs_END.float()))

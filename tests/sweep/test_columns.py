@@ -1,0 +1,100 @@
+"""A table's columns can be chosen among the numbers of runs and of their analyses, and the paper's printed beneath."""
+
+import json
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.sweep.collect import collect
+from simbal.sweep.metric import choose
+from simbal.sweep.paper import NAMES, PAPER, paper_grid
+from simbal.sweep.report import report
+from simbal.sweep.report_keys import report_keys
+from simbal.sweep.table import build
+
+
+@pytest.fixture
+def analysed(write_run):
+    """A folder of two arms, of which the first has been analysed."""
+    for name in ("lbl", "simbal"):
+        path = write_run(name, 0)
+    write_analysis(next(path.parent.glob("lbl-*")), "redundancy", {"min_pes": 0.25, "ppl": 3.0})
+    return path.parent
+
+
+def write_analysis(run, name, metrics, **settings):
+    (run / "analysis").mkdir(exist_ok=True)
+    content = {"settings": settings, "definition": {"min_pes": "least similarity"}, "metrics": metrics}
+    (run / "analysis" / f"{name}.json").write_text(json.dumps(content))
+
+
+def chosen(folder, *columns):
+    return [metric.key for metric in choose(columns, collect(folder))]
+
+
+def test_a_name_is_the_whole_key_or_its_last_part_and_the_runs_own_number_comes_first(analysed):
+    assert chosen(analysed, "ppl", "min_pes", "redundancy/ppl") == ["val/ppl", "redundancy/min_pes", "redundancy/ppl"]
+
+
+def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
+    report(analysed, columns=["min_pes"])
+    shown = capsys.readouterr().out
+    assert "0.25" in shown
+    assert "—" in shown
+    assert "redundancy/min_pes: least similarity." in shown
+    assert "redundancy/min_pes" in (analysed / "table.csv").read_text()
+
+
+def test_an_unknown_or_ambiguous_name_is_refused_with_those_that_there_are(analysed):
+    with pytest.raises(UserError, match="columns: speed is none of them; there is val/ppl, .*redundancy/min_pes"):
+        chosen(analysed, "speed")
+    write_analysis(next(analysed.glob("lbl-*")), "other", {"min_pes": 1.0})
+    with pytest.raises(UserError, match="columns: min_pes may be other/min_pes or redundancy/min_pes"):
+        chosen(analysed, "min_pes")
+
+
+def test_analyses_done_with_other_settings_do_not_share_a_table(analysed):
+    write_analysis(next(analysed.glob("simbal-*")), "redundancy", {"min_pes": 0.5}, tokens=7)
+    with pytest.raises(UserError, match="cannot stand in one table: redundancy was done with other settings"):
+        chosen(analysed, "min_pes")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"settings": {}, "definition": {}, "metrics": {"a": "b"}}', '{"metrics": {}}']
+)
+def test_a_broken_analysis_is_an_error_and_no_number(analysed, content):
+    (next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json").write_text(content)
+    with pytest.raises(UserError, match="redundancy.json is broken: delete it and do the analysis again"):
+        collect(analysed)
+
+
+def test_the_papers_numbers_are_those_of_the_strategies_and_columns_shown(analysed, capsys):
+    report(analysed, columns=["ppl", "min_pes"], paper=True)
+    shown = capsys.readouterr().out
+    for number in ("14.086", "0.0255", "13.685", "0.0044", "8.517", "8.304"):
+        assert number in shown
+    assert "13.708" not in shown  # loss-free is no arm here
+    table = build("t", collect(analysed), metrics=choose(["tokens_per_second"], collect(analysed)))
+    assert paper_grid(table) is None
+    assert set(NAMES.values()) <= set(PAPER[0]._fields)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("colums=[ppl]", "colums=.ppl.: give baseline="),
+        ("--baseline", "--baseline: give baseline="),
+        ("columns=ppl", "columns must be a list such as"),
+        ("paper=maybe", "paper must be true or false"),
+        ("columns=[", "columns must be a list such as"),
+    ],
+)
+def test_a_slip_in_an_argument_is_one_sentence(line, says):
+    with pytest.raises(UserError, match=says):
+        report_keys([line])
+
+
+def test_arguments_are_written_as_everywhere_else():
+    assert report_keys(["baseline=none", "columns=[ppl,val/bpb]", "paper=true"]) == {
+        "baseline": "none", "columns": ["ppl", "val/bpb"], "paper": True,
+    }  # fmt: skip
