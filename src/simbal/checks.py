@@ -20,3 +20,10 @@ def one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise UserError(f"{key}={value} is not one of {', '.join(allowed)}")
     return str(value)
+
+
+def whole_number(key: str, value: Any, least: int) -> int:
+    """`value`; `UserError` unless it is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(f"{key}={value} must be a whole number of at least {least}")
+    return value

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from simbal.analysis.quality import document_sums
 from simbal.analysis.redundancy import flops_multiple, redundancy, summary
 from simbal.errors import UserError
-from simbal.metrics.similarity import pairwise_expert_similarity
 from simbal.model.expert_similarity import layer_similarity, watched
 from simbal.model.moe import MoELayer
 from tests.analysis.module_runs import dense_run, trained_run
+from tests.metrics.all_experts import pairwise_expert_similarity
 
 
 @pytest.fixture(scope="module")

@@ -107,3 +107,9 @@ def test_an_analysis_of_a_run_needs_one(tmp_path, monkeypatch, path, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=says):
         evaluate(QUALITY, path, False, "cpu", "unused")
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("tokens", 0), ("resamples", 1), ("seed", -1)])
+def test_a_key_that_makes_no_sense_is_refused(run, key, value):
+    with pytest.raises(UserError, match=f"analysis.quality.{key}={value} must be a whole number of at least"):
+        quality_of(run, **{key: value})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from simbal.data import remote
 from simbal.data.sources import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
@@ -51,3 +52,20 @@ def texts(tmp_path, keys):
         return [document.content.decode() for document in source.read(*source.units(), skipped)], skipped
 
     return read
+
+
+@pytest.fixture
+def read_url(keys):
+    """`read_url(url)`: the texts behind it."""
+
+    def read(url, **changed):
+        source = open_source(keys("files", files=url, **changed))
+        return [document.content for unit in source.units() for document in source.read(unit, Counter())]
+
+    return read
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    """A connection that is lost is tried again at once."""
+    monkeypatch.setattr(remote, "PAUSES", (0, 0, 0))

@@ -1,14 +1,9 @@
-"""Files behind URLs, without a network: fsspec's memory, a filesystem that fails, a web server on this machine."""
+"""Files behind URLs, without a network: fsspec's memory, and a filesystem that fails."""
 
 import errno
 import gzip
 import json
 import os
-import socket
-import threading
-from collections import Counter
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 import fsspec
@@ -22,8 +17,9 @@ from simbal.data import remote
 from simbal.data.sources import open_source
 from simbal.data.store import prepare
 from simbal.errors import UserError
+from tests.data.remote_files import CONTENT, TEXTS
 
-CONTENT = b"".join(json.dumps({"text": f"text {n} " * 9}).encode() + b"\n" for n in range(60))
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -47,27 +43,6 @@ class Flaky(fsspec.AbstractFileSystem):
             return {"flaky://b.jsonl": {"type": "file"}, "flaky://a.jsonl": {"type": "file"}}
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def do_GET(self):
-        self.server.requests.append(self.path)
-        if self.server.cuts:
-            self.server.cuts -= 1
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(CONTENT)))
-            self.end_headers()
-            self.wfile.write(CONTENT[:100])
-            return
-        super().do_GET()
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(remote, "PAUSES", (0, 0, 0))
-
-
 @pytest.fixture
 def memory():
     yield MemoryFileSystem()
@@ -85,34 +60,6 @@ def flaky(monkeypatch):
     return fail
 
 
-@pytest.fixture
-def web(tmp_path):
-    """A server of the folder `web` with its address, the paths asked for and the number of answers to cut."""
-    (tmp_path / "web").mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "web"))
-    server.requests, server.cuts, server.url = [], 0, f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def read(keys):
-    """The texts behind a URL."""
-
-    def read(url, **changed):
-        source = open_source(keys("files", files=url, **changed))
-        return [document.content for unit in source.units() for document in source.read(unit, Counter())]
-
-    return read
-
-
-TEXTS = [json.loads(line)["text"].encode() for line in CONTENT.splitlines()]
-
-
 def in_parquet(content):
     file = BytesIO()
     pq.write_table(pa.table({"text": [json.loads(line)["text"] for line in content.splitlines()]}), file)
@@ -122,9 +69,9 @@ def in_parquet(content):
 @pytest.mark.parametrize(
     ("extension", "pack"), [(".jsonl", bytes), (".jsonl.gz", gzip.compress), (".parquet", in_parquet)]
 )
-def test_a_remote_file_gives_the_same_documents_as_a_local_one(read, memory, texts, extension, pack):
+def test_a_remote_file_gives_the_same_documents_as_a_local_one(read_url, memory, texts, extension, pack):
     memory.pipe(f"/folder/a{extension}", pack(CONTENT))
-    assert read(f"memory://folder/a{extension}") == TEXTS
+    assert read_url(f"memory://folder/a{extension}") == TEXTS
     assert texts(f"a{extension}", pack(CONTENT))[0] == [text.decode() for text in TEXTS]
 
 
@@ -154,30 +101,30 @@ def test_a_prepared_store_is_found_again_without_its_source(keys, memory, tmp_pa
         assert prepare(data, progress=False) == store
 
 
-def test_copies_of_remote_files_leave_no_trace(read, memory, keys, tmp_path):
+def test_copies_of_remote_files_leave_no_trace(read_url, memory, keys, tmp_path):
     memory.pipe("/folder/a.jsonl", CONTENT)
-    read("memory://folder/a.jsonl")
+    read_url("memory://folder/a.jsonl")
     memory.pipe("/folder/a.jsonl", b"no json")
     with pytest.raises(UserError, match="memory://folder/a.jsonl, line 1: this is not JSON"):
-        read("memory://folder/a.jsonl")
+        read_url("memory://folder/a.jsonl")
     assert not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize("failure", [ConnectionResetError("gone"), TimeoutError(), RuntimeError("of a package"), 1000])
-def test_a_dropped_connection_is_tried_again_three_times(read, flaky, failure):
+def test_a_dropped_connection_is_tried_again_three_times(read_url, flaky, failure):
     flaky(failure, failure, failure)
-    assert read("flaky://a.jsonl") == TEXTS
+    assert read_url("flaky://a.jsonl") == TEXTS
     flaky(*[failure] * 4)
     with pytest.raises(
         UserError, match="^flaky://a.jsonl cannot be fetched .*; 4 attempts.: fetch it by hand and give"
     ):
-        read("flaky://a.jsonl")
+        read_url("flaky://a.jsonl")
 
 
-def test_a_short_copy_is_told_by_the_size_that_was_announced(read, flaky):
+def test_a_short_copy_is_told_by_the_size_that_was_announced(read_url, flaky):
     flaky(*[1000] * 4)
     with pytest.raises(UserError, match=f"cannot be fetched .1000 bytes came instead of {len(CONTENT)}; 4 attempts"):
-        read("flaky://a.jsonl")
+        read_url("flaky://a.jsonl")
 
 
 def test_a_list_of_files_is_tried_again_too(keys, flaky):
@@ -194,10 +141,10 @@ def test_a_list_of_files_is_tried_again_too(keys, flaky):
     ("failure", "sentence"),
     [(FileNotFoundError(), "there is no such file"), (PermissionError(), "access is refused")],
 )
-def test_what_another_attempt_would_not_change_stops_at_once(read, flaky, failure, sentence):
+def test_what_another_attempt_would_not_change_stops_at_once(read_url, flaky, failure, sentence):
     flaky(failure)
     with pytest.raises(UserError, match=f"flaky://a.jsonl cannot be fetched .{sentence}."):
-        read("flaky://a.jsonl")
+        read_url("flaky://a.jsonl")
 
 
 def test_a_full_disk_is_not_taken_for_a_lost_connection(keys, memory, monkeypatch):
@@ -210,47 +157,6 @@ def test_a_full_disk_is_not_taken_for_a_lost_connection(keys, memory, monkeypatc
         prepare(keys("files", files="memory://folder/a.jsonl"), progress=False)
 
 
-def test_a_file_of_a_web_server_is_read_as_it_lies_there(read, web, tmp_path):
-    (tmp_path / "web/a.jsonl.gz").write_bytes(gzip.compress(CONTENT))
-    assert read(f"{web.url}/a.jsonl.gz?download=true") == TEXTS
-    assert web.requests == ["/a.jsonl.gz?download=true"]
-
-
-def test_an_answer_of_the_web_that_is_cut_short_is_asked_for_again(read, web, tmp_path):
-    (tmp_path / "web/a.jsonl").write_bytes(CONTENT)
-    web.cuts = 3
-    assert read(f"{web.url}/a.jsonl") == TEXTS
-    web.cuts = 4
-    with pytest.raises(
-        UserError, match=f"{web.url}/a.jsonl cannot be fetched .*; 4 attempts.*curl -LO '{web.url}/a.jso"
-    ):
-        read(f"{web.url}/a.jsonl")
-
-
-def test_a_page_that_is_not_there_is_asked_for_once(read, web):
-    with pytest.raises(
-        UserError, match="missing.jsonl cannot be fetched .there is no such file.: fetch it by hand .curl"
-    ):
-        read(f"{web.url}/missing.jsonl")
-    assert web.requests == ["/missing.jsonl"]
-
-
-def test_a_server_that_is_gone_or_never_answers_does_not_hang(read, monkeypatch):
-    monkeypatch.setattr(remote, "TIMEOUT", (0.1, 0.1))
-    monkeypatch.setattr(remote, "PAUSES", ())
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(UserError, match="a.jsonl cannot be fetched .TimeoutError: timed out; 1 attempts"):
-            read(f"http://127.0.0.1:{port}/a.jsonl")
-    with pytest.raises(UserError, match="a.jsonl cannot be fetched .Connection refused; 1 attempts"):
-        read(f"http://127.0.0.1:{port}/a.jsonl")
-
-
-def test_a_glob_of_the_web_is_refused(keys):
-    with pytest.raises(UserError, match=r"https://host/\*.jsonl: a web server has no list of files to match"):
-        open_source(keys("files", files="https://host/*.jsonl")).units()
-
-
 @pytest.mark.parametrize(
     ("url", "remedy"),
     [
@@ -260,18 +166,18 @@ def test_a_glob_of_the_web_is_refused(keys):
         ("abfs://bucket/a.jsonl", "install that"),
     ],
 )
-def test_a_missing_package_is_named_with_the_way_to_install_it(read, monkeypatch, url, remedy):
+def test_a_missing_package_is_named_with_the_way_to_install_it(read_url, monkeypatch, url, remedy):
     def fail(_):
         raise ImportError("install that")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
     with pytest.raises(UserError, match=f"^{url} needs a package that is not installed: {remedy}$"):
-        read(url)
+        read_url(url)
 
 
-def test_a_url_of_no_known_kind_stops(read):
+def test_a_url_of_no_known_kind_stops(read_url):
     with pytest.raises(UserError, match="klingon://a.jsonl is no URL that fsspec knows: Protocol not known: klingon"):
-        read("klingon://a.jsonl")
+        read_url("klingon://a.jsonl")
 
 
 def test_names_are_checked_before_a_network_is_asked(keys):

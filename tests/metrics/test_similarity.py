@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics.similarity import RunningSimilarity, pairwise_expert_similarity
+from simbal.metrics.similarity import RunningSimilarity
+from tests.metrics.all_experts import pairwise_expert_similarity
 
 
 def by_pairs(outputs_END):

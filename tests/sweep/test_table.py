@@ -97,7 +97,7 @@ def test_no_shared_seed_gives_no_difference_and_a_note(write_run):
 def test_several_baseline_keys_give_no_difference_unless_one_is_chosen(write_run):
     write_run("lbl", 0)
     folder = write_run("simbal", 0, keys={"baseline": "none"}).parent
-    assert "choose one with --baseline" in table_of(folder).notes[0]
+    assert "choose one with baseline=" in table_of(folder).notes[0]
     assert table_of(folder, "lbl").rows[1].differences
 
 

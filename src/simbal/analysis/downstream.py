@@ -15,7 +15,7 @@ from simbal.analysis.benchmark_items import Benchmark, Item
 from simbal.analysis.finding import Finding
 from simbal.analysis.run_tokenizer import run_tokenizer
 from simbal.analysis.trained import TrainedRun
-from simbal.analysis.whole_number import check_whole_number
+from simbal.checks import whole_number
 from simbal.console import new_grid
 from simbal.errors import UserError
 
@@ -66,8 +66,8 @@ def _checked(tasks: Any, limit: Any, batch_size: Any) -> dict[str, Benchmark]:
         if name not in known:
             raise UserError(f"analysis.downstream.tasks: there is no task {name}; there are {', '.join(known)}")
     if limit is not None:
-        check_whole_number("analysis.downstream.limit", limit, 2)
-    check_whole_number("analysis.downstream.batch_size", batch_size, 1)
+        whole_number("analysis.downstream.limit", limit, 2)
+    whole_number("analysis.downstream.batch_size", batch_size, 1)
     return {name: known[name] for name in tasks}
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from simbal.analysis.finding import Finding
 from simbal.analysis.quality import document_sums
-from simbal.analysis.trained import TrainedRun
-from simbal.analysis.whole_number import check_whole_number
+from simbal.analysis.trained import TrainedRun, check_pass
 from simbal.console import new_grid
 from simbal.errors import UserError
 from simbal.metrics import language
@@ -59,9 +58,7 @@ def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: li
     Raises:
         UserError: the model is dense, too few experts would be left, or a key is out of its range.
     """
-    check_whole_number("analysis.dropping.batch_size", batch_size, 1)
-    if tokens is not None:
-        check_whole_number("analysis.dropping.tokens", tokens, 1)
+    check_pass("dropping", tokens, batch_size)
     numbers = _drops(trained, drops)
     losses, counted = [], 0
     for drop in numbers:

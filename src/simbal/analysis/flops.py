@@ -13,8 +13,7 @@ from simbal.analysis import flops_tables
 from simbal.analysis.finding import Finding
 from simbal.analysis.paper_models import PAPER, VOCABULARY, Printed
 from simbal.analysis.training_cost import BYTES, Parameters, parameters
-from simbal.analysis.whole_number import check_whole_number
-from simbal.checks import one_of
+from simbal.checks import one_of, whole_number
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
@@ -86,7 +85,7 @@ def _details(counted: Parameters, printed: Printed | None) -> dict[str, Any]:
 
 def _check_keys(seq_len: int, batch_tokens: int, device_flops: float, utilisation: float) -> None:
     for key, value in {"seq_len": seq_len, "batch_tokens": batch_tokens}.items():
-        check_whole_number(f"analysis.flops.{key}", value, 1)
+        whole_number(f"analysis.flops.{key}", value, 1)
     if not (_is_number(device_flops) and device_flops > 0):
         raise UserError(f"analysis.flops.device_flops={device_flops} must be a number above 0")
     if not (_is_number(utilisation) and 0 < utilisation <= 1):
@@ -97,7 +96,7 @@ def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
     """The shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
     names = sorted(file.stem for file in PRESETS.glob("*.yaml"))
     one_of("analysis.flops.preset", preset, names)
-    check_whole_number("analysis.flops.vocab_size", vocab_size, 1)
+    whole_number("analysis.flops.vocab_size", vocab_size, 1)
     numbers = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
     del numbers["init_std"]
     return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
@@ -108,7 +107,7 @@ def _steps(preset: str, steps: int | None) -> int:
         if preset not in PAPER:
             raise UserError(f"analysis.flops.steps=null: {preset} is no model of the paper, so give the steps")
         return PAPER[preset].steps
-    check_whole_number("analysis.flops.steps", steps, 1)
+    whole_number("analysis.flops.steps", steps, 1)
     return steps
 
 

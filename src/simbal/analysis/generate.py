@@ -13,8 +13,7 @@ from simbal.analysis.finding import Finding
 from simbal.analysis.run_tokenizer import run_tokenizer
 from simbal.analysis.sampling import Drawing, continue_tokens
 from simbal.analysis.trained import TrainedRun
-from simbal.analysis.whole_number import check_whole_number
-from simbal.checks import not_negative
+from simbal.checks import not_negative, whole_number
 from simbal.console import new_grid
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
@@ -81,7 +80,7 @@ def _checked(prompt: Any, tokens: Any, samples: Any, temperature: Any, top_p: An
     except UnicodeEncodeError:
         raise UserError("analysis.generate.prompt is no valid UTF-8") from None
     for key, value, least in (("tokens", tokens, 1), ("samples", samples, 1), ("seed", seed, 0)):
-        check_whole_number(f"analysis.generate.{key}", value, least)
+        whole_number(f"analysis.generate.{key}", value, least)
     temperature = not_negative("analysis.generate.temperature", temperature)
     top_p = not_negative("analysis.generate.top_p", top_p)
     if not 0 < top_p <= 1:

@@ -12,9 +12,11 @@ from simbal.analysis.likelihood import Ending, endings
 from simbal.analysis.trained import TrainedRun
 from simbal.data.tokenizer import Tokenizer
 
+ONLY_CHOICES = "every task of downstream is a choice between continuations"
+
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """Log-likelihoods only: every task of `downstream` is a choice between continuations."""
+    """Log-likelihoods of given continuations; it generates nothing."""
 
     def __init__(self, trained: TrainedRun, tokenizer: Tokenizer, batch_size: int) -> None:
         super().__init__()
@@ -47,9 +49,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [(ending.log_p, ending.greedy) for ending in found]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """No task of `downstream` asks for it."""
-        raise NotImplementedError
+        """The harness wants it declared; no task of `downstream` asks for it."""
+        raise AssertionError(ONLY_CHOICES)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """No task of `downstream` asks for it."""
-        raise NotImplementedError
+        """The harness wants it declared; no task of `downstream` asks for it."""
+        raise AssertionError(ONLY_CHOICES)

@@ -12,6 +12,7 @@ from torch import Tensor
 from simbal.analysis import orthonormal
 from simbal.analysis.deviations import PAPER, PAPER_SHAPE, Results, Spread, notes, table
 from simbal.analysis.finding import Finding
+from simbal.checks import whole_number
 from simbal.errors import UserError
 from simbal.metrics.orthogonality import max_deviation, mean_deviation
 from simbal.model.init import generator
@@ -43,8 +44,9 @@ def orthogonalization(
     Raises:
         UserError: a value is out of its range.
     """
-    _check_counts(num_experts=(num_experts, 2), d_model=(d_model, 2), trials=(trials, 2), steps=(steps, 1))
-    _check_counts(seed=(seed, 0))
+    counts = {"num_experts": (num_experts, 2), "d_model": (d_model, 2), "trials": (trials, 2), "steps": (steps, 1)}
+    for key, (value, least) in (counts | {"seed": (seed, 0)}).items():
+        whole_number(f"analysis.orthogonalization.{key}", value, least)
     if num_experts > d_model:
         raise _refusal("num_experts", num_experts, f"must be at most d_model={d_model} to be orthonormal rows")
     if not 0 < lr <= 1:
@@ -71,12 +73,6 @@ def measured(weight_TED: Tensor) -> dict[str, dict[str, Spread]]:
             values_T = deviation(weight_TED, dtype).double()
             spreads[distance][gram] = Spread(values_T.mean().item(), values_T.std().item())
     return spreads
-
-
-def _check_counts(**counts: tuple[Any, int]) -> None:
-    for key, (value, least) in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise _refusal(key, value, f"must be a whole number of at least {least}")
 
 
 def _refusal(key: str, value: object, rule: str) -> UserError:

@@ -16,9 +16,8 @@ from rich.table import Table
 from simbal.analysis.finding import Finding
 from simbal.analysis.pruned_layers import Pruning, pruned
 from simbal.analysis.quality import document_sums
-from simbal.analysis.trained import TrainedRun
-from simbal.analysis.whole_number import check_whole_number
-from simbal.checks import one_of
+from simbal.analysis.trained import TrainedRun, check_pass
+from simbal.checks import one_of, whole_number
 from simbal.console import new_grid
 from simbal.errors import UserError
 from simbal.metrics import language
@@ -85,9 +84,7 @@ def pruning(
         UserError: the model is dense, or a key is out of its range.
     """
     _check(trained, thresholds, rule, repeats)
-    check_whole_number("analysis.pruning.batch_size", batch_size, 1)
-    if tokens is not None:
-        check_whole_number("analysis.pruning.tokens", tokens, 1)
+    check_pass("pruning", tokens, batch_size)
     prunings = [Pruning(threshold, rule, renorm_after, allow_none) for threshold in sorted(set(thresholds))]
     arms = [Arm(None), *(Arm(each) for each in prunings)]
     for arm in arms:
@@ -142,7 +139,7 @@ def _check(trained: TrainedRun, thresholds: Any, rule: str, repeats: Any) -> Non
     if not (listed and all(type(tau) in (int, float) and 0 <= tau <= 1 for tau in thresholds)):
         raise UserError(f"analysis.pruning.thresholds={thresholds} must be a list of numbers between 0 and 1")
     one_of("analysis.pruning.rule", rule, ("absolute", "relative"))
-    check_whole_number("analysis.pruning.repeats", repeats, 1)
+    whole_number("analysis.pruning.repeats", repeats, 1)
 
 
 def _table(arms: list[Arm]) -> Table:

@@ -11,9 +11,9 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.finding import Finding
-from simbal.analysis.trained import TrainedRun
+from simbal.analysis.trained import TrainedRun, check_pass
+from simbal.checks import whole_number
 from simbal.console import new_grid
-from simbal.errors import UserError
 from simbal.metrics import language
 from simbal.model.router import Steering
 
@@ -38,8 +38,9 @@ def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples:
     Raises:
         UserError: a key is out of its range.
     """
-    if not (type(resamples) is int and resamples >= 2):
-        raise UserError(f"analysis.quality.resamples={resamples} must be a whole number of at least 2")
+    check_pass("quality", tokens, batch_size)
+    whole_number("analysis.quality.resamples", resamples, 2)
+    whole_number("analysis.quality.seed", seed, 0)
     sums_G3 = document_sums(trained, tokens, batch_size)
     totals_3 = sums_G3.sum(0)
     spread = bootstrap(sums_G3, resamples, seed)

@@ -14,8 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.finding import Finding
-from simbal.analysis.trained import TrainedRun
-from simbal.analysis.whole_number import check_whole_number
+from simbal.analysis.trained import TrainedRun, check_pass
 from simbal.console import new_grid
 from simbal.errors import UserError
 from simbal.model.expert_similarity import Watched, watched
@@ -47,9 +46,7 @@ def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Find
     shape = trained.model.shape
     if shape.num_experts < 2:
         raise UserError(f"analysis.redundancy compares experts, and {trained.path} has {shape.num_experts}")
-    check_whole_number("analysis.redundancy.batch_size", batch_size, 1)
-    if tokens is not None:
-        check_whole_number("analysis.redundancy.tokens", tokens, 1)
+    check_pass("redundancy", tokens, batch_size)
     next(trained.predict(batch_size, tokens))  # whatever is slow once is in neither pass
     plain_seconds = _pass_seconds(trained, tokens, batch_size, "plain pass")
     with watched(trained.model.feed_forwards) as seen:

@@ -17,8 +17,8 @@ from simbal.analysis.finding import Finding
 from simbal.analysis.moe_layers import moe_layers
 from simbal.analysis.routing_totals import RoutingTotals, over_layers
 from simbal.analysis.token_pairs import TokenPairs, correlation, inputs_of, mean_in_bins
-from simbal.analysis.trained import Predicted, TrainedRun, load
-from simbal.analysis.whole_number import check_whole_number
+from simbal.analysis.trained import Predicted, TrainedRun, check_pass, load
+from simbal.checks import whole_number
 from simbal.errors import UserError
 from simbal.model.router import Router
 
@@ -60,7 +60,9 @@ def routing(
     Raises:
         UserError: a key is out of its range, the model is dense, or `against` is a run that cannot be compared.
     """
-    _check_keys(tokens=(tokens, 1), batch_size=(batch_size, 1), pairs=(pairs, 2), bins=(bins, 1), seed=(seed, 0))
+    check_pass("routing", tokens, batch_size)
+    for key, value, least in (("pairs", pairs, 2), ("bins", bins, 1), ("seed", seed, 0)):
+        whole_number(f"analysis.routing.{key}", value, least)
     layers = moe_layers(trained, "routing")
     other = None if against is None else _other(trained, against)
     seq_len = trained.spec.config["data"]["seq_len"]
@@ -95,12 +97,6 @@ def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bi
         "layers": layers | {"similarity_correlation": correlations, "tokens_per_expert": totals.tokens_per_expert()},
         "choice_overlap": _in_bins(cosines_LC, overlaps_LC, bins),
     }
-
-
-def _check_keys(**values: tuple[Any, int]) -> None:
-    for key, (value, least) in values.items():
-        if not (key == "tokens" and value is None):
-            check_whole_number(f"analysis.routing.{key}", value, least)
 
 
 def _other(trained: TrainedRun, against: str) -> TrainedRun:

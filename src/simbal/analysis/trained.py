@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 import torch
 from torch import Tensor
 
+from simbal.checks import whole_number
 from simbal.data.loader import windows_of
 from simbal.data.store import Store, prepare
 from simbal.errors import UserError
@@ -86,6 +87,13 @@ class TrainedRun:
                 targets_BS = windows_BT[:, 1:]
                 loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), 0.0)
             yield Predicted(windows_BT, loss.nll_N.view_as(targets_BS), routings)
+
+
+def check_pass(analysis: str, tokens: int | None, batch_size: int) -> None:
+    """The keys that every analysis has which goes over the validation split; `UserError` for nonsense."""
+    whole_number(f"analysis.{analysis}.batch_size", batch_size, 1)
+    if tokens is not None:
+        whole_number(f"analysis.{analysis}.tokens", tokens, 1)
 
 
 def load(path: Path, accelerator: str = "auto") -> TrainedRun:

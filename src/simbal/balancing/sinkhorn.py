@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.errors import UserError
+from simbal.checks import whole_number
 from simbal.model.router import Candidates
 
 
@@ -25,9 +25,7 @@ class Sinkhorn(Balancing):
 
     def __init__(self, iterations: int) -> None:
         super().__init__()
-        if not (type(iterations) is int and iterations >= 1):
-            raise UserError(f"iterations={iterations} must be a whole number of at least 1")
-        self.iterations = iterations
+        self.iterations = whole_number("iterations", iterations, 1)
         self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
 
     def choice_scores(self, candidates: Candidates) -> Tensor:

@@ -44,11 +44,3 @@ class RunningSimilarity:
     def zero_outputs(self) -> int:
         """How many outputs had length 0."""
         return int((self.num_experts - self.directed_N).sum())
-
-
-def pairwise_expert_similarity(outputs_END: Tensor) -> Tensor:
-    """C of each token, (N,), from all experts' outputs at once."""
-    running = RunningSimilarity()
-    for output_ND in outputs_END:
-        running.add(output_ND)
-    return running.similarity_N

@@ -71,7 +71,7 @@ def _row(arm: Arm, rivals: Sequence[Arm], metrics: Sequence[Metric]) -> Row:
 
 def _why_no_difference(rows: Sequence[Row], rivals: dict[str, list[Arm]], baseline: str | None) -> list[str]:
     if baseline is None:
-        return ["No difference is shown: the runs name several baselines; choose one with --baseline."]
+        return ["No difference is shown: the runs name several baselines; choose one with baseline=."]
     others = [row.arm.name for row in rows if row.arm.balancing != baseline and not row.differences]
     if len(rows) > 1 and all(row.arm.balancing == baseline for row in rows):
         return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
