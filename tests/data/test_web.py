@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from simbal.data import remote
+from simbal.data.sources import open_source
 from simbal.errors import UserError
 from tests.data.remote_files import CONTENT, TEXTS
 
