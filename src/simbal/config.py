@@ -129,6 +129,7 @@ class TrainerConfig:
     val_every: int  # steps; also validated before the first and after the last step
     log_every: int
     ckpt_every: int
+    keep_every: int  # steps between weights that are kept for analyses; 0: none are
     pes_every: int  # steps between measurements of the experts' similarity, from step 0; 0: never
     pes_tokens: int  # of the validation split, on which it is measured
     progress_bar: bool

@@ -31,7 +31,7 @@ AT_LEAST_ONE = (
 )  # fmt: skip
 NOT_NEGATIVE = (
     "seed", "model.num_experts", "model.top_k", "optim.lr", "optim.weight_decay", "optim.z_loss_coef",
-    "optim.grad_clip", "optim.warmup_steps", "trainer.pes_every",
+    "optim.grad_clip", "optim.warmup_steps", "trainer.keep_every", "trainer.pes_every",
 )  # fmt: skip
 
 

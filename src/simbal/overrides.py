@@ -131,7 +131,8 @@ def _check_value(key: str, value: Any, line: str, keys: dict[str, Any], catalogu
     _check_known(key, line, keys, catalogue)
     default = keys.get(key)
     if key.partition(".")[0] in UNTYPED and default is not None and _kind(value) != _kind(default):
-        raise UserError(f"{line}: {key} must be {_kind(default)}, such as {default}")
+        example = f", such as {default}" if default != "" else ""
+        raise UserError(f"{line}: {key} must be {_kind(default)}{example}")
 
 
 def _check_known(key: str, line: str, keys: dict[str, Any], catalogue: Catalogue) -> None:

@@ -1,7 +1,6 @@
 """Routings whose numbers are known, and those of runs small enough to train in a test."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -171,23 +170,6 @@ def test_the_batch_size_decides_no_number(trained):
     assert one["choice_overlap"] == other["choice_overlap"]
 
 
-def test_saturation_is_1_against_itself_and_refused_of_an_unlike_run(trained):
-    run = trained("balancing=simbal")
-    itself = routing(run, **KEYS | {"against": str(run.path)})
-    assert itself.record["metrics"]["saturation"] == 1.0
-    assert any("Saturation is against" in note for note in itself.notes)
-    lbl = routing(run, **KEYS | {"against": str(trained("balancing=lbl").path)}).record
-    assert 0 <= lbl["metrics"]["saturation"] < 1
-    for change, difference in (("model.num_experts=8", "model.num_experts=8"), ("data.documents=65", "tokens=")):
-        unlike = trained("balancing=lbl", change)
-        with pytest.raises(
-            UserError, match=f"^analysis.routing.against={unlike.path} has {difference}.*{run.path} has"
-        ):
-            routing(run, **KEYS | {"against": str(unlike.path)})
-    with pytest.raises(UserError, match="is no run"):
-        routing(run, **KEYS | {"against": str(Path(run.path).parent)})
-
-
 def test_the_tables_fit_a_hundred_columns_and_say_what_is_left_out(trained):
     finding = routing(trained("balancing=simbal"), **KEYS | {"against": str(trained("balancing=lbl").path)})
     console = Console(width=100)
@@ -213,7 +195,7 @@ def test_a_dense_model_is_refused(trained):
         ({"pairs": 1}, "pairs=1 must be a whole number of at least 2"),
         ({"bins": 2.5}, "bins=2.5 must be a whole number of at least 1"),
         ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-        ({"against": 3}, "against=3 must be the path of a run, or null"),
+        ({"against": 3}, "against=3 must be the path of a run or of its weights, or null"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(trained, change, sentence):

@@ -33,7 +33,7 @@ def chosen(folder, *columns):
 
 
 def test_a_name_is_the_whole_key_or_its_last_part_and_the_runs_own_number_comes_first(analysed):
-    assert chosen(analysed, "ppl", "min_pes", "redundancy/ppl") == ["val/ppl", "redundancy/min_pes", "redundancy/ppl"]
+    assert chosen(analysed, "ppl", "min_pes", "redundancy.ppl") == ["val/ppl", "redundancy.min_pes", "redundancy.ppl"]
 
 
 def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
@@ -41,15 +41,15 @@ def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
     shown = capsys.readouterr().out
     assert "0.25" in shown
     assert "—" in shown
-    assert "redundancy/min_pes: least similarity." in shown
-    assert "redundancy/min_pes" in (analysed / "table.csv").read_text()
+    assert "redundancy.min_pes: least similarity." in shown
+    assert "redundancy.min_pes" in (analysed / "table.csv").read_text()
 
 
 def test_an_unknown_or_ambiguous_name_is_refused_with_those_that_there_are(analysed):
-    with pytest.raises(UserError, match="columns: speed is none of them; there is val/ppl, .*redundancy/min_pes"):
+    with pytest.raises(UserError, match="columns: speed is none of them; there is val/ppl, .*redundancy.min_pes"):
         chosen(analysed, "speed")
     write_analysis(next(analysed.glob("lbl-*")), "other", {"min_pes": 1.0})
-    with pytest.raises(UserError, match="columns: min_pes may be other/min_pes or redundancy/min_pes"):
+    with pytest.raises(UserError, match="columns: min_pes may be other.min_pes or redundancy.min_pes"):
         chosen(analysed, "min_pes")
 
 

@@ -23,10 +23,10 @@ from simbal.metrics.orthogonality import (
 )
 
 DEFINITION = {
-    "gram_deviation": "mean over all E^2 entries of (R^T R - I)^2",
-    "max_deviation": "max over all E^2 entries of |R^T R - I|",
-    "bf16, fp32": "precision of the router and of the product; the difference is fp32",
-    "norm": "Euclidean length of a router's row, one row for each expert; fp64",
+    "gram_deviation_<precision>": "mean over all E^2 entries of (R^T R - I)^2; router and product in this precision, "
+    "the difference in fp32",
+    "max_deviation_<precision>": "max over all E^2 entries of |R^T R - I|, in the same precisions",
+    "norm_<which>": "Euclidean length of a router's row, one row for each expert; fp64",
     "max_cosine": "largest absolute cosine between two rows of a router; fp64",
     "mean_squared_cosine": "mean of the squared cosine over the E(E-1) pairs of different rows; fp64",
     "metrics": "mean over layers of each of these",

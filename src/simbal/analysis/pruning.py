@@ -25,8 +25,8 @@ from simbal.metrics import language
 DEFINITION = {
     "pruning": "a chosen expert is computed if its weight divided by the sum of the token's weights is at least the "
     "threshold (rule=relative: threshold times the token's largest)",
-    "experts": "computed for a token, mean over tokens and layers",
-    "seconds": "time on a clock of a pass over all tokens, head and loss included, arms taking turns",
+    "experts_prune_<threshold>": "experts computed for a token, mean over tokens and layers",
+    "seconds_prune_<threshold>": "time on a clock of a pass over all tokens, head and loss included, arms taking turns",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_prune_<threshold>": "exp of the loss; plain is the run's usual forward pass",
 }

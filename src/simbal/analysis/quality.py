@@ -21,7 +21,7 @@ DEFINITION = {
     "loss": "cross-entropy in nats, mean over the validation set's tokens; no auxiliary loss, no z-loss",
     "ppl": "exp of loss",
     "bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
-    "standard error": "standard deviation over bootstrap resamples of whole documents",
+    "<number>_se": "its standard error: standard deviation over bootstrap resamples of whole documents",
 }
 
 

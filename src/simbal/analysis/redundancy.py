@@ -15,6 +15,7 @@ from torch import Tensor
 
 from simbal.analysis.finding import Finding
 from simbal.analysis.trained import TrainedRun, check_pass
+from simbal.analysis.training_cost import parameters
 from simbal.console import new_grid
 from simbal.errors import UserError
 from simbal.model.expert_similarity import Watched, watched
@@ -25,10 +26,11 @@ DEFINITION = {
     "an output of length 0 counts as cosine 0",
     "min_pes": "smallest pes of the layers",
     "mean_pes": "mean pes of the layers",
-    "standard error": "standard deviation over tokens by the root of their number: tokens taken as independent",
+    "<number>_se": "its standard error: standard deviation over tokens by the root of their number, tokens taken as "
+    "independent",
     "cost.seconds": "of the pass with all experts by those of a plain pass over the same tokens, head and loss "
     "included: processor time of all threads on a CPU, time on a clock on CUDA",
-    "cost.flops": "matrix products of the same two passes; attention counts all S^2 pairs",
+    "cost.flops": "matrix products of the same two passes",
 }
 
 
@@ -86,12 +88,8 @@ def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, 
 
 def flops_multiple(shape: TransformerShape, seq_len: int) -> float:
     """FLOPs of a pass with all experts beside the chosen ones, by those of a plain pass."""
-    width, layers = shape.d_model, shape.num_layers
-    expert = 2 * 3 * width * shape.d_expert  # of one token: gate, up and down
-    attention = 2 * 4 * width**2 + 2 * 2 * seq_len * width  # projections; scores and values
-    router = 2 * width * shape.num_experts
-    plain = layers * (attention + router + shape.top_k * expert) + 2 * width * shape.vocab_size
-    return 1 + layers * shape.num_experts * expert / plain
+    counted = parameters(shape)
+    return 1 + 2 * counted.ffn / counted.forward_flops(seq_len)
 
 
 def _pass_seconds(trained: TrainedRun, tokens: int | None, batch_size: int, title: str) -> float:

@@ -24,8 +24,10 @@ from simbal.model.router import Router
 
 LIKE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that two runs must share to be compared
 DEFINITION = {
-    "seu": "distinct experts chosen in a sequence / E, mean over sequences; seu_n: in whole pieces of n tokens of it",
-    "unique_experts": "experts chosen at least once; summed over layers; _min: of the layer that has the fewest",
+    "seu": "distinct experts chosen in a sequence / E, mean over sequences",
+    "seu_<length>": "the same in whole pieces of so many tokens of the sequences",
+    "unique_experts": "experts chosen at least once; summed over layers",
+    "unique_experts_min": "experts chosen at least once, in the layer that has the fewest",
     "dead_experts": "experts never chosen (c = 0); summed over layers",
     "near_dead_experts": "experts with c < 0.1 mean c, dead ones among them; summed over layers",
     "max_vio": "max c / mean c - 1, with c the tokens sent to each expert",
@@ -55,7 +57,8 @@ def routing(
         pairs: of tokens in the random sample, at least 2.
         bins: of cos(x, x'), equal parts of [-1, 1].
         seed: of the sample.
-        against: the path of another run on the same data and of the same shape; None: no saturation.
+        against: the path of another run on the same data and of the same shape, or of weights that a run kept
+            (trainer.keep_every); None: no saturation.
 
     Raises:
         UserError: a key is out of its range, the model is dense, or `against` is a run that cannot be compared.
@@ -100,9 +103,9 @@ def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bi
 
 
 def _other(trained: TrainedRun, against: str) -> TrainedRun:
-    """The run at `against`; `UserError` unless its choices can be held against those of `trained`."""
+    """The run or the weights at `against`; `UserError` unless its choices can be held against those of `trained`."""
     if not isinstance(against, str):
-        raise UserError(f"analysis.routing.against={against} must be the path of a run, or null")
+        raise UserError(f"analysis.routing.against={against} must be the path of a run or of its weights, or null")
     other = load(Path(against), trained.device.type)
     mine, its = ({"data.seq_len": run.spec.config["data"]["seq_len"]} for run in (trained, other))
     for facts, run in ((mine, trained), (its, other)):

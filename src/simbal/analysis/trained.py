@@ -97,11 +97,14 @@ def check_pass(analysis: str, tokens: int | None, batch_size: int) -> None:
 
 
 def load(path: Path, accelerator: str = "auto") -> TrainedRun:
-    """Read a run's folder; weights only, nothing in it is executed.
+    """Read a run's folder, with its final weights; or a checkpoint in it. Weights only: nothing in it is executed.
 
     Raises:
         UserError: no finished run is there, its data are others now, or its checkpoint is damaged or another run's.
     """
+    checkpoint = path / "checkpoints" / "final.ckpt"
+    if path.suffix == ".ckpt":
+        path, checkpoint = path.parent.parent, path
     folder = RunFolder(path)
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is no run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
@@ -113,18 +116,18 @@ def load(path: Path, accelerator: str = "auto") -> TrainedRun:
     device = resolve_device(accelerator)
     precision = resolve_precision("auto", device)
     module = build_module(spec, store, device, precision)
-    module.load_state_dict(final_weights(path / "checkpoints" / "final.ckpt", spec.hash, module))
+    module.load_state_dict(weights_of(checkpoint, spec.hash, module))
     windows_WT = windows_of(store.tokens("validation"), spec.config["data"]["seq_len"])
     return TrainedRun(path, spec, record, store, module.eval().to(device), windows_WT, device, precision)
 
 
-def final_weights(file: Path, config_hash: str, module: LitMoE) -> dict[str, Tensor]:
+def weights_of(file: Path, config_hash: str, module: LitMoE) -> dict[str, Tensor]:
     """The state of a checkpoint that belongs to this config and fits this module."""
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         state, written_for = checkpoint["state_dict"], checkpoint["config_hash"]
     except FileNotFoundError:
-        raise UserError(f"{file} is missing: the run has no final checkpoint") from None
+        raise UserError(f"{file} is missing: no checkpoint is there") from None
     except UNREADABLE as error:
         raise UserError(f"{file} is damaged or no checkpoint of simbal ({type(error).__name__})") from None
     expected = {name: tensor.shape for name, tensor in module.state_dict().items()}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,9 @@ class Run:
 
     @property
     def analysed(self) -> dict[str, float | None]:
-        """The numbers of its analyses, as `redundancy/min_pes`."""
+        """The numbers of its analyses, as `redundancy.min_pes`; the slash is for the run's own, such as `val/ppl`."""
         return {
-            f"{name}/{metric}": value
+            f"{name}.{metric}": value
             for name, analysis in self.analyses.items()
             for metric, value in analysis["metrics"].items()
         }
@@ -51,7 +52,7 @@ class Run:
         """What the numbers mean, by the same names."""
         texts = dict(self.result["definitions"])
         for name, analysis in self.analyses.items():
-            texts |= {f"{name}/{metric}": text for metric, text in analysis["definition"].items()}
+            texts |= {f"{name}.{metric}": text for metric in analysis["metrics"] if (text := _text(metric, analysis))}
         return texts
 
     def value(self, metric: str) -> float | None:
@@ -82,6 +83,13 @@ def collect(folder: Path) -> list[Run]:
     return runs
 
 
+def _text(metric: str, analysis: dict[str, Any]) -> str | None:
+    """The most special of the definitions for it: `ppl_se` is `<number>_se`, where nothing is named ppl_se."""
+    fits = {name for name in analysis["definition"] if re.fullmatch(re.sub("<.*?>", ".+", re.escape(name)), metric)}
+    best = max(fits, key=lambda name: (name == metric, len(name)), default=None)
+    return best and analysis["definition"][best]
+
+
 def _is_run(path: Path) -> bool:
     return any((path / file).exists() for file in ("config.yaml", "record.json"))
 
@@ -106,7 +114,7 @@ def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
         try:
             analysis = json.loads(file.read_text(encoding="utf-8"))
             numbers = analysis.get("metrics", {})
-            whole = isinstance(analysis["settings"], dict) and isinstance(analysis["definition"], dict | str)
+            whole = isinstance(analysis["settings"], dict) and isinstance(analysis["definition"], dict)
             broken = not whole or not all(value is None or _is_number(value) for value in numbers.values())
         except (ValueError, KeyError, TypeError, AttributeError):
             broken = True

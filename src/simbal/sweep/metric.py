@@ -1,5 +1,6 @@
 """The columns of numbers that a table can have: those of every run, and those of its analyses."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,9 +47,9 @@ METRICS = (
 
 
 def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
-    """The metrics of these names: `val/ppl`, `redundancy/min_pes`, or the last part alone.
+    """The metrics of these names: `val/ppl`, `redundancy.min_pes`, or the last part alone.
 
-    A name that stands for a number of every run is that one: `ppl` is `val/ppl`, and not `quality/ppl`.
+    A name that stands for a number of every run is that one: `ppl` is `val/ppl`, and not `quality.ppl`.
 
     Raises:
         UserError: a name that no finished run has, or that two analyses have, or analyses with other settings.
@@ -58,7 +59,7 @@ def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
     chosen = []
     for column in columns:
         for known in (own, analysed):
-            found = [key for key in known if column in (key, key.rpartition("/")[2])]
+            found = [key for key in known if column in (key, re.split(r"[/.]", key)[-1])]
             if found:
                 break
         if len(found) != 1:
@@ -70,7 +71,7 @@ def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
 
 
 def _refuse_unlike(keys: Sequence[str], runs: Sequence[Run]) -> None:
-    for analysis in {key.partition("/")[0] for key in keys}:
+    for analysis in {key.partition(".")[0] for key in keys}:
         done = [run for run in runs if analysis in run.analyses]
         for run in done[1:]:
             if run.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:

@@ -42,10 +42,14 @@ PAPER = (
 )
 NAMES = {
     "val/ppl": "ppl",
-    "redundancy/min_pes": "min_pes",
+    "quality.ppl": "ppl",
+    "redundancy.min_pes": "min_pes",
     "routing/seu": "seu",
+    "routing.seu": "seu",
     "routing/entropy": "entropy",
+    "routing.entropy_topk": "entropy",
     "router/gram_deviation": "gram_deviation",
+    "orthogonality.gram_deviation_bf16": "gram_deviation",
 }
 
 

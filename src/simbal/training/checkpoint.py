@@ -9,6 +9,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 NAME = "step-{step:08d}"
+KEPT = "weights-{step:08d}"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -32,6 +33,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+class KeptWeights(ModelCheckpoint):
+    """A class of its own: Lightning tells the states of two callbacks apart by class and interval."""
+
+
+def kept(folder: Path, every: int) -> KeptWeights:
+    """Keeps the weights of every `every`-th optimizer step (0: of none), so that analyses can look back."""
+    return KeptWeights(
+        folder,
+        KEPT,
+        auto_insert_metric_name=False,
+        every_n_train_steps=every,
+        save_top_k=-1,
+        save_weights_only=True,
+        enable_version_counter=False,
+    )
 
 
 def periodic(folder: Path, every: int) -> ModelCheckpoint:

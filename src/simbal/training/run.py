@@ -115,7 +115,9 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     """Lightning's Trainer with nothing of its own on the screen or on the disk."""
     keys = spec.config["trainer"]
     accumulate = keys["global_batch"] // keys["micro_batch"]
-    callbacks: list[Callback] = [telemetry, checkpoint.periodic(folder / "checkpoints", keys["ckpt_every"])]
+    checkpoints = folder / "checkpoints"
+    callbacks: list[Callback] = [telemetry, checkpoint.periodic(checkpoints, keys["ckpt_every"])]
+    callbacks.append(checkpoint.kept(checkpoints, keys["keep_every"]))
     if keys["progress_bar"]:
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
     tensorboard = spec.config["logger"]["kind"] == "tensorboard"
