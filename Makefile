@@ -3,14 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
 ARGS ?=
+NAME ?= default
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test lint format clean
+.PHONY: help setup sweep test lint format dashboard clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the tested versions
 
@@ -34,6 +35,9 @@ lint: $(STAMP) ## linter, formatter check and type checker
 format: $(STAMP) ## let the linter and formatter fix what they can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+dashboard: $(STAMP) ## TensorBoard of a sweep: make dashboard NAME=quickstart
+	$(BIN)/tensorboard --logdir outputs/$(NAME)
 
 clean: ## remove .venv and caches; outputs and prepared data stay
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis

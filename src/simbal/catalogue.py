@@ -12,6 +12,7 @@ import yaml
 
 from simbal.config import flatten
 from simbal.errors import UserError
+from simbal.sweep.arm_line import split_arm
 
 SWEEPS = "sweeps"  # the group of named sweeps; a root without it makes one run at a time
 MISSING = "???"  # stands in a defaults list where the user must choose
@@ -76,10 +77,18 @@ class Catalogue:
         return _choices(_read(self.options[SWEEPS][sweep]))
 
     def sweep_lines(self, sweep: str) -> list[str]:
-        """A named sweep's grid as `key=value` lines."""
+        """A named sweep's grid, and its arms, as `key=value` lines."""
         hydra = _read(self.options[SWEEPS][sweep]).get("hydra") or {}
-        params = (hydra.get("sweeper") or {}).get("params") or {}
-        return [f"{key}={value}" for key, value in params.items()]
+        sweeper = hydra.get("sweeper") or {}
+        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+        return params + [line for arm in sweeper.get("arms") or [] for line in split_arm(arm)]
+
+    def sweeper(self, sweep: str) -> tuple[str | None, dict[str, Any]]:
+        """The sweeper that a named sweep chooses, if it does, and what it sets of `hydra.sweeper`."""
+        content = _read(self.options[SWEEPS][sweep])
+        defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
+        chosen = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
+        return (chosen or [None])[-1], (content.get("hydra") or {}).get("sweeper") or {}
 
 
 def first_comment(file: Path) -> list[str]:

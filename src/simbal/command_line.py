@@ -47,7 +47,8 @@ def check(conf: Path, about: str, root: str = "config") -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_USAGE) from None
     flags = [argument for argument in sys.argv[1:] if argument not in args.overrides]
-    sys.argv[1:] = [*flags, *(str(override.input_line) for override in overrides)]  # Hydra wants flags in one place
+    lines = [*(str(override.input_line) for override in overrides), *_sweeper(overrides, catalogue)]
+    sys.argv[1:] = [*flags, *lines]  # Hydra wants flags in one place
 
 
 @contextmanager
@@ -73,6 +74,14 @@ def _catalogue(args: Namespace, conf: Path, root: str) -> Catalogue:
     if args.config_dir:
         folders.append(Path(args.config_dir))
     return Catalogue(folders, args.config_name or root)
+
+
+def _sweeper(overrides: list[Override], catalogue: Catalogue) -> list[str]:
+    """The sweeper that a named sweep chooses, as an override: in a defaults list the root config's choice would win."""
+    given = {override.key_or_group: override.value() for override in overrides}
+    sweep = given.get(SWEEPS)
+    chosen = catalogue.sweeper(str(sweep))[0] if sweep and "hydra/sweeper" not in given else None
+    return [f"hydra/sweeper={chosen}"] if chosen else []
 
 
 def _check_mode(args: Namespace, overrides: list[Override], *, sweeps: bool) -> None:

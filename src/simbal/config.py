@@ -16,12 +16,12 @@ from simbal.errors import UserError
 
 @dataclass
 class ModelConfig:
-    """A pre-norm decoder; `num_experts: 0` makes it dense."""
+    """A pre-norm decoder; `num_experts: 0` makes it dense, with a feed-forward top_k * d_expert wide."""
 
     num_layers: int
     d_model: int
     num_heads: int
-    d_expert: int  # hidden width of one expert, or of the feed-forward of a dense model
+    d_expert: int  # hidden width of one expert
     num_experts: int
     top_k: int
     rope_theta: float
@@ -149,6 +149,9 @@ class Config:
     name: str
     seed: int
     baseline: str
+    columns: list[str] | None
+    dry_run: bool
+    retry_failed: bool
     output_dir: str
     model: ModelConfig
     router: RouterConfig

@@ -5,6 +5,7 @@ it does refuse it refuses without naming what is near.
 """
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Quot
 from simbal.catalogue import MISSING, SWEEPS, Catalogue
 from simbal.config import flatten, integer_keys
 from simbal.errors import UserError
+from simbal.search.sweeper_keys import check_sweeper_keys
 from simbal.sweep import spans
 
 UNTYPED = ("balancing", "analysis")  # groups whose options are classes and functions: no dataclass knows their keys
@@ -25,7 +27,8 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
     Raises:
         UserError: for a group, an option, a key or a kind of value that the files do not have.
     """
-    own = [override for override in overrides if not override.is_hydra_override()]
+    every = [*overrides]
+    own = [override for override in every if not override.is_hydra_override()]
     for override in own:
         _check_options(override, catalogue)
     chosen = {o.key_or_group: _options(o, catalogue) for o in own if o.key_or_group in catalogue.options}
@@ -34,13 +37,20 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
         if options == [MISSING] and not chosen.get(group):
             raise UserError(f"give {group}=NAME: {group} has {', '.join(catalogue.options[group])}")
     sweeps = chosen.get(SWEEPS, choices.get(SWEEPS, []))
-    lines = [line for sweep in sweeps for line in catalogue.sweep_lines(sweep)]
+    for sweep in sweeps or [""]:
+        check_sweeper_keys(every, f"sweeps={sweep}", *(catalogue.sweeper(sweep) if sweep else (None, {})))
+    of_a_job = any(o.key_or_group == "hydra.mode" and o.value() == "RUN" for o in every)  # its sweep was checked
+    lines = [line for sweep in sweeps if not of_a_job for line in catalogue.sweep_lines(sweep)]
     grid = spans.parse(lines, integer_keys(), OverridesParser.create())
     for override in grid:
         _check_options(override, catalogue)
     for sweep in sweeps:
         choices |= catalogue.sweep_choices(sweep)
-    choices |= {o.key_or_group: _options(o, catalogue) for o in grid if o.key_or_group in catalogue.options}
+    swept: dict[str, list[str]] = defaultdict(list)
+    for override in grid:  # arms may choose different options of a group
+        if override.key_or_group in catalogue.options:
+            swept[override.key_or_group] += _options(override, catalogue)
+    choices |= swept
     keys = _keys(choices | chosen, catalogue)
     for override in [*grid, *own]:
         _check_key(override, keys, catalogue)

@@ -4,6 +4,7 @@
     progress.json  where a running job is, for the live view; replaced while it runs
     metrics.jsonl  curves, one JSON object per logged step
     record.json    how the run ended; written last and atomically
+    prune.json     a sweep's word that the run is to stop; only while it is being stopped
     checkpoints/   tensorboard/   train.log
 
 No torch here: the sweep's parent process and `report.py` read folders without it.
@@ -19,13 +20,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from simbal import saved_yaml
 from simbal.atomic_file import replace_text
 from simbal.config import flatten, resolved
 from simbal.config_check import check
@@ -34,6 +36,9 @@ from simbal.errors import UserError
 NOT_HASHED = (
     "name",
     "baseline",
+    "columns",
+    "dry_run",
+    "retry_failed",
     "output_dir",
     "logger",
     "data.cache_dir",
@@ -42,13 +47,19 @@ NOT_HASHED = (
     "trainer.progress_bar",
 )
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+STATUSES = ("finished", "failed", "killed", "pruned")  # killed: by a signal, so that the next sweep goes on with it
+PRUNE_FILE = "prune.json"
 GROUPS = ("model", "router", "balancing", "experts", "data", "optim", "trainer", "logger")
 
 
 def result_keys(config: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys of the resolved config, less those that cannot change the result."""
-    flat = flatten(config)
-    return {key: value for key, value in flat.items() if not any(f"{key}.".startswith(f"{k}.") for k in NOT_HASHED)}
+    return {key: value for key, value in flatten(config).items() if _can_change_result(key)}
+
+
+@cache
+def _can_change_result(key: str) -> bool:
+    return not any(f"{key}.".startswith(f"{k}.") for k in NOT_HASHED)
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -81,6 +92,10 @@ def refusals_of_disk(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write {folder}: {cause.strerror}; free some space, or set output_dir") from error
 
 
+class BusyError(UserError):
+    """Another process is writing the run."""
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run before it starts: its resolved config (plain dicts) and the option chosen in each group."""
@@ -91,6 +106,8 @@ class RunSpec:
     @classmethod
     def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
         """Resolve and check a composed config, as Hydra composes it or as it hands it to a job."""
+        from hydra.core.hydra_config import HydraConfig  # a tenth of a second, which reading a folder can do without
+
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
         config = resolved(cfg)
         check(config)
@@ -98,7 +115,7 @@ class RunSpec:
         choices["balancing"] = "_".join(config["balancing"])  # a list of strategies is no single option
         return cls(config, choices)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The config's hash, 64 hex digits."""
         return config_hash(self.config)
@@ -121,9 +138,9 @@ class RunFolder:
         """What config.yaml says; `UserError` if it is not ours."""
         file = self.path / "config.yaml"
         try:
-            saved = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
+            saved = saved_yaml.parse(file.read_text(encoding="utf-8"))
             return RunSpec({k: v for k, v in saved.items() if k != "choices"}, dict(saved["choices"]))
-        except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError):
+        except (yaml.YAMLError, KeyError, TypeError, ValueError):
             raise UserError(f"{file} is not a config written by simbal") from None
 
     def belongs_to(self, spec: RunSpec) -> bool:
@@ -150,14 +167,14 @@ class RunFolder:
             return None
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
-            if record["status"] in ("finished", "failed") and isinstance(record["config_hash"], str):
+            if record["status"] in STATUSES and isinstance(record["config_hash"], str):
                 return dict(record)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             pass
         raise UserError(f"{file} is broken: delete {self.path} and run it again")
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Say how the run ended: `status` is finished or failed, `config_hash` says of which config."""
+        """Say how the run ended: `status` is one of STATUSES, `config_hash` says of which config."""
         write_json(self.path / "record.json", record)
 
     def finished(self, spec: RunSpec) -> bool:
@@ -179,7 +196,10 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process; `UserError` if another one has it."""
+        """Hold the folder for this process; `BusyError` if another one has it.
+
+        The lock ends with the process. Across machines it holds where the file system supports flock, as NFS 4 does.
+        """
         with refusals_of_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+")
@@ -188,8 +208,16 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise UserError(f"{self.path} is being written by {file.read().strip() or 'another process'}") from None
+                raise BusyError(f"{self.path} is being written by {file.read().strip() or 'another process'}") from None
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
             yield
+
+    def busy(self) -> bool:
+        """Whether another process holds the folder at this moment."""
+        try:
+            with self.lock():
+                return False
+        except BusyError:
+            return True

@@ -6,6 +6,8 @@ import pytest
 
 from simbal.errors import UserError
 from simbal.sweep.collect import collect
+from simbal.sweep.missing import never_started
+from simbal.sweep.report import report
 
 
 def rewrite(path, **fields):
@@ -137,3 +139,53 @@ def test_a_definition_that_only_one_run_needs_is_no_difference(write_run):
 def test_a_failed_run_is_not_compared(write_run):
     write_run(seed=0)
     assert len(collect(write_run(seed=1, status="failed", data={"tokens": "other"}).parent)) == 2
+
+
+def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
+    first = write_run(seed=0)
+    second = write_run(seed=1, steps=1600)
+    says = (
+        f"{first} and {second} cannot stand in one table: the first was trained for 400 steps and the second for 1,600"
+    )
+    with pytest.raises(UserError, match=f"{says}; give one of them another name="):
+        collect(first.parent)
+
+
+@pytest.mark.parametrize("status", ["failed", "killed", "pruned"])
+def test_a_run_of_other_length_that_is_not_finished_is_no_hindrance(write_run, status):
+    write_run(seed=0)
+    assert not collect(write_run(seed=1, status=status, steps=7).parent)[1].finished
+
+
+def test_a_status_that_there_is_not_is_a_broken_record(write_run):
+    with pytest.raises(UserError, match="record.json is broken"):
+        collect(write_run(status="done").parent)
+
+
+def test_curves_are_read_when_they_are_asked_for(write_run):
+    path = write_run()
+    (path / "metrics.jsonl").write_text("{\n")
+    (run,) = collect(path.parent)
+    with pytest.raises(UserError, match=f"{path / 'metrics.jsonl'} is broken"):
+        run.loss_curve  # noqa: B018
+
+
+def test_runs_of_the_sweep_that_have_no_folder_are_missing(write_run):
+    path = write_run()
+    runs = {path.name: "seed=0", "simbal-tiny-seed1-0": "seed=1", "simbal-tiny-seed2-0": "seed=2"}
+    (path.parent / "sweep.json").write_text(json.dumps({"command": "train.py -m", "runs": runs}))
+    (path.parent / "simbal-tiny-seed2-0").mkdir()  # nothing was written into it
+    assert list(never_started(path.parent, {path.name}).values()) == ["seed=1", "seed=2"]
+    report(path.parent)
+    (line, _) = json.loads((path.parent / "table.json").read_text())["missing"]
+    assert line == {"run": "seed=1", "folder": "simbal-tiny-seed1-0"}
+    assert "| seed=1 | missing | not started |" in (path.parent / "table.md").read_text()
+
+
+def test_without_a_sweep_file_nothing_is_missing_and_a_broken_one_is_an_error(write_run):
+    folder = write_run().parent
+    assert never_started(folder, set()) == {}
+    for text in ("{", "[]", '{"command": "x"}', '{"runs": ["a"]}', '{"runs": {"a": 3}}'):
+        (folder / "sweep.json").write_text(text)
+        with pytest.raises(UserError, match=f"{folder / 'sweep.json'} is broken"):
+            never_started(folder, set())

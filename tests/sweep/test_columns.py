@@ -1,4 +1,4 @@
-"""A table's columns can be chosen among the numbers of runs and of their analyses, and the paper's printed beneath."""
+"""A table's columns are those that runs have numbers for, or chosen ones of runs and of their analyses."""
 
 import json
 
@@ -7,7 +7,6 @@ import pytest
 from simbal.errors import UserError
 from simbal.sweep.collect import collect
 from simbal.sweep.metric import choose
-from simbal.sweep.paper import NAMES, PAPER, paper_grid
 from simbal.sweep.report import report
 from simbal.sweep.report_keys import report_keys
 from simbal.sweep.table import build
@@ -68,15 +67,36 @@ def test_a_broken_analysis_is_an_error_and_no_number(analysed, content):
         collect(analysed)
 
 
-def test_the_papers_numbers_are_those_of_the_strategies_and_columns_shown(analysed, capsys):
-    report(analysed, columns=["ppl", "min_pes"], paper=True)
-    shown = capsys.readouterr().out
-    for number in ("14.086", "0.0255", "13.685", "0.0044", "8.517", "8.304"):
-        assert number in shown
-    assert "13.708" not in shown  # loss-free is no arm here
-    table = build("t", collect(analysed), metrics=choose(["tokens_per_second"], collect(analysed)))
-    assert paper_grid(table) is None
-    assert set(NAMES.values()) <= set(PAPER[0]._fields)
+def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
+    dense = {"val/ppl": 9.0, "load/max_vio": None, "pes/min": None}
+    folder = write_run("none", 0, metrics=dense).parent
+    write_run("none", 1, status="failed", metrics={"load/max_vio": 1.0})
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/ppl", "tokens_per_second"]
+    write_run("lbl", 0, metrics=dense | {"pes/min": 0.25})
+    table = build("t", collect(folder))
+    assert [metric.heading for metric in table.metrics] == ["perplexity ↓", "min PES ↓", "tokens/s ↑"]
+
+
+def test_a_number_of_zero_is_a_number(write_run):
+    folder = write_run("none", 0, metrics={"load/max_vio": 0.0}).parent
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["load/max_vio", "tokens_per_second"]
+
+
+def columns_of(folder):
+    return list(json.loads((folder / "table.json").read_text())["metrics"])
+
+
+def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
+    write_run("lbl", 0, keys={"columns": ["max_vio", "ppl"]})
+    folder = write_run("simbal", 0, keys={"columns": ["max_vio", "ppl"]}).parent
+    write_run("simbal", 1, keys={"columns": None}, status="failed")
+    report(folder)
+    assert columns_of(folder) == ["load/max_vio", "val/ppl"]
+    report(folder, columns=["ppl"])
+    assert columns_of(folder) == ["val/ppl"]
+    write_run("simbal", 2, keys={"columns": ["ppl"]})
+    report(folder)
+    assert columns_of(folder) == ["val/ppl", "load/max_vio", "tokens_per_second"]
 
 
 @pytest.mark.parametrize(

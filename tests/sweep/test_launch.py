@@ -14,14 +14,15 @@ def hanging(app):
     return [int(pid) for pid in app.lines("hanging")]
 
 
-def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app):
+@pytest.mark.parametrize("preload", ["[]", "null"])
+def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app, preload):
     app.behave({1: "crash", 2: "die", 3: "refuse"})
-    sweep = app.run("-m", "seed=0-4")
+    sweep = app.run("-m", "seed=0-4", preload=preload)
     assert sweep.returncode == 1
     assert sweep.stdout.startswith("0 finished, 0 resumed, 5 new\n")
     assert sweep.stderr == "3 of 5 jobs failed\n"
     assert app.started == [0, 1, 2, 3, 4]
-    assert [app.record(seed)["status"] for seed in range(5)] == ["finished", "failed", "failed", "failed", "finished"]
+    assert [app.record(seed)["status"] for seed in range(5)] == ["finished", "failed", "killed", "failed", "finished"]
     errors = ["RuntimeError: the loss is nan", "killed by signal 9", "no space left"]
     assert [app.record(seed)["error"] for seed in (1, 2, 3)] == errors
     assert all(error in sweep.stdout for error in errors)
@@ -30,14 +31,28 @@ def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app):
     assert [run["seed"] for run in arm["runs"]] == [0, 4]
 
 
-def test_a_failed_job_is_run_again_and_a_finished_one_is_not(app):
+def test_a_failed_job_is_run_again_if_that_is_asked_for_and_a_finished_one_is_not(app):
     app.behave({1: "crash"})
     app.run("-m", "seed=0-1")
     app.behave({})
-    again = app.run("-m", "seed=0-2")
+    left = app.run("-m", "seed=0-2")
+    assert left.returncode == 1
+    assert left.stdout.startswith("1 finished, 1 failed before (retry_failed=true tries again), 0 resumed, 1 new\n")
+    assert "the loss is nan" in left.stdout
+    assert left.stderr == "1 of 3 jobs failed\n"
+    again = app.run("-m", "seed=0-2", "retry_failed=true")
     assert again.returncode == 0
-    assert again.stdout.startswith("1 finished, 1 resumed, 1 new\n")
+    assert again.stdout.startswith("2 finished, 1 resumed, 0 new\n")
     assert app.started == [0, 1, 1, 2]
+    assert app.record(1)["status"] == "finished"
+
+
+def test_a_killed_job_is_gone_on_with_unasked(app):
+    app.behave({1: "die"})
+    app.run("-m", "seed=0-1")
+    app.behave({})
+    assert app.run("-m", "seed=0-1").stdout.startswith("1 finished, 1 resumed, 0 new\n")
+    assert app.started == [0, 1, 1]
     assert app.record(1)["status"] == "finished"
 
 
@@ -91,17 +106,28 @@ def test_a_folder_of_another_config_is_refused_before_any_job_starts(app):
     assert "belongs to another config" in sweep.stderr
 
 
-def test_a_run_that_another_process_is_writing_fails_and_is_left_alone(app):
-    app.behave({0: "crash"})
+def test_a_run_that_another_process_is_writing_is_waited_for_and_left_alone(app):
+    app.behave({0: "die"})
     app.run("-m", "seed=0")
+    app.behave({})
     folder = RunFolder(app.run_folder(0))
-    before = {path.name for path in folder.path.iterdir()}
     with folder.lock():
-        sweep = app.run("-m", "seed=0-1")
-    assert sweep.returncode == 1
-    assert f"is being written by process {os.getpid()}" in sweep.stdout
-    assert {path.name for path in folder.path.iterdir()} == before
+        sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=1")
+        app.wait_until(lambda: (app.run_folder(1) / "record.json").exists() if app.started == [0, 1] else False)
+        folder.write_record(app.record(1) | {"config_hash": folder.read_spec().hash, "seed": 0})
+    out, _ = sweep.communicate()
+    assert sweep.returncode == 0
+    assert "elsewhere seed=0" in out
     assert app.started == [0, 1]
+
+
+def test_two_sweeps_at_once_over_one_folder_start_every_job_once(app):
+    sweeps = [app.start("-m", "seed=0-7", "hydra.launcher.n_jobs=2") for _ in range(2)]
+    outs = [sweep.communicate() for sweep in sweeps]
+    assert [sweep.returncode for sweep in sweeps] == [0, 0], outs
+    assert len(set(app.started)) == 8
+    assert all(app.record(seed)["status"] == "finished" for seed in range(8))
+    assert len(app.lines("finished")) == 8
 
 
 def test_a_cpu_job_has_one_thread_unless_told_otherwise(app):
@@ -146,14 +172,13 @@ def test_a_stopped_sweep_stops_its_jobs_and_marks_none_as_failed(app, number, co
     assert app.run("-m", "seed=0-3").stdout.startswith("0 finished, 2 resumed, 2 new\n")
 
 
-def test_a_killed_sweep_leaves_no_job_behind(app):
+def test_a_killed_sweep_leaves_nothing_behind(app):
     app.behave({0: "hang", 1: "hang"})
     sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=2")
-    app.wait_until(lambda: len(app.lines("started")) == 2)
+    app.wait_until(lambda: len(hanging(app)) == 4)
     sweep.kill()
     sweep.communicate()
-    jobs = [json.loads(line)["pid"] for line in app.lines("started")]
-    app.wait_until(lambda: not any(app.alive(pid) for pid in jobs))
+    app.wait_until(lambda: not any(app.alive(pid) for pid in hanging(app)))
 
 
 def test_what_a_dead_job_left_running_is_ended(app):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.trained import load
@@ -107,8 +108,8 @@ def test_a_dense_model_has_no_pes(small_spec):
 def test_tensorboard_has_the_curves(small_spec):
     spec = small_spec("trainer.pes_every=6", "logger=tensorboard")
     train(spec)
-    events = b"".join(file.read_bytes() for file in (spec.path / "tensorboard").glob("events.*"))
-    assert all(events.count(key.encode()) == 3 for key in PES_KEYS)  # of steps 0, 6 and 12
+    events = EventAccumulator(str(spec.path / "tensorboard")).Reload()
+    assert all([event.step for event in events.Scalars(key)] == [0, 6, 12] for key in PES_KEYS)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +122,18 @@ def test_tensorboard_has_the_curves(small_spec):
 def test_a_bad_key_is_refused(small_spec, key, says):
     with pytest.raises(UserError, match=says):
         train(small_spec(key))
+
+
+def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(small_spec):
+    spec = small_spec("trainer.pes_every=5", "trainer.pes_tokens=512")
+    train(spec)
+    trained = load(spec.path, "cpu")
+    found = redundancy(trained, tokens=None, batch_size=8).record["metrics"]
+    metrics, definitions = trained.record["metrics"], trained.record["definitions"]
+    assert metrics["pes/min"] == pytest.approx(found["min_pes"])
+    assert metrics["pes/mean"] == pytest.approx(found["mean_pes"])
+    assert definitions["pes/min"].startswith("smallest PES of the layers")
+    assert len(trained.record["layers"]["pes"]) == 2
+    plain = small_spec("balancing=lbl")
+    train(plain)
+    assert not {key for key in load(plain.path, "cpu").record["definitions"] if key.startswith("pes")}

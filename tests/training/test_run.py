@@ -116,7 +116,7 @@ def test_the_record_says_what_ran(small_spec):
         "unit": "the formula in one layer",
     }  # fmt: skip
     assert len(record["layers"]["load/max_vio"]) == 2
-    assert set(record["metrics"]) | {"tokens_per_second"} == set(record["definitions"])
+    assert set(record["metrics"]) | {"tokens_per_second", "load/tokens_per_expert"} == set(record["definitions"])
     assert record["tokens_per_second"] > 0
     assert RunFolder(spec.path).read_spec() == spec
     assert [row["step"] for row in rows(spec) if "val/loss" in row] == [0, 6, 12]

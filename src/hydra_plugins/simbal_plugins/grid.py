@@ -3,18 +3,21 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from simbal.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from simbal.sweep.job import Job
+    from simbal.sweep.plan import Planned
 
 
 @dataclass
@@ -23,37 +26,39 @@ class GridConf:
 
     _target_: str = "hydra_plugins.simbal_plugins.grid.GridSweeper"
     params: dict[str, Any] = field(default_factory=dict)  # as on the command line: `seed: 0-4`
+    arms: list[str] = field(default_factory=list)  # overrides that go together: `balancing=none model.num_experts=0`
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConf, provider="simbal")
 
 
 class GridSweeper(Sweeper):
-    """Checks every job before the first starts; the command line wins over `params`."""
+    """Checks every job before the first starts; the command line wins over `params` and `arms`."""
 
-    def __init__(self, params: dict[str, Any]) -> None:
-        self.params = params
+    def __init__(self, params: dict[str, Any], arms: list[str]) -> None:
+        self.params, self.arms = params, arms
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher."""
+        from simbal.sweep.other_launcher import make_launcher
+
         self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
-        from simbal.config import integer_keys
-        from simbal.sweep import spans
-        from simbal.sweep.job import Job
+        from simbal.sweep.plan import plan
         from simbal.sweep.report import report
+        from simbal.sweep.sweep_file import write_sweep_file
 
-        assert self.hydra_context and self.config and self.launcher  # noqa: PT018
-        loader = self.hydra_context.config_loader
+        assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
-            lines = [f"{key}={value}" for key, value in self.params.items()] + arguments
-            grid = combinations(spans.parse(lines, integer_keys(), OverridesParser.create(loader)))
-            jobs = [Job.compose(overrides, loader, self.config) for overrides in grid]
+            jobs = self._jobs(arguments)
+            planned = plan(jobs, self.config.retry_failed)
+            if self.config.dry_run:
+                self._show_forecast(jobs, planned)
+                return []
+            write_sweep_file(planned)
             returns = self.launcher.launch(jobs, initial_job_idx=0)
             for folder, baseline in {job.spec.path.parent: job.spec.config["baseline"] for job in jobs}.items():
                 report(folder, baseline)
@@ -61,6 +66,32 @@ class GridSweeper(Sweeper):
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
         return returns
+
+    def _jobs(self, arguments: list[str]) -> "list[Job]":
+        """Every job, composed and checked; `UserError` for one that cannot be."""
+        from simbal.config import integer_keys
+        from simbal.sweep import spans
+        from simbal.sweep.arm_line import split_arm
+        from simbal.sweep.job import Job
+
+        assert self.hydra_context and self.config  # noqa: PT018
+        loader = self.hydra_context.config_loader
+        parser = OverridesParser.create(loader)
+        params = [f"{key}={value}" for key, value in self.params.items()]
+        grids = [
+            combinations(spans.parse([*split_arm(arm), *params, *arguments], integer_keys(), parser))
+            for arm in self.arms or [""]
+        ]
+        return [Job.compose(overrides, loader, self.config) for overrides in itertools.chain(*grids)]
+
+    def _show_forecast(self, jobs: "list[Job]", planned: "list[Planned]") -> None:
+        from simbal.console import console
+        from simbal.sweep.forecast import forecast
+        from simbal.sweep.plan import summary
+
+        slots = getattr(self.launcher, "slots", None)  # other launchers do not say
+        table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)
+        console().print(table, summary(planned), sentence, sep="\n", highlight=False)
 
 
 def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:

@@ -17,7 +17,10 @@ from simbal.model.router import Router, Routing, Steering
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """Every number a Transformer is built from; `num_experts` 0 makes it dense."""
+    """Every number a Transformer is built from; `num_experts` 0 makes it dense.
+
+    A dense feed-forward is as wide as the chosen experts together, so that both have the same active parameters.
+    """
 
     vocab_size: int
     num_layers: int
@@ -47,7 +50,7 @@ class Block(nn.Module):
                 shape.d_model, shape.d_expert, backend,
             )
             if shape.num_experts
-            else FeedForward(shape.d_model, shape.d_expert)
+            else FeedForward(shape.d_model, max(1, shape.top_k) * shape.d_expert)
         )  # fmt: skip
 
     def forward(

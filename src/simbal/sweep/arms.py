@@ -1,6 +1,5 @@
 """Arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,13 +52,22 @@ def short_columns(columns: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else column for last, column in zip(lasts, columns, strict=True)]
 
 
-def group(runs: Sequence[Run]) -> list[Arm]:
-    """The arms of the finished runs, sorted by label, each with its runs by seed."""
-    columns = label_columns([run.spec for run in runs])
+def seed_spans(seeds: Sequence[int]) -> str:
+    """`0-4,7` for the seeds 0, 1, 2, 3, 4 and 7."""
+    spans: list[list[int]] = []
+    for seed in sorted(seeds):
+        if spans and seed == spans[-1][1] + 1:
+            spans[-1][1] = seed
+        else:
+            spans.append([seed, seed])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+
+
+def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
+    """The arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed."""
     by_config = defaultdict(list)
-    for run in runs:
-        if run.finished:
-            by_config[_hash_without(run.spec, "seed")].append(run)
+    for run in finished:
+        by_config[_hash_without(run.spec, "seed")].append(run)
     arms = [
         Arm(
             label_of(same[0].spec, columns),
@@ -81,7 +89,7 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     values: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
     for spec in specs:
         for key, value in result_keys(spec.config).items():
-            values[key][spec.choices.get(key.partition(".")[0])].add(json.dumps(value))
+            values[key][spec.choices.get(key.partition(".")[0])].add(repr(value))
     del values["seed"]
     return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from simbal.run_folder import RunFolder
 from simbal.sweep.job import Job
 
-State = Literal["queued", "running", "done", "failed"]
+State = Literal["queued", "running", "elsewhere", "done", "pruned", "failed"]
 
 
 @dataclass
 class Attempt:
-    """One run of the sweep; `error` says why it failed."""
+    """One run of the sweep; `error` says why it failed. One that is elsewhere is being written by another process."""
 
     job: Job
     label: str
@@ -32,6 +32,22 @@ class Attempt:
         if self.started is None:
             return 0.0
         return (self.ended or time.monotonic()) - self.started
+
+    def claim(self) -> bool:
+        """Make the folder ready for a job; False if another process has finished the run meanwhile.
+
+        Raises:
+            BusyError: another process is writing the run.
+            UserError: the folder belongs to another config, or cannot be written.
+        """
+        folder, spec = self.folder, self.job.spec
+        with folder.lock():
+            if folder.finished(spec):
+                return False
+            folder.write_spec(spec)
+            for stale in ("record.json", "progress.json"):
+                (folder.path / stale).unlink(missing_ok=True)
+            return True
 
     def progress(self) -> dict[str, Any]:
         """What the job last said in progress.json of where it is; empty before its first word."""

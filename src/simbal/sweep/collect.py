@@ -5,12 +5,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from simbal.config import flatten
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder, RunSpec
+from simbal.sweep.curves import curve
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Run:
             texts |= {f"{name}.{metric}": text for metric in analysis["metrics"] if (text := _text(metric, analysis))}
         return texts
 
+    @cached_property
+    def loss_curve(self) -> list[tuple[int, float]]:
+        """Validation loss by training tokens; read when it is first asked for, `UserError` if it is broken."""
+        return curve(self.path, "val/loss")
+
     def value(self, metric: str) -> float | None:
         """A number of a finished run; None where it has no meaning, as the load of a dense model, or is not there."""
         measured: dict[str, float | None] = {
@@ -70,7 +77,8 @@ def collect(folder: Path) -> list[Run]:
 
     Raises:
         UserError: if there is none, if a file is broken or belongs to another config, if a folder is a copy of
-            another, or if two finished runs saw different data or measured by different definitions.
+            another, or if two finished runs saw different data, trained for different numbers of steps or measured by
+            different definitions.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
@@ -154,18 +162,21 @@ def _refuse_unlike(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         first = runs[0]
         if first.result["data"]["tokens"] != run.result["data"]["tokens"]:
-            _refuse(first, run, "data")
+            _refuse_by(first, run, "data")
+        if (ours := first.result["steps"]) != (theirs := run.result["steps"]):
+            _refuse(first, run, f"the first was trained for {ours:,} steps and the second for {theirs:,}")
         ours, theirs = first.result["definitions"], run.result["definitions"]
         if any(ours[key] != theirs[key] for key in ours.keys() & theirs):  # a dense model may define no load
-            _refuse(first, run, "definitions")
+            _refuse_by(first, run, "definitions")
 
 
-def _refuse(first: Run, second: Run, part: str) -> None:
+def _refuse_by(first: Run, second: Run, part: str) -> NoReturn:
     """Name one differing field: rather a version or a source than a fingerprint, rather changed than missing."""
     ours, theirs = (flatten({part: run.result[part]}) for run in (first, second))
     differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
     key = min(differing, key=lambda key: (key in ("data.text", "data.tokens"), key not in ours or key not in theirs))
-    raise UserError(
-        f"{first.path} and {second.path} cannot stand in one table: {key} is {ours.get(key)!r} in the first and "
-        f"{theirs.get(key)!r} in the second; give one of them another name="
-    )
+    _refuse(first, second, f"{key} is {ours.get(key)!r} in the first and {theirs.get(key)!r} in the second")
+
+
+def _refuse(first: Run, second: Run, why: str) -> NoReturn:
+    raise UserError(f"{first.path} and {second.path} cannot stand in one table: {why}; give one of them another name=")

@@ -1,7 +1,8 @@
-"""Writes a table to table.md, table.csv and table.json beside the runs that it was made from."""
+"""Writes a table to table.md, table.tex, table.csv and table.json beside the runs that it was made from."""
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,44 +10,34 @@ from typing import Any
 
 from simbal.run_folder import write_json, write_text
 from simbal.sweep.arms import ABSENT
+from simbal.sweep.comparison import Row
+from simbal.sweep.latex import latex
 from simbal.sweep.metric import Metric
-from simbal.sweep.table import Row, Table
-from simbal.sweep.terminal import absence, difference_cells, seed_spans
+from simbal.sweep.sections import absence, sections
+from simbal.sweep.table import Table
+
+MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
+MEAN = ("mean", "sd", "n", "seeds")
+PAIRED = ("baseline", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+WELCH = ("welch_difference", "welch_df", "welch_p")
+PAPER = ("paper_m", "paper_l")
 
 
 def export(table: Table, folder: Path) -> None:
-    """Write the three files, each atomically: markdown rounded for people, the others in full precision."""
+    """Write the four files, each atomically: two rounded for people, csv and json in full precision."""
     write_text(folder / "table.md", markdown(table))
+    write_text(folder / "table.tex", latex(table))
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
 
 
 def markdown(table: Table) -> str:
     """GitHub markdown, the same tables as on the terminal."""
-    parts = [f"# {table.name}"]
-    if table.rows:
-        headings = [*table.columns, "n", "seeds", *(metric.heading for metric in table.metrics)]
-        parts.append(_markdown_table(headings, [_mean_cells(row, table.metrics) for row in table.rows]))
-    differences = [
-        [row.arm.name, metric.heading, *difference_cells(metric, row.differences[metric.key])]
-        for row in table.rows
-        for metric in table.metrics
-        if metric.key in row.differences
-    ]
-    if differences:
-        parts.append(f"Paired difference to {table.baseline} on the seeds that both have:")
-        parts.append(_markdown_table(["arm", "metric", "difference", "95% interval", "pairs"], differences))
-    if table.absent:
-        rows = [[f"{label} seed={run.seed}", *absence(run.record), run.path.name] for label, run in table.absent]
-        parts.append("Runs without a result:")
-        parts.append(_markdown_table(["run", "status", "error", "folder"], rows))
+    parts = [f"# {_escape(table.name)}"]
+    for section in sections(table):
+        parts += [f"{_escape(section.title)}:", _markdown_table(section.headings, section.rows)]
     parts.append("\n".join(f"- {_escape(note)}" for note in table.notes))
     return "\n\n".join(parts).rstrip() + "\n"
-
-
-def _mean_cells(row: Row, metrics: Sequence[Metric]) -> list[str]:
-    means = [metric.write(row.summaries[metric.key]) for metric in metrics]
-    return [*row.arm.label.values(), str(len(row.arm.runs)), seed_spans(row.arm.seeds), *means]
 
 
 def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -55,24 +46,52 @@ def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+    return MARKUP.sub(r"\\\g<0>", text).replace("\n", " ")
 
 
 def tidy_csv(table: Table) -> str:
-    """One line per arm and metric, floats in full precision; empty where there is nothing to say."""
+    """One line per arm and metric, floats in full precision; empty where there is nothing to say.
+
+    `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
+    seeds that never reached the baseline's loss.
+    """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    numbers = ["metric", "mean", "sd", "n", "seeds", "baseline", "difference", "low", "high", "pairs"]
-    writer.writerow([*table.columns, *numbers])
+    paper = PAPER if any(row.reported for row in table.rows) else ()
+    headings = ["metric", *MEAN, *PAIRED, *WELCH, *paper]
+    writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
+    writer.writeheader()
     for row in table.rows:
+        label = {column: None if value == ABSENT else value for column, value in row.arm.label.items()}
         for metric in table.metrics:
-            summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
-            mean = [summary.mean, summary.sd, summary.n] if summary else [None, None, 0]
-            seeds = " ".join(map(str, row.arm.values(metric.key)))
-            paired = [table.baseline, *asdict(difference).values()] if difference else [None] * 5
-            label = [None if text == ABSENT else text for text in row.arm.label.values()]
-            writer.writerow([*label, metric.key, *mean, seeds, *paired])
+            writer.writerow(label | _metric_line(row, metric, table.baseline))
+        if row.tokens_to_loss:
+            writer.writerow(label | _tokens_line(row, table.baseline))
     return text.getvalue()
+
+
+def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, Any]:
+    summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
+    line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": " ".join(map(str, row.arm.values(metric.key)))}
+    if summary:
+        line |= asdict(summary)
+    if difference:
+        paired = (baseline, difference.mean, difference.low, difference.high, difference.pairs)
+        line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
+        if difference.welch:
+            line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
+    if metric.key in row.reported:
+        line |= zip(PAPER, row.reported[metric.key], strict=True)
+    return line
+
+
+def _tokens_line(row: Row, baseline: str | None) -> dict[str, Any]:
+    tokens = row.tokens_to_loss
+    assert tokens
+    return {
+        "metric": "tokens_saved", "mean": tokens.saving, "n": len(tokens.shares),
+        "seeds": " ".join(map(str, tokens.shares)), "baseline": baseline, "low": tokens.low, "high": tokens.high,
+        "missed": " ".join(map(str, tokens.missed)),
+    }  # fmt: skip
 
 
 def as_json(table: Table) -> dict[str, Any]:
@@ -87,6 +106,7 @@ def as_json(table: Table) -> dict[str, Any]:
             for label, run in table.absent
             for status, error in [absence(run.record)]
         ],
+        "missing": [{"run": label, "folder": folder} for folder, label in table.missing.items()],
         "notes": table.notes,
     }
 
@@ -105,4 +125,6 @@ def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
         ],
         "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
         "differences": {key: asdict(paired) for key, paired in row.differences.items()},
+        "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
+        "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
     }

@@ -1,5 +1,6 @@
 """Why a job ended without a result: what it said last, or what killed it."""
 
+import signal
 from pathlib import Path
 
 
@@ -11,8 +12,8 @@ def last_words(console: Path, start: int, exit_status: int) -> str:
         start: byte at which this attempt's output begins.
         exit_status: as `Popen.returncode`: negative for a signal.
     """
-    if exit_status < 0:
-        return f"killed by signal {-exit_status}"
+    if killed(exit_status):
+        return f"killed by signal {-exit_status if exit_status < 0 else exit_status - 128}"
     with console.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
@@ -21,6 +22,11 @@ def last_words(console: Path, start: int, exit_status: int) -> str:
     if errors or raised:
         return (errors or raised)[-1]
     return f"ended with exit code {exit_status} and no result"
+
+
+def killed(exit_status: int) -> bool:
+    """Whether a signal ended it: at once, or SIGINT or SIGTERM after it had tidied up."""
+    return exit_status < 0 or exit_status in (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def _raised(lines: list[str]) -> list[str]:

@@ -1,64 +1,50 @@
-"""Runs the jobs of a sweep that are not finished, and says which were: what the `procs` launcher does."""
+"""Runs what is left of a sweep, and says what that is: what every launcher does."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.job import Job
-from simbal.sweep.pool import Pool
-from simbal.sweep.view import View
+from simbal.sweep.plan import plan, summary
+
+
+class Runner(Protocol):
+    """A way to run jobs."""
+
+    def run(self, attempts: Sequence[Attempt]) -> None:
+        """Run those that are queued to their end, one way or another, and note it in them."""
 
 
 def launch(
     jobs: Sequence[Job],
-    slots: Sequence[dict[str, str]],
-    command: Callable[[Job], list[str]],
+    runner: Callable[[Sequence[Attempt]], Runner],
     console: Console,
 ) -> list[Attempt]:
     """One attempt for each job, in order; jobs that compose to the same run share one.
 
     Args:
         jobs: all of them composed and checked.
-        slots: the environment of each job that may run at once.
-        command: the command line that runs a job alone.
+        runner: gives what is to run the attempts that are left; called if there are any, before the data are prepared.
         console: where the sweep is shown.
 
     Raises:
         UserError: before any job starts, if the data cannot be prepared, or a folder belongs to another config or data.
     """
-    attempts: dict[Path, Attempt] = {}
-    for job, label in zip(jobs, _labels(jobs), strict=True):
-        attempts.setdefault(job.spec.path, Attempt(job, label))
+    planned = plan(jobs, any(job.spec.config["retry_failed"] for job in jobs))
+    waiting = [entry.attempt for entry in planned if entry.to_run]
+    ready = runner(waiting) if waiting else None
     tokens = _prepare_data(jobs)
-    kinds = Counter(_kind(attempt, tokens[_data(attempt.job)]) for attempt in attempts.values())
-    console.print(", ".join(f"{kinds[kind]} {kind}" for kind in ("finished", "resumed", "new")))
-    if waiting := [attempt for attempt in attempts.values() if attempt.state == "queued"]:
-        Pool(slots, command, View(waiting, len(slots), console)).run(waiting)
+    for entry in planned:
+        if entry.kind == "finished":
+            entry.attempt.folder.require_data(tokens[_data(entry.attempt.job)])
+    console.print(summary(planned), highlight=False)
+    if ready:
+        ready.run(waiting)
+    attempts = {entry.attempt.folder.path: entry.attempt for entry in planned}
     return [attempts[job.spec.path] for job in jobs]
-
-
-def _kind(attempt: Attempt, tokens: str) -> str:
-    """Finished, or resumed where a folder was begun, or new; a finished one is taken off the queue.
-
-    `tokens` is the fingerprint of the data as they are now.
-    """
-    folder, spec = attempt.folder, attempt.job.spec
-    begun = folder.belongs_to(spec)
-    if folder.finished(spec):
-        folder.require_data(tokens)
-        attempt.state = "done"
-        return "finished"
-    return "resumed" if begun else "new"
-
-
-def _labels(jobs: Sequence[Job]) -> list[str]:
-    """Each job's overrides, less those that all have."""
-    common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set()
-    return [" ".join(o for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
 def _data(job: Job) -> str:

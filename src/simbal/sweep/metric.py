@@ -41,9 +41,21 @@ METRICS = (
     Metric("load/unique_experts", "experts used", "{:.1f}", "↑"),
     Metric("routing/seu", "SEU", "{:.3f}"),
     Metric("routing/entropy", "entropy", "{:.3f}"),
+    Metric("pes/min", "min PES", "{:.4f}", "↓"),
     Metric("router/gram_deviation", "(R^T R - I)^2", "{:.2e}", compared=False),
     Metric("tokens_per_second", "tokens/s", "{:,.0f}", "↑", compared=False),
 )
+
+
+def usual(finished: Sequence[Run]) -> list[Metric]:
+    """The columns without a choice: those of METRICS that a finished run has a number for."""
+    return [metric for metric in METRICS if any(run.value(metric.key) is not None for run in finished)]
+
+
+def own_columns(finished: Sequence[Run]) -> list[str] | None:
+    """The runs' own `columns` if all finished runs name the same ones."""
+    named = [run.spec.config.get("columns") for run in finished]  # older runs have no such key
+    return named[0] if named and all(columns == named[0] for columns in named) else None
 
 
 def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:

@@ -1,48 +1,55 @@
-"""The paper's own numbers, to be printed beneath ours: for its models and its data, which are not ours.
+"""The paper's own numbers, to stand beside ours: for its models and its data, which are not ours.
 
-Reference: arXiv 2506.14038, tables 3, 4 and 8.
+Reference: arXiv 2506.14038, tables 3, 4, 8, 9 and 10.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.table import Table as Grid
+from simbal.sweep.arms import ABSENT, Arm
 
-from simbal.console import new_grid
-from simbal.sweep.arms import ABSENT
-from simbal.sweep.table import Table
+HEADING = "paper M / L"
+NOTE = (
+    "paper M / L: what arXiv 2506.14038 (tables 3, 4, 8, 9 and 10) reports of its own models (Dense-M or MoE-M, "
+    "Dense-L or MoE-L) on its own data."
+)
 
 
 class Reported(NamedTuple):
-    """One trained model of the paper; None where it says nothing."""
+    """One quantity in the paper's two sizes; None where it says nothing."""
 
-    balancing: str
-    model: str
-    gating: str
-    ppl: float | None = None
-    min_pes: float | None = None
-    seu: float | None = None
-    entropy: float | None = None
-    gram_deviation: float | None = None
+    medium: float | None = None
+    large: float | None = None
 
 
-PAPER = (
-    Reported("none", "Dense-M", ABSENT, 19.468),
-    Reported("none", "Dense-L", ABSENT, 10.047),
-    Reported("lbl", "MoE-M", "softmax", 14.086, 0.0255, gram_deviation=0.0141501),
-    Reported("lbl", "MoE-L", "softmax", 8.517, 0.0241, 1.000, 1.268, 0.0311),
-    Reported("simbal", "MoE-M", "softmax", 13.685, 0.0044, gram_deviation=5.7707e-09),
-    Reported("simbal", "MoE-L", "softmax", 8.304, 0.0028, 0.991, 1.168, 2.121e-8),
-    Reported("lf", "MoE-M", "softmax", 13.708, seu=0.505),
-    Reported("lf_lbl", "MoE-M", "softmax", 14.154, seu=0.997),
-    Reported("lf_simbal", "MoE-M", "softmax", 13.695, seu=0.755),
-    Reported("lf", "MoE-M", "sigmoid", 13.618, seu=0.381),
-    Reported("lf_lbl", "MoE-M", "sigmoid", 14.015, seu=0.997),
-    Reported("lf_simbal", "MoE-M", "sigmoid", 13.637, seu=0.476),
-)
+PAPER: dict[tuple[str, str], dict[str, Reported]] = {
+    ("dense", ABSENT): {"ppl": Reported(19.468, 10.047)},
+    ("lbl", "softmax"): {
+        "ppl": Reported(14.086, 8.517),
+        "min_pes": Reported(0.0255, 0.0241),
+        "seu": Reported(None, 1.000),
+        "entropy": Reported(None, 1.268),
+        "gram_deviation": Reported(0.0141501, 0.0311),
+    },
+    ("simbal", "softmax"): {
+        "ppl": Reported(13.685, 8.304),
+        "min_pes": Reported(0.0044, 0.0028),
+        "seu": Reported(None, 0.991),
+        "entropy": Reported(None, 1.168),
+        "gram_deviation": Reported(5.7707e-09, 2.121e-8),
+    },
+    ("lf", "softmax"): {"ppl": Reported(13.708), "seu": Reported(0.505)},
+    ("lf_lbl", "softmax"): {"ppl": Reported(14.154), "seu": Reported(0.997)},
+    ("lf_simbal", "softmax"): {"ppl": Reported(13.695), "seu": Reported(0.755)},
+    ("lf", "sigmoid"): {"ppl": Reported(13.618), "seu": Reported(0.381)},
+    ("lf_lbl", "sigmoid"): {"ppl": Reported(14.015), "seu": Reported(0.997)},
+    ("lf_simbal", "sigmoid"): {"ppl": Reported(13.637), "seu": Reported(0.476)},
+}
+NUMBERS = {"ppl": "{:.3f}", "min_pes": "{:.4f}", "seu": "{:.3f}", "entropy": "{:.3f}", "gram_deviation": "{:.2e}"}
 NAMES = {
     "val/ppl": "ppl",
     "quality.ppl": "ppl",
+    "pes/min": "min_pes",
     "redundancy.min_pes": "min_pes",
     "routing/seu": "seu",
     "routing.seu": "seu",
@@ -53,20 +60,18 @@ NAMES = {
 }
 
 
-def paper_grid(table: Table) -> Grid | None:
-    """What the paper reports of the strategies and the columns of `table`; None if that is nothing."""
-    metrics = [metric for metric in table.metrics if metric.key in NAMES]
-    arms = {row.arm.balancing for row in table.rows}
-    rows = [reported for reported in PAPER if reported.balancing in arms]
-    if not metrics or not rows:
-        return None
-    grid = new_grid("the paper's numbers, for its own models and data (arXiv 2506.14038, tables 3, 4, 8, 9)")
-    for column in ("balancing", "model", "gating"):
-        grid.add_column(column)
-    for metric in metrics:
-        grid.add_column(metric.heading, justify="right", overflow="fold")
-    for reported in rows:
-        values: Sequence[float | None] = [getattr(reported, NAMES[metric.key]) for metric in metrics]
-        cells = [ABSENT if value is None else m.number.format(value) for m, value in zip(metrics, values, strict=True)]
-        grid.add_row(reported.balancing, reported.model, reported.gating, *cells)
-    return grid
+def reported(arm: Arm, keys: Sequence[str]) -> dict[str, Reported]:
+    """What the paper has of these columns for an arm: that of its balancing and gating, or of a dense model."""
+    config = arm.runs[0].spec.config
+    dense = config["model"]["num_experts"] == 0
+    known = PAPER.get(("dense", ABSENT) if dense else (arm.balancing, config["router"]["gating"]), {})
+    return {key: known[NAMES[key]] for key in keys if NAMES.get(key) in known}
+
+
+def write(key: str, numbers: Reported | None, separator: str = " ") -> str:
+    """`13.685 / 8.304`, with a dash for what the paper does not say."""
+    if numbers is None:
+        return ABSENT
+    number = NUMBERS[NAMES[key]]
+    medium, large = (ABSENT if value is None else number.format(value) for value in numbers)
+    return f"{medium} /{separator}{large}"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,10 +10,12 @@ from types import FrameType
 from typing import NoReturn
 
 from simbal.errors import UserError
-from simbal.sweep.attempt import Attempt
+from simbal.run_folder import BusyError
+from simbal.sweep.attempt import Attempt, State
 from simbal.sweep.job import Job
-from simbal.sweep.last_words import last_words
-from simbal.sweep.tether import SWEEP_PID
+from simbal.sweep.last_words import killed, last_words
+from simbal.sweep.outcome import outcome, write_failure
+from simbal.sweep.process import Process, Starter
 from simbal.sweep.view import View
 
 POLL_SECONDS = 0.1
@@ -22,114 +23,119 @@ GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 @dataclass
-class _Process:
+class _Running:
     attempt: Attempt
     slot: dict[str, str]
-    popen: "subprocess.Popen[bytes]"
+    process: Process
     console_start: int
 
 
 class Pool:
     """Starts what is queued, notes what has ended, and stops all of it if the sweep is stopped."""
 
-    def __init__(self, slots: Sequence[dict[str, str]], command: Callable[[Job], list[str]], view: View) -> None:
+    def __init__(
+        self, slots: Sequence[dict[str, str]], starter: Starter, command: Callable[[Job], list[str]], view: View
+    ) -> None:
         """Each of `slots` is what one job at a time finds in its environment."""
         self.free = list(slots)
+        self.starter = starter
         self.command = command
         self.view = view
-        self.running: list[_Process] = []
+        self.running: list[_Running] = []
 
     def run(self, attempts: Sequence[Attempt]) -> None:
-        """Run the queued attempts to their end, one way or another.
+        """Run the queued attempts to their end, one way or another; those of another sweep are waited for.
 
         Ctrl-C or SIGTERM stop every job; neither marks a run as failed, so the next sweep goes on where they were.
         """
-        queue = [attempt for attempt in attempts if attempt.state == "queued"]
         with _sigterm_raises(), self.view:
             try:
-                while queue or self.running:
-                    while queue and self.free:
-                        self._start(queue.pop(0))
+                while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
+                    for attempt in attempts:
+                        self._start_if_possible(attempt)
                     time.sleep(POLL_SECONDS)
                     self._collect_ended()
                     self.view.refresh()
             finally:
                 self._stop()
 
-    def _start(self, attempt: Attempt) -> None:
-        folder, spec = attempt.folder, attempt.job.spec
-        try:
-            with folder.lock():
-                folder.write_spec(spec)
-                for stale in ("record.json", "progress.json"):
-                    (folder.path / stale).unlink(missing_ok=True)
-        except UserError as error:
-            self._end(attempt, str(error))
+    def _start_if_possible(self, attempt: Attempt) -> None:
+        waits = attempt.state == "queued" or (attempt.state == "elsewhere" and not attempt.folder.busy())
+        if not waits or not self.free:
             return
+        try:
+            if attempt.claim():
+                self._start(attempt)
+            else:
+                self._change(attempt, "done")
+        except BusyError:
+            self._change(attempt, "elsewhere")
+        except UserError as error:
+            self._change(attempt, "failed", str(error))
+
+    def _start(self, attempt: Attempt) -> None:
+        console = attempt.folder.path / "console.log"
+        start = console.stat().st_size if console.exists() else 0
         slot = self.free.pop(0)
-        with (folder.path / "console.log").open("ab") as console:
-            start = console.tell()
-            popen = subprocess.Popen(
-                self.command(attempt.job),
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **slot, SWEEP_PID: str(os.getpid())},
-                start_new_session=True,  # a group to signal, which the terminal's Ctrl-C does not reach
-            )
-            self.running.append(_Process(attempt, slot, popen, start))
-        attempt.state, attempt.started = "running", time.monotonic()
-        self.view.changed(attempt)
+        process = self.starter.start(self.command(attempt.job), slot, console)
+        self.running.append(_Running(attempt, slot, process, start))
+        self._change(attempt, "running")
 
     def _collect_ended(self) -> None:
-        for process in [process for process in self.running if process.popen.poll() is not None]:
-            self.running.remove(process)
-            self.free.append(process.slot)
-            _signal(process, signal.SIGKILL)  # what the job started and left behind
+        for running in [running for running in self.running if running.process.poll() is not None]:
+            self.running.remove(running)
+            self.free.append(running.slot)
+            _signal_group(running, signal.SIGKILL)  # what the job started and left behind
             try:
-                self._end(process.attempt, _failure(process))
-            except UserError as error:  # another process has the folder, or its record is broken
-                self._end(process.attempt, str(error))
+                self._change(running.attempt, *_outcome(running))
+            except BusyError:  # another sweep was quicker
+                self._change(running.attempt, "elsewhere")
+            except UserError as error:  # its record is broken
+                self._change(running.attempt, "failed", str(error))
 
-    def _end(self, attempt: Attempt, error: str | None) -> None:
-        attempt.state, attempt.error = ("done", "") if error is None else ("failed", error)
-        attempt.ended = time.monotonic()
+    def _change(self, attempt: Attempt, state: State, error: str = "") -> None:
+        if attempt.state == state:
+            return
+        attempt.state, attempt.error = state, error
+        if state == "running":
+            attempt.started, attempt.ended = time.monotonic(), None
+        else:
+            attempt.ended = time.monotonic()
         self.view.changed(attempt)
 
     def _stop(self) -> None:
         if not self.running:
             return
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        for process in self.running:
-            _signal(process, signal.SIGTERM)
+        for running in self.running:
+            _signal_group(running, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and any(process.popen.poll() is None for process in self.running):
+        while time.monotonic() < deadline and any(running.process.poll() is None for running in self.running):
             time.sleep(POLL_SECONDS)
-        for process in self.running:
-            _signal(process, signal.SIGKILL)
-            process.popen.wait()
+        for running in self.running:
+            _signal_group(running, signal.SIGKILL)
+            running.process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _failure(process: _Process) -> str | None:
-    """Why there is no result, also written as the run's record if the run did not do so; None if there is one."""
-    folder, spec = process.attempt.folder, process.attempt.job.spec
-    if folder.finished(spec):
-        return None
-    record = folder.read_record()
-    if record is None or record["status"] != "failed":
-        error = last_words(folder.path / "console.log", process.console_start, process.popen.returncode)
-        record = {"status": "failed", "config_hash": spec.hash, "choices": spec.choices}
-        record |= {"seed": spec.config["seed"], "error": error}
-        with folder.lock():
-            folder.write_record(record)
-    return str(record["error"])
+def _outcome(running: _Running) -> tuple[State, str]:
+    """How the job ended, and its error; written as the run's record, if the run did not come to write one itself."""
+    folder, spec = running.attempt.folder, running.attempt.job.spec
+    if (recorded := outcome(folder, spec)) is not None:
+        return recorded
+    code = running.process.wait()
+    error = last_words(folder.path / "console.log", running.console_start, code)
+    write_failure(folder, spec, "killed" if killed(code) else "failed", error)
+    return "failed", error
 
 
-def _signal(process: _Process, number: signal.Signals) -> None:
+def _signal_group(running: _Running, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.popen.pid, number)
+        os.killpg(running.process.pid, number)
+    if running.process.poll() is None:  # a fork that does not lead its group yet
+        with suppress(ProcessLookupError):
+            os.kill(running.process.pid, number)
 
 
 @contextmanager

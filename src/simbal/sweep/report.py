@@ -6,31 +6,36 @@ from pathlib import Path
 from simbal.console import console
 from simbal.sweep import export, terminal
 from simbal.sweep.collect import collect
-from simbal.sweep.metric import METRICS, choose
-from simbal.sweep.paper import paper_grid
+from simbal.sweep.metric import choose, own_columns
+from simbal.sweep.missing import never_started
 from simbal.sweep.table import build
 
 
 def report(
     folder: Path, baseline: str | None = None, columns: Sequence[str] | None = None, paper: bool = False
 ) -> None:
-    """Print the table of the runs in `folder` and write table.md, table.csv and table.json there.
+    """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
     Args:
         folder: outputs/<name>.
         baseline: the balancing to compare with; None takes the one that the runs' own configs name.
-        columns: names of numbers of the runs or of their analyses; None: the usual ones.
-        paper: print what the paper reports of the same strategies, too.
+        columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
+            the usual ones.
+        paper: set what the paper reports of the same strategies beside each number.
 
     Raises:
-        UserError: as `collect` and `choose` do.
+        UserError: as `collect`, `choose`, `never_started` and `build` do.
     """
     runs = collect(folder)
-    metrics = METRICS if columns is None else choose(columns, [run for run in runs if run.finished])
-    table = build(folder.resolve().name, runs, baseline, metrics)
+    finished = [run for run in runs if run.finished]
+    chosen = own_columns(finished) if columns is None else columns
+    metrics = None if chosen is None else choose(chosen, finished)
+    missing = never_started(folder, {run.path.name for run in runs})
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing)
     out = console()
     terminal.show(table, out)
-    if paper and (grid := paper_grid(table)):
-        out.print(grid)
     export.export(table, folder)
-    out.print(f"written: {folder / 'table.md'}, table.csv and table.json", soft_wrap=True)
+    from simbal.page import page  # matplotlib takes a third of a second to import
+
+    page.write(table, folder)
+    out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json and index.html", soft_wrap=True)

@@ -1,123 +1,115 @@
 """Prints a table for people: no number is ever cut short, however narrow the terminal."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 
 from simbal.console import new_grid
-from simbal.sweep.arms import ABSENT, short_columns
+from simbal.sweep import sections
+from simbal.sweep.arms import seed_spans, short_columns
 from simbal.sweep.metric import Metric
-from simbal.sweep.statistics import PairedDifference
-from simbal.sweep.table import Row, Table
+from simbal.sweep.sections import DIFFERENCE_HEADINGS, Section, absence, difference_cells
+from simbal.sweep.table import Table
+
+__all__ = ["DIFFERENCE_HEADINGS", "absence", "difference_cells", "seed_spans", "show"]
+TEXT_WIDTHS = (None, 24, 12)  # of the column that names an arm
+INTERVAL = re.compile(r"^(\S+) to (\S+)$")
+TESTS = ("p", "p (Holm)", "d_z", "Welch p")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A section to be drawn with these greatest widths of its first column and of its other columns of text."""
+
+    section: Section
+    first_width: int | None = None
+    text_width: int | None = None
+
+    def fits(self, out: Console) -> bool:
+        """Whether no line needs a break; only the widest cell of each column is measured."""
+        widest = [max(cells, key=_width) for cells in zip(*self.section.rows, strict=True)]
+        grid = replace(self, section=replace(self.section, rows=[widest])).grid()
+        return out.measure(grid, options=out.options.update(max_width=10_000)).maximum <= out.width
+
+    def grid(self) -> Grid:
+        """What is printed; columns that are still too wide are folded, never cut."""
+        grid = new_grid(self.section.title)
+        for i, heading in enumerate(self.section.headings):
+            if i < self.section.texts:
+                grid.add_column(heading, overflow="fold", max_width=self.text_width if i else self.first_width)
+            else:
+                grid.add_column(heading, justify="right", overflow="fold")
+        for row in self.section.rows:
+            grid.add_row(*row)
+        return grid
 
 
 def show(table: Table, out: Console) -> None:
-    """Print the means, the differences to the baseline, the runs that are missing, and the notes."""
+    """Print the means, the differences to the baseline, the tokens saved, the runs that are missing, and the notes."""
     if table.rows:
-        _show_fitting(table.metrics, lambda metrics, separator: _means(table, metrics, separator), out)
-    if differences := [row for row in table.rows if row.differences]:
-        out.print(_differences(table, differences))
-    if table.absent:
-        out.print(_absent(table))
+        _show_means(table, table.metrics, out)
+    for section in (sections.differences(table), sections.tokens_to_loss(table)):
+        if section.rows:
+            _show_fitting(section, out)
+    if (absent := sections.absent(table)).rows:
+        out.print(Layout(absent).grid())
     for note in table.notes:
         out.print(note, style="dim")
 
 
-def seed_spans(seeds: Sequence[int]) -> str:
-    """`0-4,7` for the seeds 0, 1, 2, 3, 4 and 7."""
-    spans: list[list[int]] = []
-    for seed in sorted(seeds):
-        if spans and seed == spans[-1][1] + 1:
-            spans[-1][1] = seed
-        else:
-            spans.append([seed, seed])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
-
-
-def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[str, str, str]:
-    """Difference, interval and number of pairs."""
-    if difference.low is None or difference.high is None:
-        return _signed(metric, difference.mean), ABSENT, str(difference.pairs)
-    interval = f"{_signed(metric, difference.low)} to {_signed(metric, difference.high)}"
-    return _signed(metric, difference.mean), interval, str(difference.pairs)
-
-
-def _signed(metric: Metric, value: float) -> str:
-    return metric.number.replace("{:", "{:+").format(value)
-
-
-def _show_fitting(metrics: Sequence[Metric], draw: Callable[[Sequence[Metric], str], Grid], out: Console) -> None:
+def _show_means(table: Table, metrics: Sequence[Metric], out: Console) -> None:
     """One line to a cell if that fits, else two, else half of the metrics at a time."""
-    for separator in (" ", "\n"):
-        grid = draw(metrics, separator)
-        if out.measure(grid, options=out.options.update(max_width=10_000)).maximum <= out.width:
-            out.print(grid)
+    for separator, width in ((" ", None), ("\n", None), ("\n", 16)):
+        section = sections.means(table, metrics, separator)
+        labels = short_columns(table.columns)
+        headings = [*labels, *section.headings[len(labels) :]]
+        if separator == "\n":
+            headings = [*labels, *map(_two_lines, section.headings[len(labels) :])]
+        layout = Layout(replace(section, headings=headings), width, width)
+        if layout.fits(out) or (len(metrics) == 1 and width):
+            out.print(layout.grid())
             return
-    if len(metrics) == 1:
-        out.print(grid)
-        return
     half = (len(metrics) + 1) // 2
-    _show_fitting(metrics[:half], draw, out)
-    _show_fitting(metrics[half:], draw, out)
+    _show_means(table, metrics[:half], out)
+    _show_means(table, metrics[half:], out)
 
 
-def _means(table: Table, metrics: Sequence[Metric], separator: str) -> Grid:
-    grid = new_grid(f"{table.name}: mean ± standard deviation over seeds")
-    for column in short_columns(table.columns):
-        grid.add_column(column, overflow="fold")
-    grid.add_column("n", justify="right")
-    grid.add_column("seeds", overflow="fold")
-    for metric in metrics:
-        title = metric.title if separator == " " else _two_lines(metric.title)
-        grid.add_column(f"{title} {metric.arrow}".rstrip(), justify="right", overflow="fold")
-    for row in table.rows:
-        cells = [_mean(metric, row, separator) for metric in metrics]
-        grid.add_row(*row.arm.label.values(), str(len(row.arm.runs)), seed_spans(row.arm.seeds), *cells)
-    return grid
+def _show_fitting(section: Section, out: Console) -> None:
+    """The first layout that fits, or the narrowest."""
+    for layouts in _layouts(section):
+        if all(layout.fits(out) for layout in layouts):
+            break
+    out.print(*(layout.grid() for layout in layouts), sep="\n")
+
+
+def _layouts(section: Section) -> Iterator[list[Layout]]:
+    """One line to a heading and to a cell, then two to a heading, then two to a cell; then the tests apart."""
+    tests = [heading for heading in section.headings if heading in TESTS]
+    others = [heading for heading in section.headings if heading not in TESTS]
+    for parts in ([section], [section.select(others), section.select(tests)] if tests else [section]):
+        short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
+        shortest = [replace(part, rows=[[*map(_two_line_interval, row)] for row in part.rows]) for part in short]
+        for drawn in (parts, short, shortest):
+            for width in TEXT_WIDTHS:
+                yield [Layout(part, width) for part in drawn]
+    yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1]) for part in shortest]
+
+
+def _two_line_interval(cell: str) -> str:
+    return INTERVAL.sub("\\1 to\n\\2", cell)
 
 
 def _two_lines(title: str) -> str:
-    """A title of several words, broken where its halves are most alike in length."""
-    breaks = [place for place, letter in enumerate(title) if letter == " "]
-    middle = min(breaks, key=lambda place: abs(2 * place - len(title)), default=len(title))
-    return f"{title[:middle]}\n{title[middle + 1 :]}".rstrip()
+    """A title of several words, broken where its halves are most alike in length; an arrow stays with its word."""
+    words, arrow = (title[:-2], title[-2:]) if title.endswith((" ↓", " ↑")) else (title, "")
+    breaks = [place for place, letter in enumerate(words) if letter == " "]
+    middle = min(breaks, key=lambda place: abs(2 * place - len(words)), default=len(words))
+    return f"{words[:middle]}\n{words[middle + 1 :]}".rstrip() + arrow
 
 
-def _mean(metric: Metric, row: Row, separator: str) -> str:
-    summary = row.summaries[metric.key]
-    text = metric.write(summary, separator)
-    if summary is not None and summary.n < len(row.arm.runs):
-        return f"{text}{separator}(n={summary.n})"
-    return text
-
-
-def _differences(table: Table, rows: Sequence[Row]) -> Grid:
-    grid = new_grid(f"paired difference to {table.baseline} on the seeds that both have")
-    grid.add_column("arm", overflow="fold")
-    grid.add_column("metric", overflow="fold")
-    for heading in ("difference", "95% interval", "pairs"):
-        grid.add_column(heading, justify="right", overflow="fold")
-    for row in rows:
-        name = row.arm.name
-        for metric in table.metrics:
-            if metric.key in row.differences:
-                grid.add_row(name, metric.heading, *difference_cells(metric, row.differences[metric.key]))
-                name = ""
-    return grid
-
-
-def _absent(table: Table) -> Grid:
-    grid = new_grid("runs without a result; console.log in their folders may say more")
-    for heading in ("run", "status", "error", "folder"):
-        grid.add_column(heading, overflow="fold")
-    for label, run in table.absent:
-        grid.add_row(f"{label} seed={run.seed}", *absence(run.record), run.path.name)
-    return grid
-
-
-def absence(record: dict[str, object] | None) -> tuple[str, str]:
-    """Status and error of a run without a result."""
-    if record is None:
-        return "unfinished", ""
-    return str(record["status"]), str(record.get("error", ""))
+def _width(cell: str) -> int:
+    return max(map(cell_len, cell.split("\n")))

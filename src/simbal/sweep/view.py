@@ -15,8 +15,18 @@ from rich.text import Text
 
 from simbal.sweep.attempt import Attempt, State
 
-STYLES: dict[State, str] = {"running": "cyan", "done": "green", "failed": "bold red", "queued": "dim"}
-URGENCY: tuple[State, ...] = ("running", "failed", "queued", "done")  # what is shown if not all of it fits
+STYLES: dict[State, str] = {
+    "running": "cyan", "elsewhere": "cyan dim", "done": "green", "pruned": "yellow", "failed": "bold red",
+    "queued": "dim",
+}  # fmt: skip
+URGENCY: tuple[State, ...] = (
+    "running",
+    "failed",
+    "elsewhere",
+    "queued",
+    "pruned",
+    "done",
+)  # who is shown
 FRAME_LINES = 6  # heading, rule, summary, and room for what the shell prints
 REFRESH_SECONDS = 0.5  # drawing takes time from the jobs
 
@@ -67,6 +77,7 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     counts = Counter(attempt.state for attempt in attempts)
     left = seconds_left(attempts, progress, slots)
     summary = ", ".join(f"{counts[state]} {state}" for state in ("running", "queued", "done", "failed"))
+    summary += "".join(f", {counts[state]} {state}" for state in ("elsewhere", "pruned") if counts[state])
     caption = f"{summary}; about {clock(left)} left" if left else summary
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left", caption_style="")
     grid.add_column("run", no_wrap=True)

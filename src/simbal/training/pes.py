@@ -15,6 +15,12 @@ from simbal.data.loader import TokenData
 from simbal.model.expert_similarity import watched
 from simbal.training.lit_moe import LitMoE
 
+DEFINITIONS = {
+    "pes/min": "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
+    "trainer.pes_tokens tokens of the validation set",
+    "pes/mean": "mean of the same over layers",
+}
+
 
 @dataclass(frozen=True)
 class PES:
@@ -24,8 +30,12 @@ class PES:
     tokens: int
 
     def due(self, step: int, module: LitMoE) -> bool:
-        """Whether to measure after `step`; there are no pairs in a model of fewer than two experts."""
-        return self.every > 0 and step % self.every == 0 and module.model.shape.num_experts >= 2
+        """Whether to measure after `step`."""
+        return self.measures(module) and step % self.every == 0
+
+    def measures(self, module: LitMoE) -> bool:
+        """Whether the run's PES is measured at all; there are no pairs in a model of fewer than two experts."""
+        return self.every > 0 and module.model.shape.num_experts >= 2
 
     @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:

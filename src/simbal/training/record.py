@@ -14,6 +14,7 @@ from simbal import __name__ as package
 from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
 from simbal.run_folder import RunSpec
+from simbal.training import pes
 from simbal.training.build import resolve_router_init
 from simbal.training.lit_moe import LitMoE
 from simbal.training.validation import DEFINITIONS
@@ -32,7 +33,7 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
-        "definitions": DEFINITIONS,
+        "definitions": DEFINITIONS | (pes.DEFINITIONS if trainer["pes_every"] and routed else {}),
         "objective": objective(module),
         "code": code_version(),
         "versions": {"python": platform.python_version()}

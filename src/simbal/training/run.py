@@ -19,13 +19,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk
+from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk, result_keys
 from simbal.training import checkpoint, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
 from simbal.training.lit_moe import LitMoE
 from simbal.training.pes import PES
 from simbal.training.progress import ProgressBar
 from simbal.training.telemetry import Telemetry
+from simbal.training.trial_pruning import PrunedError, TrialPruning
 
 log = logging.getLogger("simbal")
 EXPECTED_WARNINGS = (
@@ -48,6 +49,9 @@ def train(spec: RunSpec) -> None:
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     require_space(folder.path, module)
     with folder.lock(), refusals_of_disk(folder.path):
+        if folder.finished(spec):
+            print(f"finished by another process: {folder.path}")
+            return
         folder.write_spec(spec)
         with log_to(folder.path / "train.log"):
             run = record.describe(spec, data, module, device, precision)
@@ -56,6 +60,11 @@ def train(spec: RunSpec) -> None:
                 log.info(line)
             try:
                 metrics = fit(spec, folder.path, module, data, device.type, precision)
+            except PrunedError as stop:
+                log.info("%s", stop)
+                folder.write_record(run | {"status": "pruned", "ended": record.now(), "error": str(stop)})
+                print(stop)
+                return
             except Exception as error:
                 log.exception("the run failed")
                 folder.write_record(run | {"status": "failed", "error": f"{type(error).__name__}: {error}"})
@@ -103,11 +112,20 @@ def fit(
     for periodic in (folder / "checkpoints").glob("step-*.ckpt"):
         periodic.unlink()
     assert module.validation is not None
+    metrics, layers = module.validation.metrics, module.validation.layers
+    if pes.measures(module):
+        measured = pes.measure(trainer, module)
+        layers = layers | measured.pop("layers")
+        metrics = metrics | measured
+    if isinstance(trainer.logger, TensorBoardLogger):
+        known = {f"final/{key}": value for key, value in metrics.items() if value is not None}
+        trainer.logger.log_hyperparams(result_keys(spec.config), known, keys["max_steps"])  # the tab HParams
+        trainer.logger.finalize("success")
     return {
         "seconds": time.perf_counter() - started,
         "tokens_per_second": telemetry.tokens_per_second,
-        "metrics": module.validation.metrics,
-        "layers": module.validation.layers,
+        "metrics": metrics,
+        "layers": layers,
     }
 
 
@@ -117,7 +135,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     accumulate = keys["global_batch"] // keys["micro_batch"]
     checkpoints = folder / "checkpoints"
     callbacks: list[Callback] = [telemetry, checkpoint.periodic(checkpoints, keys["ckpt_every"])]
-    callbacks.append(checkpoint.kept(checkpoints, keys["keep_every"]))
+    callbacks += [checkpoint.kept(checkpoints, keys["keep_every"]), TrialPruning(folder)]
     if keys["progress_bar"]:
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
     tensorboard = spec.config["logger"]["kind"] == "tensorboard"

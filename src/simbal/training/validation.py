@@ -5,6 +5,7 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +20,25 @@ DEFINITIONS = {
     "val/ppl": "exp of val/loss",
     "val/bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
     "load/max_vio": "max / mean - 1 of the tokens per expert on the validation set, mean over layers",
+    "load/tokens_per_expert": "tokens of the validation set that chose each expert, by layer; a token counts K times",
     "load/unique_experts": "experts chosen at least once on the validation set, summed over layers",
     "routing/seu": "distinct experts chosen in a sequence / E, mean over sequences and layers",
     "routing/entropy": "entropy in nats of a token's top-k weights divided by their sum, mean over tokens and layers",
     "router/gram_deviation": "mean over all E^2 entries of (R^T R - I)^2 with a bf16 product, mean over layers",
     "tokens_per_second": "training tokens by the seconds of training steps, validation excluded",
 }
+NO_METRICS = {"load/tokens_per_expert", "tokens_per_second"}  # one number for a whole validation
 
 
 @dataclass(frozen=True)
 class Validation:
-    """`metrics` as in `DEFINITIONS` (null what a dense model has not), `layers` the same for each layer."""
+    """`metrics` as in `DEFINITIONS` (null what a dense model has not), `layers` the same for each layer.
+
+    What each expert has is in `layers` alone, as a list for each layer.
+    """
 
     metrics: dict[str, float | None]
-    layers: dict[str, list[float]]
+    layers: dict[str, list[Any]]
 
 
 class ValidationTotals:
@@ -59,8 +65,7 @@ class ValidationTotals:
         loss = self.nats / self.tokens
         if not math.isfinite(loss):
             raise ArithmeticError(f"the validation loss is {loss}")
-        metrics: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
-        del metrics["tokens_per_second"]
+        metrics: dict[str, float | None] = {key: None for key in DEFINITIONS if key not in NO_METRICS}
         metrics["val/loss"] = loss
         metrics["val/ppl"] = language.perplexity(self.nats, self.tokens)
         metrics["val/bpb"] = language.bits_per_byte(self.nats, self.num_bytes)
@@ -68,9 +73,10 @@ class ValidationTotals:
         metrics |= {key: sum(values) / len(values) for key, values in layers.items()}
         if layers:
             metrics["load/unique_experts"] = sum(layers["load/unique_experts"])
+            layers["load/tokens_per_expert"] = self.counts_LE.tolist()
         return Validation(metrics, layers)
 
-    def _layers(self, router_weights: list[Tensor]) -> dict[str, list[float]]:
+    def _layers(self, router_weights: list[Tensor]) -> dict[str, list[Any]]:
         tensors = {
             "load/max_vio": load.max_vio(self.counts_LE),
             "load/unique_experts": load.unique_experts(self.counts_LE),

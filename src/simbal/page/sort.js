@@ -1,0 +1,19 @@
+// A click on a heading, or Enter on it, sorts the rows of its table: once up, once more down.
+for (const button of document.querySelectorAll("th > button")) {
+  button.addEventListener("click", () => {
+    const heading = button.parentElement;
+    const body = heading.closest("table").tBodies[0];
+    const up = heading.getAttribute("aria-sort") !== "ascending";
+    const key = (row) => row.cells[heading.cellIndex].dataset.key ?? row.cells[heading.cellIndex].textContent.trim();
+    const number = (text) => (text === "" || text === "—" ? NaN : Number(text));
+    const rows = [...body.rows].map((row) => [row, key(row), number(key(row))]);
+    rows.sort(([, a, x], [, b, y]) => {
+      if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1; // what has no number comes last, up or down
+      const order = isNaN(x) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
+      return up ? order : -order;
+    });
+    for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+    body.append(...rows.map(([row]) => row));
+  });
+}

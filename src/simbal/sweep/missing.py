@@ -1,0 +1,25 @@
+"""The runs that the last sweep in a folder was to make and never started."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from simbal.errors import UserError
+
+
+def never_started(folder: Path, started: Collection[str]) -> dict[str, str]:
+    """Labels by folder name of the runs in sweep.json that are not in `started`; none if there is no such file.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    file = folder / "sweep.json"
+    if not file.exists():
+        return {}
+    try:
+        runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        if all(isinstance(label, str) for label in runs.values()):
+            return {name: label for name, label in runs.items() if name not in started}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(f"{file} is broken: delete it; the runs in {folder} need it no more")

@@ -1,0 +1,64 @@
+"""Every named sweep runs from its first job to its table, at a scale that a test can afford."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from simbal.catalogue import Catalogue, first_comment
+from tests.conftest import CONF, MARKOV
+
+ROOT = CONF.parent
+NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
+SHORT = (
+    "trainer.max_steps=2", "trainer.val_every=1", "trainer.pes_every=1", "trainer.pes_tokens=32",
+    "trainer.global_batch=2", "trainer.micro_batch=2", "optim.warmup_steps=1", "logger=none", "model.num_layers=1",
+    "model.d_model=32", "model.d_expert=8", "model.num_heads=2",
+)  # fmt: skip
+RUNS = {
+    "balance_over_time": 9, "coefficient": 12, "experts_grid": 24, "language_modeling": 12, "lbl_fairness": 33,
+    "learning_rate": 18, "loss_free": 12, "router_precision": 6, "scale_or_direction": 15, "significance": 10,
+}  # fmt: skip
+
+
+def sweep(name, folder, *arguments):
+    command = [sys.executable, str(ROOT / "train.py"), "-m", f"sweeps={name}", f"output_dir={folder}", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_all_that_there_are_are_tested():
+    assert sorted([*RUNS, "coefficient_search"]) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_asks_a_question_states_its_cost_and_has_its_own_folder(name):
+    file = ROOT / "sweeps" / f"{name}.yaml"
+    comment = " ".join(first_comment(file))
+    assert "?" in comment.partition("Cost: ")[0]
+    assert "two CPU cores" in comment.partition("Cost: ")[2]
+    assert yaml.safe_load(file.read_text())["name"] == name
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert name in Catalogue([CONF]).options["sweeps"]
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_dry_run_lists_as_many_runs_as_the_file_says_and_starts_none(name, tmp_path):
+    done = sweep(name, tmp_path, "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert f"0 finished, 0 resumed, {RUNS[name]} new" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
+    done = sweep(name, tmp_path, "seed=0", *SHORT, *MARKOV, f"data.cache_dir={cache_dir}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    table = json.loads((tmp_path / name / "table.json").read_text())
+    seeds = [run["seed"] for arm in table["arms"] for run in arm["runs"]]
+    assert seeds == [0] * len(table["arms"])
+    assert not table["without_result"]
+    columns = yaml.safe_load((ROOT / "sweeps" / f"{name}.yaml").read_text()).get("columns")
+    assert columns is None or len(table["metrics"]) == len(columns)
+    assert (tmp_path / name / "index.html").stat().st_size > 10_000
