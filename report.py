@@ -10,8 +10,8 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from simbal.errors import exit_on_user_error
-from simbal.sweep.report import report
-from simbal.sweep.report_keys import report_keys
+from simbal.table.report import report
+from simbal.table.report_keys import report_keys
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 from simbal.run_folder import RunSpec
 
+pytest_plugins = ["tests.run_folders"]
+
 # a slow machine is no failure
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

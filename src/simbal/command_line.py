@@ -15,6 +15,7 @@ from simbal.config import integer_keys
 from simbal.errors import UserError
 from simbal.overrides import check_overrides
 from simbal.sweep import spans
+from simbal.sweep.launcher_extras import check_launcher
 
 BAD_USAGE = 2  # the exit code of a command line that names something that is not there
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
@@ -42,6 +43,7 @@ def check(conf: Path, about: str, root: str = "config") -> None:
             raise SystemExit(0)
         overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
         check_overrides(overrides, catalogue)
+        check_launcher(overrides)
         _check_mode(args, overrides, sweeps=SWEEPS in catalogue.options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -49,7 +49,7 @@ def test_weights_that_do_not_sum_to_one_are_judged_by_their_shares():
     assert absolute(0).kept(torch.zeros(1, 2)).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_plan_of_the_kept_choices_gives_the_sum_over_them(backend, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -9,9 +9,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from simbal.run_folder import RunFolder, RunSpec
-from simbal.sweep.collect import collect
-from simbal.sweep.table import Table, build
-from tests.sweep.conftest import changed_spec
+from simbal.table.collect import collect
+from simbal.table.table import Table, build
+from tests.run_folders import changed_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 STEPS = range(0, 50, 10)

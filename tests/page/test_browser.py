@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.sweep.report import report
+from simbal.table.report import report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 from simbal.errors import UserError
 from simbal.page import page
 from simbal.page.figures import MOST_ARMS
-from simbal.sweep.report import report
+from simbal.table.report import report
 
 FIGURES = ["loss", "loss-late", "experts", "max-vio", "loads", "pes", "pes-rate-mean", "pes-rate-min", "dropping",
            "pruning"]  # fmt: skip

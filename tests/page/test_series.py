@@ -5,8 +5,8 @@ import pytest
 from simbal.errors import UserError
 from simbal.page import series
 from simbal.page.loads import loads
-from simbal.sweep.arms import group
-from simbal.sweep.collect import collect
+from simbal.table.arms import group
+from simbal.table.collect import collect
 from tests.page.conftest import STEPS, row, write_rows
 
 

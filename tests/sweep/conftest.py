@@ -7,14 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
@@ -31,6 +29,9 @@ from simbal.run_folder import RunFolder, RunSpec
 from simbal.sweep import tether
 
 
+DEATHS = {{"die": signal.SIGKILL, "stop": signal.SIGTERM, "fault": signal.SIGSEGV}}
+
+
 def note(file, text):
     with open(file, "a") as opened:
         opened.write(text + "\\n")
@@ -45,8 +46,13 @@ def train(spec):
         raise RuntimeError("the loss is nan")
     if behaviour == "refuse":
         raise UserError("no space left")
-    if behaviour == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "starve":
+        raise MemoryError("cannot allocate")
+    if behaviour == "leave":
+        raise SystemExit(0)
+    if behaviour in DEATHS:
+        os.kill(os.getpid(), DEATHS[behaviour])
+        time.sleep(1000)
     if behaviour == "hang":
         grandchild = subprocess.Popen(["sleep", "1000"])
         note("hanging", str(grandchild.pid))
@@ -98,7 +104,7 @@ class App:
         self.behave({})
 
     def behave(self, by_seed: dict[int, str], tokens: str = "b") -> None:
-        """finish (the default), crash, refuse, die or hang; and the fingerprint of the data."""
+        """finish (the default), crash, starve, leave, refuse, die, stop, fault, hang; the fingerprint of the data."""
         (self.folder / "behaviour.json").write_text(json.dumps({**by_seed, "tokens": tokens}))
 
     def start(self, *arguments: str, preload: str = "[]") -> "subprocess.Popen[str]":
@@ -155,53 +161,3 @@ def app(tmp_path: Path) -> Iterator[App]:
     for pid in app.lines("hanging"):  # only if the test failed to see them end
         if app.alive(int(pid)):
             os.kill(int(pid), signal.SIGKILL)
-
-
-@pytest.fixture(scope="session")
-def base_spec() -> RunSpec:
-    with initialize_config_dir(config_dir=str(REPOSITORY / "conf"), version_base="1.3"):
-        return RunSpec.from_hydra(compose("config", overrides=["data=synthetic"], return_hydra_config=True))
-
-
-@pytest.fixture
-def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
-    """Writes one finished run folder to tmp_path/outputs/fake and returns its path."""
-
-    def write(balancing: str = "simbal", seed: int = 0, status: str | None = "finished", **fields: Any) -> Path:
-        spec = changed_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))
-        folder = RunFolder(spec.path)
-        folder.write_spec(spec)
-        record = {
-            "status": status,
-            "config_hash": spec.hash,
-            "choices": spec.choices,
-            "seed": seed,
-            "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {"numpy": "2.0"}},
-            "definitions": {"val/ppl": "exp of the loss"},
-            "steps": 400,
-            "tokens": 819_200,
-            "tokens_per_second": 9000.0,
-            "metrics": {"val/ppl": 100.0 + seed, "load/max_vio": 0.5},
-        }
-        if status is not None:
-            folder.write_record(record | fields)
-        return folder.path
-
-    return write
-
-
-def changed_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: dict[str, Any]) -> RunSpec:
-    """The base run with another balancing, seed and dotted keys; a key without a dot is a group's option."""
-    config, choices = deepcopy(base.config), base.choices | {"balancing": balancing}
-    config |= {"balancing": {balancing: {"coef": 0.1}}, "seed": seed}
-    config |= {"name": "fake", "output_dir": str(tmp_path / "outputs")}
-    for key, value in keys.items():
-        node = config
-        *parents, last = key.split(".")
-        if not parents and key in choices:
-            choices[key] = value
-            continue
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return RunSpec(config, choices)

@@ -8,9 +8,9 @@ import pytest
 from simbal.sweep.forecast import forecast
 from simbal.sweep.job import Job
 from simbal.sweep.plan import plan
-from simbal.sweep.report import report
 from simbal.sweep.sweep_file import without_passwords
-from tests.sweep.conftest import changed_spec
+from simbal.table.report import report
+from tests.run_folders import changed_spec
 
 
 def files(app):

@@ -16,16 +16,24 @@ def hanging(app):
 
 @pytest.mark.parametrize("preload", ["[]", "null"])
 def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app, preload):
-    app.behave({1: "crash", 2: "die", 3: "refuse"})
-    sweep = app.run("-m", "seed=0-4", preload=preload)
+    ends = {
+        1: ("crash", "failed", "RuntimeError: the loss is nan"),
+        2: ("die", "killed", "killed by signal 9"),
+        3: ("refuse", "failed", "no space left"),
+        5: ("stop", "killed", "killed by signal 15"),
+        6: ("fault", "killed", "killed by signal 11"),
+        7: ("starve", "failed", "MemoryError: cannot allocate"),
+        8: ("leave", "failed", "ended with exit code 0 and no result"),
+    }
+    app.behave({seed: behaviour for seed, (behaviour, _, _) in ends.items()})
+    sweep = app.run("-m", "seed=0-8", preload=preload)
     assert sweep.returncode == 1
-    assert sweep.stdout.startswith("0 finished, 0 resumed, 5 new\n")
-    assert sweep.stderr == "3 of 5 jobs failed\n"
-    assert app.started == [0, 1, 2, 3, 4]
-    assert [app.record(seed)["status"] for seed in range(5)] == ["finished", "failed", "killed", "failed", "finished"]
-    errors = ["RuntimeError: the loss is nan", "killed by signal 9", "no space left"]
-    assert [app.record(seed)["error"] for seed in (1, 2, 3)] == errors
-    assert all(error in sweep.stdout for error in errors)
+    assert sweep.stdout.startswith("0 finished, 0 resumed, 9 new\n")
+    assert sweep.stderr == "7 of 9 jobs failed\n"
+    assert app.started == [*range(9)]
+    for seed, (_, status, error) in ends.items():
+        assert (app.record(seed)["status"], app.record(seed)["error"]) == (status, error)
+        assert error in sweep.stdout
     assert "this goes to console.log" in (app.run_folder(1) / "console.log").read_text()
     (arm,) = json.loads((app.folder / "outputs/default/table.json").read_text())["arms"]
     assert [run["seed"] for run in arm["runs"]] == [0, 4]
@@ -152,7 +160,7 @@ def test_a_named_sweep_and_another_config_reach_the_jobs(app):
 def test_neither_the_sweep_nor_its_table_imports_torch(app):
     app.run("-m", "seed=0")
     loaded = set((app.folder / "modules").read_text().split())
-    assert "simbal.sweep.table" in loaded
+    assert "simbal.table.table" in loaded
     assert not loaded & {"torch", "lightning", "optuna", "scipy.stats"}
 
 

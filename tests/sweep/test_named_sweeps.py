@@ -62,3 +62,6 @@ def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
     columns = yaml.safe_load((ROOT / "sweeps" / f"{name}.yaml").read_text()).get("columns")
     assert columns is None or len(table["metrics"]) == len(columns)
     assert (tmp_path / name / "index.html").stat().st_size > 10_000
+    logs = [file.read_text() for file in (tmp_path / name).glob("*/train.log")]
+    assert all("training from step 0 to 2" in log for log in logs)
+    assert len(logs) == len(seeds)

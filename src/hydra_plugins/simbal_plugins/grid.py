@@ -48,8 +48,8 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.sweep.plan import plan
-        from simbal.sweep.report import report
         from simbal.sweep.sweep_file import write_sweep_file
+        from simbal.table.report import report
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():

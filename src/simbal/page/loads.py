@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from simbal.page.series import ShownArm, broken, number
-from simbal.sweep.collect import Run
+from simbal.table.collect import Run
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from simbal.page.figures import COLORS, MOST_ARMS
 from simbal.page.series import read
 from simbal.page.svg import inline, svg
 from simbal.run_folder import write_text
-from simbal.sweep import sections
-from simbal.sweep.arms import Arm
-from simbal.sweep.comparison import Row
-from simbal.sweep.table import Table
+from simbal.table import sections
+from simbal.table.arms import Arm
+from simbal.table.comparison import Row
+from simbal.table.table import Table
 
 HERE = Path(__file__).parent
 

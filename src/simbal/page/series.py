@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from simbal.errors import UserError
-from simbal.sweep.arms import Arm
-from simbal.sweep.collect import Run
-from simbal.sweep.curves import rows
+from simbal.table.arms import Arm
+from simbal.table.collect import Run
+from simbal.table.curves import rows
 
 Point = tuple[float, float]
 PER = 1e6  # tokens; of rates of change

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from simbal.run_folder import result_keys
-from simbal.sweep import sections
-from simbal.sweep.arms import ABSENT, Arm, short_columns
-from simbal.sweep.comparison import Row
-from simbal.sweep.metric import Metric
-from simbal.sweep.sections import Section
-from simbal.sweep.table import Table
+from simbal.table import sections
+from simbal.table.arms import ABSENT, Arm, short_columns
+from simbal.table.comparison import Row
+from simbal.table.metric import Metric
+from simbal.table.sections import Section
+from simbal.table.table import Table
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from simbal.search.study import Study
 from simbal.search.trials import show, write_trials
 from simbal.sweep import sweep_file
 from simbal.sweep.job import Job
-from simbal.sweep.report import report
+from simbal.table.report import report
 
 UNNAMED = "default"  # the name of a sweep that was given none: its study is not kept
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from simbal.console import new_grid
 from simbal.run_folder import write_text
 from simbal.search.study import Study, shown
-from simbal.sweep.arms import short_columns
+from simbal.table.arms import short_columns
 
 MOST_ROWS = 50  # on the screen; the file has all
 

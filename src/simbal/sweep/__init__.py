@@ -1,1 +1,1 @@
-"""Sweeps: running many jobs, and the table of what they left in their folders; nothing here trains."""
+"""Sweeps: what there is to run, and processes that run it; nothing here trains."""

@@ -17,6 +17,8 @@ from simbal.sweep.job import Job
 from simbal.sweep.job_return import job_returns
 from simbal.sweep.launch import launch
 from simbal.sweep.outcome import outcome
+from simbal.sweep.patience import patient
+from simbal.sweep.pool import sigterm_raises
 from simbal.sweep.slots import THREADS, visible_gpus
 from simbal.sweep.task import Task
 
@@ -64,13 +66,17 @@ class OtherLauncher(Launcher):
         ours = [attempt for attempt in attempts if self._claim(attempt)]
         if not ours:
             return
-        _limit_threads(attempt.job for attempt in ours)
-        self.out.print(f"{len(ours)} runs go to hydra/launcher={self.name}", soft_wrap=True)
-        try:
-            self.launcher.launch([attempt.job for attempt in ours], self.first_job)
-        except Exception as error:
-            said = str(error).strip().partition("\n")[0]
-            self.out.print(f"hydra/launcher={self.name}: {type(error).__name__}: {said}", soft_wrap=True)
+        jobs = [attempt.job for attempt in ours]
+        _limit_threads(jobs)
+        self.out.print(f"given to hydra/launcher={self.name}: {len(jobs)}", soft_wrap=True)
+        with sigterm_raises(), patient(self.launcher) as errors:
+            try:
+                self.launcher.launch(jobs, self.first_job)
+            except Exception as error:
+                errors.append(error)
+        for raised in errors:
+            said = str(raised).strip().partition("\n")[0]
+            self.out.print(f"hydra/launcher={self.name}: {type(raised).__name__}: {said}", soft_wrap=True)
         for attempt in ours:
             try:
                 attempt.state, attempt.error = outcome(attempt.folder, attempt.job.spec) or ("failed", NO_RECORD)

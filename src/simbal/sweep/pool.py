@@ -48,7 +48,7 @@ class Pool:
 
         Ctrl-C or SIGTERM stop every job; neither marks a run as failed, so the next sweep goes on where they were.
         """
-        with _sigterm_raises(), self.view:
+        with sigterm_raises(), self.view:
             try:
                 while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
                     for attempt in attempts:
@@ -139,7 +139,7 @@ def _signal_group(running: _Running, number: signal.Signals) -> None:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Let SIGTERM unwind the stack as Ctrl-C does, so that the jobs are stopped on the way out."""
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:

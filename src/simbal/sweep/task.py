@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from simbal.run_folder import BusyError, RunFolder, RunSpec
 from simbal.sweep.outcome import write_failure
+from simbal.sweep.tether import tethered
 
 
 class Task:
@@ -21,14 +22,14 @@ class Task:
     """
 
     def __init__(self, function: Callable[[DictConfig], Any]) -> None:
-        self.function, self.folder = function, Path.cwd()
+        self.function, self.folder, self.sweep = function, Path.cwd(), os.getpid()
 
     def __call__(self, cfg: DictConfig) -> None:
         """Do the run; what it prints goes to the end of its console.log."""
         os.chdir(self.folder)  # the workers of a Ray cluster start elsewhere, and the paths of a config are relative
         spec = RunSpec.from_hydra(cfg)
         folder = RunFolder(spec.path)
-        with _output_to(folder.path / "console.log"):
+        with tethered(self.sweep), _output_to(folder.path / "console.log"):
             try:
                 self.function(cfg)
             except (Exception, SystemExit) as error:

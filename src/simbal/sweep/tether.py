@@ -4,8 +4,12 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SWEEP_PID = "SIMBAL_SWEEP_PID"  # environment variable: the process that started this one
+POLL_SECONDS, GRACE_SECONDS = 0.5, 5.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -21,3 +25,27 @@ def die_with_sweep() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(sweep):  # it died before we asked
         raise SystemExit(128 + signal.SIGTERM)
+
+
+@contextmanager
+def tethered(sweep: int) -> Iterator[None]:
+    """End this process when the process `sweep`, its parent, dies meanwhile; do nothing if that is not its parent.
+
+    For a worker that runs job after job. The kernel's signal would not do: it comes when the thread ends that made the
+    worker, and joblib has several.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(POLL_SECONDS):
+            if os.getppid() != sweep:
+                os.kill(os.getpid(), signal.SIGTERM)
+                done.wait(GRACE_SECONDS)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.getppid() == sweep:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

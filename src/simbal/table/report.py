@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simbal.console import console
-from simbal.sweep import export, terminal
-from simbal.sweep.collect import collect
-from simbal.sweep.metric import choose, own_columns
-from simbal.sweep.missing import never_started
-from simbal.sweep.table import build
+from simbal.table import export, terminal
+from simbal.table.collect import collect
+from simbal.table.metric import choose, own_columns
+from simbal.table.missing import never_started
+from simbal.table.table import build
 
 
 def report(

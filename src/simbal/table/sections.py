@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simbal.sweep import paper
-from simbal.sweep.arms import ABSENT, seed_spans
-from simbal.sweep.comparison import Row
-from simbal.sweep.metric import Metric
-from simbal.sweep.statistics import PairedDifference
-from simbal.sweep.table import Table
-from simbal.sweep.tokens_to_loss import TokensToLoss
+from simbal.table import paper
+from simbal.table.arms import ABSENT, seed_spans
+from simbal.table.comparison import Row
+from simbal.table.metric import Metric
+from simbal.table.statistics import PairedDifference
+from simbal.table.table import Table
+from simbal.table.tokens_to_loss import TokensToLoss
 
 DIFFERENCE_HEADINGS = ("difference", "95% interval", "p", "p (Holm)", "d_z", "Welch p", "pairs")
 TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "seeds", "not reached")

@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simbal.sweep.statistics import Summary, holm, paired_difference, student_quantile, summarize, welch_test
+from simbal.table.statistics import Summary, holm, paired_difference, student_quantile, summarize, welch_test
 
 VALUES = st.floats(-1e3, 1e3)
 BY_SEED = st.dictionaries(st.integers(0, 9), VALUES, min_size=1)

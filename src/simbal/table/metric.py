@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simbal.errors import UserError
-from simbal.sweep.arms import ABSENT
-from simbal.sweep.collect import Run
-from simbal.sweep.statistics import Summary
+from simbal.table.arms import ABSENT
+from simbal.table.collect import Run
+from simbal.table.statistics import Summary
 
 
 @dataclass(frozen=True)

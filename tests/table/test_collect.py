@@ -5,9 +5,9 @@ import json
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.collect import collect
-from simbal.sweep.missing import never_started
-from simbal.sweep.report import report
+from simbal.table.collect import collect
+from simbal.table.missing import never_started
+from simbal.table.report import report
 
 
 def rewrite(path, **fields):

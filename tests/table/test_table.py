@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
-from simbal.sweep import terminal
-from simbal.sweep.collect import collect
-from simbal.sweep.report import report
-from simbal.sweep.table import build
+from simbal.table import terminal
+from simbal.table.collect import collect
+from simbal.table.report import report
+from simbal.table.table import build
 
 
 def table_of(folder, baseline=None):

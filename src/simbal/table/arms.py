@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simbal.config import flatten
 from simbal.run_folder import GROUPS, RunSpec, config_hash, result_keys
-from simbal.sweep.collect import Run
+from simbal.table.collect import Run
 
 ABSENT = "—"
 

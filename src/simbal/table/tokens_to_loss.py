@@ -6,7 +6,7 @@ Reference: arXiv 2506.14038.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simbal.sweep.statistics import interval, summarize
+from simbal.table.statistics import interval, summarize
 
 LOSS = "val/loss"
 Curve = Sequence[tuple[int, float]]  # of (training tokens, validation loss), by tokens

@@ -5,9 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
-from simbal.sweep import sections, terminal
-from simbal.sweep.collect import collect
-from simbal.sweep.table import build
+from simbal.table import sections, terminal
+from simbal.table.collect import collect
+from simbal.table.table import build
 
 FIVE = {"lbl": (100.0, 101.0, 99.0, 102.0, 98.0), "simbal": (97.0, 99.0, 96.0, 98.5, 95.5)}
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from simbal.sweep.arms import group, label_columns, label_of, short_label
-from simbal.sweep.collect import Run
-from simbal.sweep.comparison import Row, compare
-from simbal.sweep.metric import Metric, usual
-from simbal.sweep.notes import footer, of_paper, warnings, why_no_difference
+from simbal.table.arms import group, label_columns, label_of, short_label
+from simbal.table.collect import Run
+from simbal.table.comparison import Row, compare
+from simbal.table.metric import Metric, usual
+from simbal.table.notes import footer, of_paper, warnings, why_no_difference
 
 __all__ = ["Row", "Table", "build"]
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from simbal.config import flatten
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder, RunSpec
-from simbal.sweep.curves import curve
+from simbal.table.curves import curve
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.sweep.collect import collect
-from simbal.sweep.latex import escape, latex
-from simbal.sweep.report import report
-from simbal.sweep.table import build
+from simbal.table.collect import collect
+from simbal.table.latex import escape, latex
+from simbal.table.report import report
+from simbal.table.table import build
 
 DOCUMENT = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}\input{table.tex}"
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from simbal.sweep.arms import Arm
-from simbal.sweep.metric import Metric
-from simbal.sweep.paper import Reported, reported
-from simbal.sweep.statistics import PairedDifference, Summary, holm, paired_difference, summarize
-from simbal.sweep.tokens_to_loss import TokensToLoss, tokens_to_loss
+from simbal.table.arms import Arm
+from simbal.table.metric import Metric
+from simbal.table.paper import Reported, reported
+from simbal.table.statistics import PairedDifference, Summary, holm, paired_difference, summarize
+from simbal.table.tokens_to_loss import TokensToLoss, tokens_to_loss
 
 
 @dataclass(frozen=True)

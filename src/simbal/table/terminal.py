@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from simbal.console import new_grid
-from simbal.sweep import sections
-from simbal.sweep.arms import seed_spans, short_columns
-from simbal.sweep.metric import Metric
-from simbal.sweep.sections import DIFFERENCE_HEADINGS, Section, absence, difference_cells
-from simbal.sweep.table import Table
+from simbal.table import sections
+from simbal.table.arms import seed_spans, short_columns
+from simbal.table.metric import Metric
+from simbal.table.sections import DIFFERENCE_HEADINGS, Section, absence, difference_cells
+from simbal.table.table import Table
 
 __all__ = ["DIFFERENCE_HEADINGS", "absence", "difference_cells", "seed_spans", "show"]
 TEXT_WIDTHS = (None, 24, 12)  # of the column that names an arm

@@ -6,7 +6,7 @@ Reference: arXiv 2506.14038, tables 3, 4, 8, 9 and 10.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simbal.sweep.arms import ABSENT, Arm
+from simbal.table.arms import ABSENT, Arm
 
 HEADING = "paper M / L"
 NOTE = (

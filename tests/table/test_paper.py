@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from simbal.sweep import sections
-from simbal.sweep.collect import collect
-from simbal.sweep.metric import choose
-from simbal.sweep.paper import NAMES, NUMBERS, PAPER
-from simbal.sweep.report import report
-from simbal.sweep.table import build
+from simbal.table import sections
+from simbal.table.collect import collect
+from simbal.table.metric import choose
+from simbal.table.paper import NAMES, NUMBERS, PAPER
+from simbal.table.report import report
+from simbal.table.table import build
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.sweep import sections
-from simbal.sweep.collect import collect
-from simbal.sweep.curves import curve, rows
-from simbal.sweep.report import report
-from simbal.sweep.table import build
-from simbal.sweep.tokens_to_loss import first_reach, tokens_to_loss
+from simbal.table import sections
+from simbal.table.collect import collect
+from simbal.table.curves import curve, rows
+from simbal.table.report import report
+from simbal.table.table import build
+from simbal.table.tokens_to_loss import first_reach, tokens_to_loss
 
 BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]
 METHOD = [(0, 9.0), (40, 3.2), (60, 3.1), (80, 2.9), (100, 2.8)]

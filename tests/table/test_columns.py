@@ -5,11 +5,11 @@ import json
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.collect import collect
-from simbal.sweep.metric import choose
-from simbal.sweep.report import report
-from simbal.sweep.report_keys import report_keys
-from simbal.sweep.table import build
+from simbal.table.collect import collect
+from simbal.table.metric import choose
+from simbal.table.report import report
+from simbal.table.report_keys import report_keys
+from simbal.table.table import build
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ r"""A table as LaTeX, to be read by a paper with \input{table.tex}; it needs the
 import re
 from collections.abc import Sequence
 
-from simbal.sweep.sections import Section, sections
-from simbal.sweep.table import Table
+from simbal.table.sections import Section, sections
+from simbal.table.table import Table
 
 SIGNS = {
     "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from simbal.sweep.arms import seed_spans
-from simbal.sweep.collect import Run
-from simbal.sweep.comparison import Row, rivals
-from simbal.sweep.metric import Metric
-from simbal.sweep.paper import NOTE
+from simbal.table.arms import seed_spans
+from simbal.table.collect import Run
+from simbal.table.comparison import Row, rivals
+from simbal.table.metric import Metric
+from simbal.table.paper import NOTE
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from simbal.run_folder import write_json, write_text
-from simbal.sweep.arms import ABSENT
-from simbal.sweep.comparison import Row
-from simbal.sweep.latex import latex
-from simbal.sweep.metric import Metric
-from simbal.sweep.sections import absence, sections
-from simbal.sweep.table import Table
+from simbal.table.arms import ABSENT
+from simbal.table.comparison import Row
+from simbal.table.latex import latex
+from simbal.table.metric import Metric
+from simbal.table.sections import absence, sections
+from simbal.table.table import Table
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
