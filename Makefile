@@ -8,7 +8,7 @@ NAME ?= default
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test lint format dashboard clean
+.PHONY: help setup sweep test lint format dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ format: $(STAMP) ## let the linter and formatter fix what they can
 
 dashboard: $(STAMP) ## TensorBoard of a sweep: make dashboard NAME=quickstart
 	$(BIN)/tensorboard --logdir outputs/$(NAME)
+
+setup-gpu: $(STAMP) ## for GPU backends: Triton and MegaBlocks, nothing compiled
+	$(BIN)/python -m simbal.experts.megablocks_setup
+
+gpu-check: $(STAMP) ## are the expert backends right, and how fast (SMOKE=1: dry run on a CPU)
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 clean: ## remove .venv and caches; outputs and prepared data stay
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis

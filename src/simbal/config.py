@@ -42,7 +42,7 @@ class RouterConfig:
 class ExpertsConfig:
     """Which implementation computes the experts."""
 
-    backend: str  # auto | reference | torch
+    backend: str  # auto | reference | torch | megablocks | fused
 
 
 @dataclass
@@ -125,6 +125,7 @@ class TrainerConfig:
     global_batch: int  # sequences per optimizer step
     micro_batch: int  # sequences per forward pass
     precision: str  # auto | 32-true | bf16-mixed | bf16-true
+    force_precision: bool  # bf16 also on a CPU without instructions for it
     accelerator: str  # auto | cpu | cuda
     val_every: int  # steps; also validated before the first and after the last step
     log_every: int

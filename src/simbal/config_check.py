@@ -16,7 +16,7 @@ from simbal.errors import UserError
 CHOICES = {
     "router.gating": ("softmax", "sigmoid"),
     "router.init": ("auto", "orthogonal", "normal", "normal_unit"),
-    "experts.backend": ("auto", "reference", "torch"),
+    "experts.backend": ("auto", "reference", "torch", "megablocks", "fused"),
     "optim.aux_layer_reduce": ("sum", "mean"),
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
     "trainer.accelerator": ("auto", "cpu", "cuda"),

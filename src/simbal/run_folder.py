@@ -45,6 +45,7 @@ NOT_HASHED = (
     "data.tokenizer_path",
     "data.threads",
     "trainer.progress_bar",
+    "trainer.force_precision",
 )
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 STATUSES = ("finished", "failed", "killed", "pruned")  # killed: by a signal, so that the next sweep goes on with it

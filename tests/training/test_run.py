@@ -162,7 +162,8 @@ def test_loss_free_bias_moves_once_per_optimizer_step_and_is_in_the_checkpoint(s
 
 @pytest.mark.parametrize("balancing", ["lf", "ortho_param"])
 def test_a_bf16_model_keeps_the_strategys_numbers_in_fp32(small_spec, balancing):
-    spec = small_spec(f"balancing={balancing}", "trainer.precision=bf16-true", "trainer.max_steps=4")
+    bf16 = ("trainer.precision=bf16-true", "trainer.force_precision=true")
+    spec = small_spec(f"balancing={balancing}", *bf16, "trainer.max_steps=4")
     train(spec)
     saved = {name: tensor.dtype for name, tensor in weights(spec).items() if tensor.is_floating_point()}
     fp32 = {name for name, dtype in saved.items() if dtype == torch.float32}

@@ -65,29 +65,28 @@ class _GroupedSwiGLU(torch.autograd.Function):
         ends: Tensor,
     ) -> Tensor:
         (N, K), (E, _, width, D) = p_NK.shape, w13.shape
-        gate_up_R2F = _matmul(x_ND[order // K], w13.view(E, 2 * width, D).transpose(1, 2), ends)
+        gate_up_R2F = _matmul(x_ND.index_select(0, order // K), w13.view(E, 2 * width, D).transpose(1, 2), ends)
         gate_RF, up_RF = gate_up_R2F.chunk(2, -1)
         out_RD = _matmul(F.silu(gate_RF) * up_RF, w2, ends)
         ctx.save_for_backward(x_ND, p_NK, w13, w2, gate_up_R2F, order, inverse, ends)
-        return torch.bmm(p_NK.to(out_RD.dtype)[:, None], out_RD[inverse].view(N, K, D)).squeeze(1)
+        return torch.einsum("nk,nkd->nd", p_NK.to(out_RD.dtype), out_RD.index_select(0, inverse).view(N, K, D))
 
     @staticmethod
     def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, p_NK, w13, w2, gate_up_R2F, order, inverse, ends = ctx.saved_tensors
         (N, K), (E, _, width, D) = p_NK.shape, w13.shape
         token = order // K
-        dy_RD = dy_ND[token]  # a copy: grouped_mm refuses an expanded or strided gradient
+        dy_RD = dy_ND.index_select(0, token)  # a copy: grouped_mm refuses an expanded or strided gradient
         dh_RF = _matmul(dy_RD, w2.transpose(1, 2), ends)  # before the routing weight
         gate_RF, up_RF = gate_up_R2F.chunk(2, -1)
-        sigmoid_RF = torch.sigmoid(gate_RF)
-        silu_RF = gate_RF * sigmoid_RF
+        silu_RF = F.silu(gate_RF)
         h_RF = silu_RF * up_RF
         dp_NK = (h_RF * dh_RF).sum(-1, dtype=p_NK.dtype)[inverse].view(N, K)
         p_R1 = p_NK.reshape(-1)[order].to(h_RF.dtype)[:, None]
         dw2 = _weight_gradient(h_RF * p_R1, dy_RD, ends)
         dh_RF = dh_RF * p_R1
-        dgate_RF = dh_RF * up_RF * (sigmoid_RF + silu_RF * (1 - sigmoid_RF))
+        dgate_RF = torch.ops.aten.silu_backward(dh_RF * up_RF, gate_RF)
         dgate_up_R2F = torch.cat([dgate_RF, dh_RF * silu_RF], -1)
-        dw13 = _weight_gradient(dgate_up_R2F, x_ND[token], ends).view_as(w13)
+        dw13 = _weight_gradient(dgate_up_R2F, x_ND.index_select(0, token), ends).view_as(w13)
         dx_RD = _matmul(dgate_up_R2F, w13.view(E, 2 * width, D), ends)
-        return dx_RD[inverse].view(N, K, D).sum(1), dp_NK, dw13, dw2, None, None, None
+        return dx_RD.index_select(0, inverse).view(N, K, D).sum(1), dp_NK, dw13, dw2, None, None, None

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simbal.matmul import linear
+
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(P)) v over the past, without biases and without QK-norm."""
@@ -30,13 +32,14 @@ class Attention(nn.Module):
         With `past`, `x_BSD` are the new tokens alone, and `visible_B1SS` says what they see of it and of themselves.
         """
         q_BHSP, k_BHSP, v_BHSP = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BSD).chunk(3, -1)
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
+            for part in linear(x_BSD, self.qkv.weight).chunk(3, -1)
         )
         q_BHSP, k_BHSP = rotate(q_BHSP, rotation_2SP), rotate(k_BHSP, rotation_2SP)
         if past is not None:
             k_BHSP, v_BHSP = past.extend(k_BHSP, v_BHSP)
         y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None)
-        return self.out(y_BHSP.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        return linear(y_BHSP.transpose(1, 2).flatten(-2), self.out.weight)
 
 
 class LayerPast:

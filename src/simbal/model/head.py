@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simbal.matmul import mm
+
 IGNORED = -100  # target of a position that does not count
-CHUNK_ELEMENTS = 2**22  # logits held at once: 16 MB in fp32, 512 rows at V = 8192
+CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**22}  # logits held at once: 8 MB in fp32 on a CPU, 256 rows at V = 8192
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class _ChunkedHead(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = max(1, CHUNK_ELEMENTS // len(weight_VD))
+        rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
         nll_N, lse_N = (torch.zeros_like(targets_N, dtype=torch.float32) for _ in range(2))
         counted = (targets_N != IGNORED).sum().clamp(min=1)
         if with_gradient:
@@ -50,11 +52,12 @@ class _ChunkedHead(torch.autograd.Function):
             dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
-            probs_CV, nll_N[chunk], lse_N[chunk] = _softmax(x_ND[chunk] @ weight_VD.T, targets_N[chunk])
+            logits_CV = mm(x_ND[chunk], weight_VD.T)
+            exp_CV, total_C1, nll_N[chunk], lse_N[chunk] = _softmax(logits_CV, targets_N[chunk])
             if with_gradient:
-                dlogits_CV = _dlogits(probs_CV, lse_N[chunk], targets_N[chunk], z_coef, counted).to(x_ND.dtype)
-                torch.mm(dlogits_CV, weight_VD, out=dx_ND[chunk])
-                dweight_VD += dlogits_CV.T @ x_ND[chunk]
+                dlogits_CV = _dlogits(exp_CV, total_C1, lse_N[chunk], targets_N[chunk], z_coef, counted).to(x_ND.dtype)
+                dx_ND[chunk] = mm(dlogits_CV, weight_VD)
+                dweight_VD += mm(dlogits_CV.T, x_ND[chunk])
         if with_gradient:
             ctx.save_for_backward(dx_ND, dweight_VD.to(weight_VD.dtype))
         ctx.mark_non_differentiable(nll_N, lse_N)
@@ -66,22 +69,23 @@ class _ChunkedHead(torch.autograd.Function):
         return dloss.to(dx_ND.dtype) * dx_ND, dloss.to(dweight_VD.dtype) * dweight_VD, None, None, None
 
 
-def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, negative log-likelihoods and log-normalisers of one chunk, with one exponential per logit."""
+def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Softmax before its division, the divisors, negative log-likelihoods and log-normalisers of one chunk."""
     logits_CV = logits_CV.float()
     ignored_C = targets_C == IGNORED
     target_logits_C = logits_CV.gather(1, targets_C.masked_fill(ignored_C, 0)[:, None])[:, 0]
     max_C1 = logits_CV.amax(1, keepdim=True)
-    probs_CV = logits_CV.sub_(max_C1).exp_()
-    total_C1 = probs_CV.sum(1, keepdim=True)
-    probs_CV /= total_C1
+    exp_CV = logits_CV.sub_(max_C1).exp_()
+    total_C1 = exp_CV.sum(1, keepdim=True)
     lse_C = (max_C1 + total_C1.log())[:, 0]
-    return probs_CV, (lse_C - target_logits_C).masked_fill(ignored_C, 0), lse_C.masked_fill(ignored_C, 0)
+    return exp_CV, total_C1, (lse_C - target_logits_C).masked_fill(ignored_C, 0), lse_C.masked_fill(ignored_C, 0)
 
 
-def _dlogits(probs_CV: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor) -> Tensor:
-    """((1 + 2 z_coef lse) p - onehot(target)) / counted, 0 where ignored; overwrites `probs_CV`."""
+def _dlogits(
+    exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor
+) -> Tensor:
+    """((1 + 2 z_coef lse) p - onehot(target)) / counted with p = exp / total, 0 where ignored; overwrites `exp_CV`."""
     weight_C = (targets_C != IGNORED) / counted
-    probs_CV *= (weight_C * (1 + 2 * z_coef * lse_C))[:, None]
+    exp_CV *= (weight_C * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
     targets_C1 = targets_C.clamp(min=0)[:, None]
-    return probs_CV.scatter_add_(1, targets_C1, -weight_C[:, None].float())
+    return exp_CV.scatter_add_(1, targets_C1, -weight_C[:, None].float())

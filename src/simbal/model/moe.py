@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from simbal.experts.plan import RoutingPlan
 from simbal.experts.select import apply_experts
+from simbal.matmul import linear
 from simbal.model.router import Router, Routing, Steering
 
 
@@ -43,5 +44,5 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """The same shape as `x_BSD`."""
-        gate_BSF, up_BSF = F.linear(x_BSD, self.w13_2FD.flatten(0, 1)).chunk(2, -1)
-        return F.linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)
+        gate_BSF, up_BSF = linear(x_BSD, self.w13_2FD.flatten(0, 1)).chunk(2, -1)
+        return linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)

@@ -1,5 +1,7 @@
 """From plain config dicts to the objects of a run."""
 
+from pathlib import Path
+
 import torch
 
 from simbal.balancing.build import build_balancing
@@ -7,13 +9,15 @@ from simbal.balancing.composition import Composition
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
-from simbal.experts.select import resolve
+from simbal.experts.select import Choice, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.run_folder import RunSpec
 from simbal.training.lit_moe import LitMoE
 from simbal.training.optim import OptimSettings
 
+CPU_FLAGS = Path("/proc/cpuinfo")
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on Arm
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
 
@@ -25,14 +29,43 @@ def resolve_device(accelerator: str) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def resolve_precision(precision: str, device: torch.device) -> str:
-    """`auto` is 32-true on a CPU and bf16-mixed on CUDA."""
-    return precision if precision != "auto" else ("bf16-mixed" if device.type == "cuda" else "32-true")
+def resolve_precision(precision: str, device: torch.device, force: bool = False) -> str:
+    """`auto` is 32-true on a CPU and bf16-mixed on CUDA.
+
+    Raises:
+        UserError: bf16 on a CPU that has no instructions for it, unless `force`.
+    """
+    if precision == "auto":
+        return "bf16-mixed" if device.type == "cuda" else "32-true"
+    if PRECISIONS[precision] == torch.bfloat16 and device.type == "cpu" and not (force or cpu_multiplies_bf16()):
+        raise UserError(
+            f"trainer.precision={precision} can be 100 times slower than 32-true here, as this CPU has no bf16 "
+            "instructions: use trainer.precision=32-true, or trainer.force_precision=true to train so all the same"
+        )
+    return precision
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether Linux lists instructions for bf16; elsewhere nothing says so."""
+    try:
+        flags = set(CPU_FLAGS.read_text(encoding="utf-8").split())
+    except OSError:  # not Linux
+        return False
+    return bool(flags & BF16_FLAGS)
 
 
 def resolve_router_init(init: str, balancing: Composition) -> str:
     """`auto` is the start that the strategies prefer."""
     return balancing.router_init if init == "auto" else init
+
+
+def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choice | None:
+    """What computes the experts, and why; None for a dense model."""
+    model = spec.config["model"]
+    if not model["num_experts"]:
+        return None
+    named = spec.config["experts"]["backend"]
+    return choose(named, device, PRECISIONS[precision], model["d_model"], model["d_expert"])
 
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
@@ -54,11 +87,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     shape = transformer_shape(spec, store.meta["eot"])
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}
     balancing = build_balancing(spec.config["balancing"], facts, trainer["max_steps"], optim["aux_layer_reduce"])
-    backend = None
-    if shape.num_experts:
-        named = spec.config["experts"]["backend"]
-        backend = resolve(named, device, PRECISIONS[precision], shape.d_model, shape.d_expert)
-    model = Transformer(shape, backend)
+    choice = choose_backend(spec, device, precision)
+    model = Transformer(shape, choice.name if choice else None)
     router_init = resolve_router_init(spec.config["router"]["init"], balancing)
     initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
     balancing.prepare(model.routers)

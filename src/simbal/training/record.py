@@ -15,7 +15,7 @@ from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
 from simbal.run_folder import RunSpec
 from simbal.training import pes
-from simbal.training.build import resolve_router_init
+from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE
 from simbal.training.validation import DEFINITIONS
 
@@ -25,6 +25,7 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy
 def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
     """All that is known before the first step."""
     trainer, store, routed = spec.config["trainer"], data.store, bool(module.model.routers)
+    choice = choose_backend(spec, device, precision)
     return {
         "config_hash": spec.hash,
         "choices": spec.choices,
@@ -41,6 +42,7 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "backend": module.model.backend,
+        "backend_choice": choice.described if choice else None,
         "router_init": resolve_router_init(spec.config["router"]["init"], module.balancing) if routed else None,
         "precision": precision,
         "parameters": count_parameters(module.model),
@@ -82,6 +84,12 @@ def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
                 f"effective coefficient {part['effective_coef']:g} of {part['unit']}"
             )
     return shown
+
+
+def backend_lines(run: dict[str, Any]) -> list[str]:
+    """Why the experts' backend is the one it is, for people."""
+    choice = run["backend_choice"]
+    return [f"experts: {choice['reason']}"] if choice else []
 
 
 def code_version() -> dict[str, str | bool | None]:

@@ -45,7 +45,7 @@ def train(spec: RunSpec) -> None:
         print(f"finished before: {folder.path}")
         return
     device = resolve_device(keys["accelerator"])
-    precision = resolve_precision(keys["precision"], device)
+    precision = resolve_precision(keys["precision"], device, keys["force_precision"])
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     require_space(folder.path, module)
     with folder.lock(), refusals_of_disk(folder.path):
@@ -55,7 +55,7 @@ def train(spec: RunSpec) -> None:
         folder.write_spec(spec)
         with log_to(folder.path / "train.log"):
             run = record.describe(spec, data, module, device, precision)
-            for line in [*record.lines(run["objective"]), *warm_up_note(spec)]:
+            for line in [*record.lines(run["objective"]), *record.backend_lines(run), *warm_up_note(spec)]:
                 print(line)
                 log.info(line)
             try:
@@ -183,6 +183,7 @@ def log_to(file: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.disabled = False  # Hydra disables every logger that is there when it starts a job, as in a forked process
     try:
         yield
     finally:

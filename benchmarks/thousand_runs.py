@@ -1,4 +1,4 @@
-"""Seconds that report.py takes for a folder of finished runs: python benchmarks/tabulate.py [runs]
+"""Seconds that report.py takes for a folder of finished runs: python benchmarks/thousand_runs.py [runs]
 
 Two strategies and 20 learning rates, on as many seeds as it takes; each with a config, a record and 60 rows of curves.
 """

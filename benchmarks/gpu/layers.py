@@ -1,0 +1,156 @@
+"""Every implementation of an expert layer behind one call, and whether it is right: for `gpu_check.py`.
+
+Shapes: N tokens, D model width, F expert hidden width, E experts, K experts per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.upstream import upstream_module
+from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
+from simbal.experts.plan import RoutingPlan
+from simbal.experts.select import BACKENDS
+from simbal.model.moe import FeedForward
+
+NAMES = ("y", "dx", "dp", "dw13", "dw2")
+ROUTINGS = ("balanced", "skewed", "collapsed")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one layer call."""
+
+    name: str
+    N: int
+    D: int
+    F: int
+    E: int
+    K: int
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass; the backward pass has twice as many."""
+        return 6 * self.N * self.K * self.D * self.F
+
+
+@dataclass(frozen=True)
+class Case:
+    """Leaves (x, p, w13, w2), the choice, and an output gradient."""
+
+    shape: Shape
+    leaves: list[Tensor]
+    experts_NK: Tensor
+    dy_ND: Tensor
+
+
+def make_case(shape: Shape, routing: str, device: torch.device, dtype: torch.dtype) -> Case:
+    """Random numbers: zeros would run faster. skewed: hot experts and every eighth one empty; collapsed: K experts."""
+    g = torch.Generator().manual_seed(0)
+    logits_NE = torch.randn(shape.N, shape.E, generator=g)
+    if routing == "skewed":
+        logits_NE += 1.5 * torch.randn(shape.E, generator=g)
+        logits_NE[:, :: max(2, shape.E // 4)] -= 30
+    elif routing == "collapsed":
+        logits_NE[:, : shape.K] += 30
+    p_NK, experts_NK = logits_NE.softmax(-1).topk(shape.K)
+    sizes = (
+        (shape.N, shape.D), (shape.E, 2, shape.F, shape.D), (shape.E, shape.F, shape.D), (shape.N, shape.D),
+    )  # fmt: skip
+    x, w13, w2, dy = (torch.randn(size, generator=g) for size in sizes)
+    scaled = (x, w13 * shape.D**-0.5, w2 * shape.F**-0.5, dy)
+    x, w13, w2, dy = (tensor.to(device, dtype) for tensor in scaled)
+    return Case(shape, [x, p_NK.to(device), w13, w2], experts_NK.to(device), dy)
+
+
+class Ours:
+    """A backend of ours, plan included."""
+
+    def __init__(self, name: str) -> None:
+        self.run = BACKENDS[name].run
+
+    def prepare(self, case: Case) -> list[Tensor]:
+        """Leaves of its own."""
+        return [leaf.detach().clone().requires_grad_() for leaf in case.leaves]
+
+    def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
+        """y."""
+        x, p, w13, w2 = leaves
+        return self.run(x, RoutingPlan.build(case.experts_NK, p, len(w2)), w13, w2)
+
+    def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """dx, dp, dw13, dw2."""
+        return list(gradients)
+
+
+class Upstream(Ours):
+    """MegaBlocks' own module. Its three weights are leaves of its own, so that no copy of a layout is timed."""
+
+    def __init__(self, impl: str) -> None:
+        self.impl, self.num_experts = impl, 0
+        self.module: Any = None
+
+    def prepare(self, case: Case) -> list[Tensor]:
+        """x, p, w1, v1, w2."""
+        x, p, w13, w2 = case.leaves
+        shape = case.shape
+        self.num_experts = shape.E
+        self.module = upstream_module(self.impl, shape.D, shape.F, shape.E, shape.K, x.device, x.dtype)
+        self.module.load_state_dict(to_megablocks(w13, w2))
+        mlp = self.module.mlp
+        return [x.detach().clone().requires_grad_(), p.detach().clone().requires_grad_(), mlp.w1, mlp.v1, mlp.w2]
+
+    def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
+        """y."""
+        x, p = leaves[:2]
+        return self.module(x[None], None, p.to(x.dtype), case.experts_NK)[0]
+
+    def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """In our layout."""
+        dx, dp, *weights = gradients
+        named = dict(zip(("mlp.w1", "mlp.v1", "mlp.w2"), weights, strict=True))
+        return [dx, dp, *from_megablocks(named, self.num_experts)]
+
+
+class Dense(Ours):
+    """One SwiGLU as wide as K experts: the same active size, no routing; what a perfect kernel could reach."""
+
+    def __init__(self) -> None:
+        self.layer: Any = None
+
+    def prepare(self, case: Case) -> list[Tensor]:
+        """x and two weights of its own."""
+        x, shape = case.leaves[0], case.shape
+        self.layer = FeedForward(shape.D, shape.K * shape.F).to(x.device, x.dtype)
+        for weight in self.layer.parameters():
+            torch.nn.init.normal_(weight, std=shape.D**-0.5)
+        return [x.detach().clone().requires_grad_(), self.layer.w13_2FD, self.layer.w2_FD]
+
+    def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
+        """y."""
+        return self.layer(leaves[0])
+
+
+def step(implementation: Ours, case: Case) -> list[Tensor]:
+    """y, dx, dp, dw13, dw2."""
+    leaves = implementation.prepare(case)
+    y = implementation.forward(leaves, case)
+    return [y.detach(), *implementation.gradients(torch.autograd.grad(y, leaves, case.dy_ND))]
+
+
+def wanted(case: Case) -> list[Tensor]:
+    """The reference on the same numbers in fp32, whose matrix products must not be TF32."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    exact = Case(case.shape, [leaf.float() for leaf in case.leaves], case.experts_NK, case.dy_ND.float())
+    return step(Ours("reference"), exact)
+
+
+def errors(got: list[Tensor], want: list[Tensor]) -> dict[str, float]:
+    """Largest difference by the largest wanted entry; NaN stays NaN."""
+    return {
+        name: ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
+        for name, a, b in zip(NAMES, got, want, strict=True)
+    }

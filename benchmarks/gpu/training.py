@@ -1,0 +1,83 @@
+"""A whole training step of a model preset, eager and compiled: for `gpu_check.py`.
+
+The step is forward, chunked head, backward, clipping and AdamW, in the precision of the paper's presets (bf16-true),
+without a balancing loss and without reading data.
+"""
+
+import statistics
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks.gpu.timing import Clock
+from simbal.analysis.flops import preset_shape
+from simbal.analysis.training_cost import parameters
+from simbal.experts.select import BACKENDS, Backend
+from simbal.model.head import head_loss
+from simbal.model.transformer import Transformer, TransformerShape
+from simbal.training.optim import OptimSettings, build_optimizer
+
+OPTIM = OptimSettings(5e-4, 0.01, (0.9, 0.95), 1e-8, True, 2000)
+HOST_WAITS = ("megablocks", "fused", "reference")  # what torch.compile must not look into; `torch` it traces
+
+
+@dataclass(frozen=True)
+class Step:
+    """Medians of whole steps."""
+
+    milliseconds: float
+    tokens_per_second: float
+    tflops: float  # training FLOPs of the model (3 times forward), not those that were executed
+    peak_gib: float | None
+
+
+def smoke_shape() -> TransformerShape:
+    """One that the Triton interpreter gets through."""
+    return replace(
+        preset_shape("moe_m", 512), num_layers=1, d_model=128, num_heads=2, d_expert=128, num_experts=4, top_k=2
+    )
+
+
+def hide_from_compiler() -> None:
+    """Let torch.compile break the graph around backends that wait for the device or launch kernels of their own."""
+    for name in HOST_WAITS:
+        backend = BACKENDS[name]
+        BACKENDS[name] = Backend(torch.compiler.disable(backend.run), backend.unsupported)
+
+
+def time_step(
+    shape: TransformerShape, backend: str, batch: int, seq_len: int, device: torch.device, dtype: torch.dtype,
+    compiled: bool, repeats: int,
+) -> Step:  # fmt: skip
+    """Time `repeats` steps on random tokens."""
+    with device:  # simbal.model.init draws on the CPU: minutes, for numbers that no time depends on
+        model = Transformer(shape, backend if shape.num_experts else None)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.02)
+    model = model.to(dtype)
+    optimizer, _ = build_optimizer(model, OPTIM, 19_000)
+    forward = torch.compile(model) if compiled else model
+    tokens_BT = torch.randint(shape.vocab_size, (batch, seq_len + 1), device=device)
+    clock, times = Clock(device), []
+
+    def run() -> None:
+        hidden_BSD, _ = forward(tokens_BT[:, :-1])
+        loss = head_loss(hidden_BSD.flatten(0, 1), model.head_VD, tokens_BT[:, 1:].flatten(), 1e-5)
+        loss.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(5 if device.type == "cuda" else 0):
+        run()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(repeats):
+        begin = clock.now()
+        run()
+        times.append(clock.milliseconds(begin, clock.now()))
+    peak_gib = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    ms, tokens = statistics.median(times), batch * seq_len
+    flops = parameters(shape).training_flops(seq_len, tokens)
+    return Step(ms, tokens / ms * 1e3, flops / ms / 1e9, peak_gib)

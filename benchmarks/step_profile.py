@@ -1,0 +1,99 @@
+"""Where the time of a training step goes: operators of the forward pass by the function that ran them, and those of
+the backward pass by the forward operator that they belong to (torch numbers both alike).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from simbal.balancing.composition import Composition
+from simbal.experts.plan import RoutingPlan
+from simbal.model import moe
+from simbal.model.attention import Attention
+from simbal.model.router import Router
+from simbal.training import lit_moe
+
+BACKWARD = "autograd::engine::evaluate_function: "
+PARTS: tuple[tuple[Any, str, str], ...] = (
+    (Attention, "forward", "attention"),
+    (Router, "forward", "router"),
+    (RoutingPlan, "build", "routing plan"),
+    (moe, "apply_experts", "experts"),
+    (lit_moe, "head_loss", "head"),
+    (torch.nn.RMSNorm, "forward", "norms"),
+    (torch.nn.Embedding, "forward", "embedding"),
+    (Composition, "losses", "balancing"),
+    (Composition, "measure", "balancing"),
+    (Composition, "update", "balancing"),
+    (lit_moe.LitMoE, "configure_gradient_clipping", "clipping"),
+    (lit_moe.StepTotals, "add", "telemetry"),
+)
+
+
+def profile(step: Callable[[], None], steps: int = 5) -> None:
+    """Print each part's share; the profiler itself makes small operators look larger than they are."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
+    for owner, name, label in PARTS:
+        setattr(owner, name, spanned(getattr(owner, name), f"part: {label}"))
+    try:
+        step()
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(steps):
+                with record_function("part: rest"):
+                    step()
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+    events = profiler.events()
+    assert events is not None
+    shares(list(events), steps)
+
+
+def spanned(function: Any, label: str) -> Any:
+    """`function` under a name for the profiler."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with record_function(label):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def part_of(event: Any) -> str:
+    """The innermost part around an event."""
+    while event is not None:
+        if event.name.startswith("part: "):
+            return str(event.name[6:])
+        if event.name.startswith("Optimizer.step"):
+            return "optimizer"
+        event = event.cpu_parent
+    return "rest"
+
+
+def shares(events: list[Any], steps: int) -> None:
+    """A line for each part, forward and backward, and the ten dearest operators."""
+    forward: dict[int, str] = {}
+    for event in events:
+        if event.sequence_nr >= 0 and not event.name.startswith(BACKWARD) and "Backward" not in event.name:
+            forward[event.sequence_nr] = part_of(event)
+    spent: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
+    operators: Counter[str] = Counter()
+    for event in events:
+        operators[event.name] += event.self_cpu_time_total
+        node = event
+        while node is not None and not node.name.startswith(BACKWARD):
+            node = node.cpu_parent
+        if node is None:
+            spent["forward"][part_of(event)] += event.self_cpu_time_total
+        else:
+            part = forward.get(node.sequence_nr, "rest") if node.sequence_nr >= 0 else "rest"
+            spent["backward"][part] += event.self_cpu_time_total
+    total = sum(sum(times.values()) for times in spent.values())
+    print(f"{'part':14} {'forward':>8} {'backward':>8}   of {total / steps / 1e3:.1f} ms under the profiler")
+    for part, _ in (spent["forward"] + spent["backward"]).most_common():
+        print(f"{part:14} {spent['forward'][part] / total:8.1%} {spent['backward'][part] / total:8.1%}")
+    for name, time in operators.most_common(10):
+        print(f"  {name:60} {time / total:6.1%}")

@@ -1,0 +1,35 @@
+"""The table of `bench_step.py`, and what the processor could do at most."""
+
+import statistics
+import time
+
+import torch
+
+
+def peak() -> float:
+    """FLOP/s of the fastest fp32 product that torch offers here, best of several, by CPU time of all threads."""
+    a, b, best = torch.randn(1024, 1024), torch.randn(1024, 1024), 0.0
+    linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
+    products = [lambda: a @ b] + ([lambda: linear(a, b, None, "none", [], "")] if linear else [])
+    for product in products:
+        for _ in range(10):
+            started = time.process_time()
+            product()
+            best = max(best, 2 * 1024**3 / (time.process_time() - started))
+    return best
+
+
+def report(taken: dict[str, list[tuple[float, float]]], flops: int, tokens: int) -> None:
+    """A line for each arm: time, speed, and how many times its time is ours."""
+    fastest = peak()
+    print(f"peak {fastest / 1e9:.0f} GFLOP/s per core, step {flops / 1e9:.2f} GFLOP, {tokens} tokens")
+    for name, times in taken.items():
+        cpu, wall = (statistics.median(column) for column in zip(*times, strict=True))
+        ratios = [
+            statistics.median(t[i] / ours[i] for t, ours in zip(times, taken["simbal"], strict=True)) for i in (0, 1)
+        ]
+        print(
+            f"{name:14} {1e3 * cpu:7.1f} ms CPU  {1e3 * wall:7.1f} ms wall  {tokens / cpu:7.0f} tokens/CPU s  "
+            f"{tokens / wall:7.0f} tokens/s  x{ratios[0]:.2f} CPU  x{ratios[1]:.2f} wall  "
+            f"{flops / cpu / fastest:.0%} of peak"
+        )

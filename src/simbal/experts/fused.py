@@ -1,0 +1,157 @@
+"""Backend `fused`: Triton kernels that gather, activate and scatter inside the matrix products.
+
+No padding, no permuted copy of x or dy, no atomics, and the host never waits for the device, so a CUDA graph can hold
+it. Same inputs give the same bits: every sum has one order, and block shapes come from a table (`fused_blocks`).
+Not yet run on a GPU. Untried there: other block shapes, a persistent grid, TMA, warp specialisation.
+Reference: MegaBlocks (arXiv 2211.15841) for the weight layout; SonicMoE for the router gradient <h, dy W2^T>.
+Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, T tiles.
+"""
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from simbal.experts.fused_blocks import SHARED_MEMORY, Blocks, Config, config_for, multiple
+from simbal.experts.plan import RoutingPlan
+
+
+def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
+    """The same function as `reference`."""
+    y_ND: Tensor = _FusedSwiGLU.apply(x_ND, plan.weights_NK, w13_E2FD, w2_EFD, plan.order_R, plan.ends_E)  # type: ignore[no-untyped-call]
+    return y_ND
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
+    """Why `fused` cannot run, or None."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and device.type != "cuda":
+        return f"it needs CUDA, not {device.type} (its tests use Triton's interpreter: TRITON_INTERPRET=1)"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton==3.7.1"
+    if config_for(d_model, d_expert) is None:
+        return f"model.d_model={d_model} and model.d_expert={d_expert} must be multiples of {multiple()}"
+    if not interpreted:
+        return _unsupported_on_gpu(device, dtype)
+    if dtype not in (torch.float32, torch.float16):
+        return f"Triton's interpreter needs float32 or float16, not {dtype}: its bfloat16 products are wrong"
+    return None
+
+
+def _unsupported_on_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
+    if dtype not in (torch.bfloat16, torch.float16):
+        why = ", which Triton multiplies as TF32" if dtype == torch.float32 else ""
+        return f"on CUDA it needs bfloat16 or float16, not {dtype}{why}: set trainer.precision=bf16-mixed"
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+        if memory < SHARED_MEMORY:
+            return f"a program needs {SHARED_MEMORY} bytes of shared memory, this GPU has {memory}"
+    return None
+
+
+def _check(x_ND: Tensor, w13: Tensor, w2: Tensor) -> Config:
+    """The kernels assume dense weights of one dtype and mask rows only: anything else would be silently wrong."""
+    _, _, width, D = w13.shape
+    if not x_ND.dtype == w13.dtype == w2.dtype:
+        raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13.dtype} and {w2.dtype}")
+    if not (w13.is_contiguous() and w2.is_contiguous()):
+        raise ValueError(f"w13 and w2 must be contiguous, got strides {w13.stride()} and {w2.stride()}")
+    if (config := config_for(D, width)) is None:
+        raise ValueError(f"the widths of the weights, {D} and {width}, must be multiples of {multiple()}")
+    return config
+
+
+def _tile_map(ends: Tensor, R: int, rows: int, least: int) -> Tensor:
+    """(3, T): `tile_map_kernel`. T is a bound that needs no look at the counts; surplus tiles do nothing."""
+    from simbal.experts import fused_kernels as kernels
+
+    E, block = len(ends), 128
+    tiles_3T = ends.new_empty(3, R // rows + E)
+    T = tiles_3T.shape[1]
+    kernels.tile_map_kernel[(-(-T // block),)](ends, tiles_3T, T, rows, E=E, LEAST=least, BLOCK=block, num_warps=4)
+    return tiles_3T
+
+
+def _run_rows(kernel: Any, config: Config, blocks: Blocks, columns: int, *tensors: Tensor, **sizes: int) -> None:
+    """Run a kernel over routed rows: one program per row tile and column block. The tile map is the last tensor."""
+    T = tensors[-1].shape[1]
+    kernel[(T * (columns // blocks.columns),)](
+        *tensors, T, **sizes,
+        ROWS=config.rows, COLUMNS=blocks.columns, DEPTH=blocks.depth, GROUP=config.group, **blocks.options,
+    )  # fmt: skip
+
+
+def _weight_grad(
+    config: Config, a_RI: Tensor, b_NJ: Tensor, weight: Tensor, order: Tensor, ends: Tensor, K: int
+) -> Tensor:
+    """For each expert, its rows of `a` transposed, times the rows of `b` of their tokens; zero without rows."""
+    from simbal.experts import fused_weight_grad as kernels
+
+    (R, width_i), width_j, blocks = a_RI.shape, b_NJ.shape[1], config.weight_grad
+    tiles = (width_i // config.weight_rows) * (width_j // blocks.columns)
+    chunk_rows = config.chunk_rows(R, tiles)
+    chunks_3T = _tile_map(ends, R, chunk_rows, least=1)
+    dw = torch.empty_like(weight)
+    # n > chunk_rows rows make less than 2n / chunk_rows chunks
+    partial_SIJ = a_RI.new_empty(2 * R // chunk_rows, width_i, width_j, dtype=torch.float32)
+    kernels.weight_grad_kernel[(tiles, chunks_3T.shape[1])](
+        a_RI, b_NJ, dw, partial_SIJ, order, ends, chunks_3T, chunks_3T.shape[1], chunk_rows,
+        WIDTH_I=width_i, WIDTH_J=width_j, K=K,
+        ROWS=config.weight_rows, COLUMNS=blocks.columns, DEPTH=blocks.depth, **blocks.options,
+    )  # fmt: skip
+    if chunk_rows < R:  # else no expert is cut
+        block, IJ = 2048, width_i * width_j
+        kernels.sum_partials_kernel[(-(-IJ // block), len(ends))](
+            partial_SIJ, dw, ends, chunk_rows, IJ=IJ, BLOCK=block, num_warps=4
+        )
+    return dw
+
+
+class _FusedSwiGLU(torch.autograd.Function):
+    """Saves x and the gate and up pre-activations only: no gathered x, hidden state or expert output."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, p_NK: Tensor, w13: Tensor, w2: Tensor, order: Tensor, ends: Tensor) -> Tensor:
+        from simbal.experts import fused_kernels as kernels
+
+        config = _check(x_ND, w13, w2)
+        (N, K), (_, _, width, D) = p_NK.shape, w13.shape
+        x_ND, p_NK = x_ND.contiguous(), p_NK.contiguous()
+        tiles_3T = _tile_map(ends, N * K, config.rows, least=0)
+        where = (order, ends, tiles_3T)
+        gate_up_R2F = x_ND.new_empty(N * K, 2 * width)
+        h_RF = x_ND.new_empty(N * K, width)
+        up = (kernels.up_kernel, config, config.up, width)
+        _run_rows(*up, x_ND, w13, gate_up_R2F, h_RF, *where, D=D, F=width, K=K)
+        out_NKD = x_ND.new_empty(N, K, D)
+        down = (kernels.down_kernel, config, config.down, D)
+        _run_rows(*down, h_RF, w2, p_NK, out_NKD, *where, WIDTH_I=width, WIDTH_J=D, SCALED=True)
+        ctx.save_for_backward(x_ND, p_NK, w13, w2, gate_up_R2F, *where)
+        ctx.config = config
+        return out_NKD.sum(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor | None, ...]:
+        from simbal.experts import fused_kernels as kernels
+
+        x_ND, p_NK, w13, w2, gate_up_R2F, *where = ctx.saved_tensors
+        config: Config = ctx.config
+        order, ends, _ = where
+        (N, K), (_, _, width, D) = p_NK.shape, w13.shape
+        dy_ND = dy_ND.contiguous()  # an expanded one has no rows to point into
+        dgate_up_R2F = torch.empty_like(gate_up_R2F)
+        ph_RF = x_ND.new_empty(N * K, width)
+        dp_NKC = p_NK.new_empty(N, K, width // config.hidden_grad.columns, dtype=torch.float32)
+        back = (kernels.hidden_grad_kernel, config, config.hidden_grad, width)
+        saved = (gate_up_R2F, p_NK)
+        _run_rows(*back, dy_ND, w2, *saved, dgate_up_R2F, ph_RF, dp_NKC, *where, D=D, F=width, K=K)
+        dx_NKD = x_ND.new_empty(N, K, D)
+        down = (kernels.down_kernel, config, config.down, D)
+        _run_rows(*down, dgate_up_R2F, w13, p_NK, dx_NKD, *where, WIDTH_I=2 * width, WIDTH_J=D, SCALED=False)
+        dw13 = _weight_grad(config, dgate_up_R2F, x_ND, w13, order, ends, K)
+        dw2 = _weight_grad(config, ph_RF, dy_ND, w2, order, ends, K)
+        return dx_NKD.sum(1), dp_NKC.sum(-1, dtype=p_NK.dtype), dw13, dw2, None, None

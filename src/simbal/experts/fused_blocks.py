@@ -1,0 +1,84 @@
+"""Block shapes of the fused kernels: a static table, because tuning at run time would pick sums, and so bits, by clock.
+
+No entry has been timed on a GPU. The tests compile each for sm_90 and sm_80: no register spills, and on an H200 two
+programs fit onto one SM (128 registers, 113 KiB of shared memory), so that one stores while the other multiplies.
+Shapes: D model width, F expert hidden width, R routed rows.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Of one kernel: columns of a tile, steps of its sum taken at once, and Triton's launch options."""
+
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The part that Triton takes."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One block shape for each kernel, for widths that are multiples of `width`."""
+
+    width: int
+    rows: int  # of a tile of the three kernels over routed rows: they share one map of tiles
+    up: Blocks
+    down: Blocks
+    hidden_grad: Blocks
+    weight_grad: Blocks
+    weight_rows: int  # of a tile of the weight gradient
+    group: int = 16  # row tiles whose columns are done before the next rows: 16 read 3 MB of x at D = 768, L2 has 50
+    programs: int = 4 * 132  # the weight gradient is cut into about this many equal ones: four for each SM of an H200
+    min_chunk: int = 512  # rows below which cutting an expert costs more in partial sums than it gains
+
+    def chunk_rows(self, R: int, tiles: int) -> int:
+        """Rows after which the weight gradient cuts an expert, so that one long expert cannot keep the GPU waiting.
+
+        R rows of `tiles` tiles make R/chunk_rows * tiles = `programs` pieces. Balanced experts are shorter where the
+        weights alone fill a GPU, and partial sums fit into 2 * `programs` tiles (66 MiB of fp32) whatever the model.
+        """
+        rows = max(self.min_chunk, R * tiles // self.programs)
+        return -(-rows // self.weight_grad.depth) * self.weight_grad.depth
+
+
+CONFIGS = (
+    Config(
+        width=128,
+        rows=128,
+        up=Blocks(64, 64, num_warps=8, num_stages=3),  # of gate and up each
+        down=Blocks(128, 64, num_warps=8, num_stages=3),
+        hidden_grad=Blocks(64, 64, num_warps=8, num_stages=4),
+        weight_grad=Blocks(128, 64, num_warps=8, num_stages=5),  # the load of the tokens' order takes two stages
+        weight_rows=128,
+    ),
+    Config(
+        width=64,
+        rows=128,
+        up=Blocks(64, 64, num_warps=8, num_stages=3),
+        down=Blocks(64, 64, num_warps=8, num_stages=4),
+        hidden_grad=Blocks(64, 64, num_warps=8, num_stages=4),
+        weight_grad=Blocks(64, 64, num_warps=4, num_stages=5),
+        weight_rows=64,
+    ),
+)
+"""In order of preference."""
+
+SHARED_MEMORY = 99328
+"""Bytes that the hungriest kernel needs for one program."""
+
+
+def config_for(d_model: int, d_expert: int) -> Config | None:
+    """The first entry whose width divides both, or None."""
+    return next((c for c in CONFIGS if d_model % c.width == 0 and d_expert % c.width == 0), None)
+
+
+def multiple() -> int:
+    """What both widths must be a multiple of."""
+    return min(c.width for c in CONFIGS)

@@ -1,0 +1,103 @@
+"""MegaBlocks without compiling anything: what its CUDA extension `megablocks_ops` does, in plain PyTorch.
+
+As shipped, MegaBlocks 0.10.0 does not import without that extension, which does not compile under CUDA 13
+(databricks/megablocks, issue 180). It sorts and counts; the matrix products are Triton kernels.
+Reference: MegaBlocks (arXiv 2211.15841); the entry points and their in-place outputs are those of its csrc/ops.cu.
+Shapes: R routed rows, E experts, N tokens.
+"""
+
+import importlib
+import os
+import sys
+import warnings
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+NAME = "megablocks_ops"
+
+
+def sort(keys_R: Tensor, end_bit: int, keys_out_R: Tensor, order_out_R: Tensor) -> None:
+    """Stable, as a radix sort is: rows of one expert keep the tokens' order."""
+    values_R, order_R = torch.sort(keys_R, stable=True)
+    keys_out_R.copy_(values_R)
+    order_out_R.copy_(order_R)
+
+
+def histogram(keys: Tensor, num_bins: int) -> Tensor:
+    """int32 number of each key, of each row if there are rows."""
+    rows = keys.reshape(-1, keys.shape[-1]).long()
+    counts = torch.zeros(len(rows), num_bins, dtype=torch.int32, device=keys.device)
+    counts.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.int32))  # not bincount: it waits for the device
+    return counts.view(*keys.shape[:-1], num_bins)
+
+
+def inclusive_cumsum(x: Tensor, dim: int, out: Tensor) -> None:
+    """Sum up to and with each entry."""
+    out.copy_(x.cumsum(dim))
+
+
+def exclusive_cumsum(x: Tensor, dim: int, out: Tensor) -> None:
+    """Sum up to each entry, without it."""
+    out.copy_(x.cumsum(dim) - x)
+
+
+def indices(padded_ends_E: Tensor, block_size: int, rows: int, cols: int, out: Tensor) -> None:
+    """Block column of each block: a block row holds the `cols` blocks of the expert whose rows it pads."""
+    device = out.device
+    expert = torch.searchsorted(padded_ends_E // block_size, torch.arange(rows, device=device), right=True)
+    out.copy_((expert[:, None] * cols + torch.arange(cols, device=device)).reshape(-1))
+
+
+def replicate_forward(x: Tensor, ends_E: Tensor, out: Tensor) -> None:
+    """Column e of `x`, once for each row of expert e."""
+    out.copy_(x.index_select(1, _segments(ends_E, out.shape[1])))
+
+
+def replicate_backward(grad: Tensor, ends_E: Tensor, out: Tensor) -> None:
+    """The sum over each expert's rows."""
+    out.zero_().index_add_(1, _segments(ends_E, grad.shape[1]), grad)
+
+
+def _segments(ends_E: Tensor, rows: int) -> Tensor:
+    return torch.searchsorted(ends_E, torch.arange(rows, device=ends_E.device, dtype=ends_E.dtype), right=True)
+
+
+ENTRY_POINTS = (sort, histogram, inclusive_cumsum, exclusive_cumsum, indices, replicate_forward, replicate_backward)
+
+
+def install() -> str:
+    """Make `import megablocks` work; `compiled` if the extension is there, else `torch`: what goes into the record."""
+    if NAME not in sys.modules:
+        try:
+            importlib.import_module(NAME)
+        except ImportError:  # absent, or built for another torch
+            stand_in = ModuleType(NAME, __doc__)
+            for entry_point in ENTRY_POINTS:
+                setattr(stand_in, entry_point.__name__, entry_point)
+            sys.modules[NAME] = stand_in
+    return "torch" if getattr(sys.modules[NAME], "sort", None) is sort else "compiled"
+
+
+def interpreted() -> bool:
+    """Triton runs on the CPU, statement by statement: for tests. It must be set before Triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def kernels() -> tuple[ModuleType, ModuleType]:
+    """`megablocks.backend.kernels` and `stk.backend.triton_kernels`."""
+    install()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped GEMM not available")
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        modules = tuple(
+            importlib.import_module(name) for name in ("megablocks.backend.kernels", "stk.backend.triton_kernels")
+        )
+    if interpreted():  # autotuning needs a driver: one configuration leaves nothing to tune
+        for kernel in vars(modules[0]).values():
+            if hasattr(kernel, "configs"):
+                kernel.configs = kernel.configs[:1]
+    return modules[0], modules[1]

@@ -1,0 +1,90 @@
+"""Every kernel of `fused` in every shipped shape compiles for sm_90 and sm_80, well: no GPU needed for that."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from simbal.experts.fused_blocks import CONFIGS, SHARED_MEMORY
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+TYPES = {
+    "order_R": "*i64", "ends_E": "*i32", "tiles_3T": "*i32", "chunks_3T": "*i32",
+    "p_slot": "*fp32", "dp_slotC": "*fp32", "partial_SIJ": "*fp32",
+    "num_tiles": "i32", "num_chunks": "i32", "chunk_rows": "i32", "size": "i32",
+}  # fmt: skip
+WIDTHS = {128: (768, 1536), 64: (192,)}  # the paper's models, and a width that only the smaller blocks divide
+TARGETS = (90, "bf16"), (90, "fp16"), (80, "bf16")
+
+
+def kernels(config, width):
+    """(name, kernel, constants, launch options) as `fused.py` launches them, E = 32 and K = 4."""
+    from simbal.experts import fused_kernels as rows
+    from simbal.experts import fused_weight_grad as weights
+
+    sizes = {"D": width, "F": width, "K": 4}
+    shapes = {
+        "up": (rows.up_kernel, config.up, sizes),
+        "down": (rows.down_kernel, config.down, {"WIDTH_I": width, "WIDTH_J": width, "SCALED": True}),
+        "dx": (rows.down_kernel, config.down, {"WIDTH_I": 2 * width, "WIDTH_J": width, "SCALED": False}),
+        "hidden_grad": (rows.hidden_grad_kernel, config.hidden_grad, sizes),
+    }
+    for name, (kernel, blocks, constants) in shapes.items():
+        tile = {"ROWS": config.rows, "COLUMNS": blocks.columns, "DEPTH": blocks.depth, "GROUP": config.group}
+        yield name, kernel, constants | tile, blocks.options
+    blocks = config.weight_grad
+    tile = {"ROWS": config.weight_rows, "COLUMNS": blocks.columns, "DEPTH": blocks.depth}
+    for name, width_i in (("dw2", width), ("dw13", 2 * width)):
+        constants = {"WIDTH_I": width_i, "WIDTH_J": width, "K": 4} | tile
+        yield name, weights.weight_grad_kernel, constants, blocks.options
+        warps = {"num_warps": 4}
+        yield f"sum of {name}", weights.sum_partials_kernel, {"IJ": width_i * width, "BLOCK": 2048}, warps
+    for least in (0, 1):
+        constants = {"E": 32, "LEAST": least, "BLOCK": 128}
+        yield f"map, least {least}", rows.tile_map_kernel, constants, {"num_warps": 4}
+
+
+def compile_kernel(kernel, constants, options, capability, dtype, folder):
+    """PTX, shared memory, registers and spilled bytes."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else TYPES.get(n, f"*{dtype}") for n in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, constexprs=values, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = folder / "kernel.ptx"
+    ptx.write_text(compiled.asm["ptx"])
+    gpu = f"--gpu-name=sm_{capability}" + ("a" if capability == 90 else "")
+    command = (PTXAS, "-v", gpu, ptx, "-o", folder / "kernel.cubin")
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = ([int(n) for n in re.findall(p, log)] for p in (r"Used (\d+) registers", r"(\d+) bytes spill"))
+    assert registers, log
+    return compiled.asm["ptx"], compiled.metadata.shared, max(registers), sum(spilled)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+@pytest.mark.parametrize(("config", "width"), [(c, w) for c in CONFIGS for w in WIDTHS[c.width]])
+def test_every_kernel_compiles_without_spills_and_uses_the_tensor_cores(
+    config, width, capability, dtype, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for name, kernel, constants, options in kernels(config, width):
+        ptx, shared, registers, spilled = compile_kernel(kernel, constants, options, capability, dtype, tmp_path)
+        products = ptx.count("wgmma.mma_async" if capability == 90 else "mma.sync")
+        print(f"sm_{capability} {dtype} {width} {name}: {registers=} {spilled=} {shared=} {products=}")
+        assert spilled == 0, name
+        assert shared <= SHARED_MEMORY, name
+        if "DEPTH" in constants:
+            assert products > 0, name
+        if capability == 90:  # an SM has 65536 registers and 227 KiB of shared memory, and keeps 1 KiB for each program
+            assert 2 * registers * 32 * options["num_warps"] <= 65536, f"{name}: one program for an SM"
+            assert 2 * (shared + 1024) <= 227 * 1024, f"{name}: one program for an SM"

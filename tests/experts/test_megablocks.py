@@ -1,0 +1,164 @@
+"""Backend `megablocks` on a machine without a GPU: what it refuses, its stand-ins, its weights, and its kernels."""
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simbal.errors import UserError
+from simbal.experts import megablocks, megablocks_ops, megablocks_setup
+from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
+
+MISSING = [name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None]
+needs_megablocks = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make setup-gpu")
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@needs_megablocks
+def test_megablocks_equals_reference_in_the_interpreter():
+    """In a process of its own: Triton chooses between compiling and interpreting when a kernel is defined."""
+    tests = Path(__file__).with_name("megablocks_interpreted.py")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
+    environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests))
+    done = subprocess.run(command, env=environment, cwd=tests.parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["megablocks", "megablocks_weights", "select"])
+def test_nothing_is_imported_before_it_is_used(module):
+    code = f"import sys, simbal.experts.{module}; sys.exit(bool({{'triton', 'megablocks', 'stk'}} & {{*sys.modules}}))"
+    assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "widths", "says"),
+    [
+        (CPU, torch.float32, (768, 768), "it needs a CUDA device"),
+        (CUDA, torch.bfloat16, (768, 64), "model.d_model=768 and model.d_expert=64 must be multiples of 128"),
+        (CUDA, torch.float32, (768, 768), "TF32 on CUDA: set trainer.precision=bf16-mixed"),
+        (CUDA, torch.float64, (768, 768), "its kernels have no torch.float64"),
+    ],
+)
+def test_it_says_why_it_cannot_run(installed, device, dtype, widths, says):
+    assert says in megablocks.unsupported(device, dtype, *widths)
+
+
+def test_on_cuda_it_runs_bf16(installed):
+    assert megablocks.unsupported(CUDA, torch.bfloat16, 768, 768) is None
+
+
+def test_in_the_interpreter_bf16_is_refused(installed, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert megablocks.unsupported(CPU, torch.float32, 128, 128) is None
+    assert "multiplies bfloat16 wrongly" in megablocks.unsupported(CPU, torch.bfloat16, 128, 128)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "stk" else object())
+    reason = megablocks.unsupported(CUDA, torch.bfloat16, 768, 768)
+    assert reason == "stk is not installed: run `make setup-gpu`"
+
+
+def test_a_compiled_extension_is_preferred(monkeypatch):
+    monkeypatch.delitem(sys.modules, megablocks_ops.NAME, raising=False)
+    monkeypatch.setattr(
+        megablocks_ops.importlib, "import_module", lambda name: sys.modules.setdefault(name, ModuleType(name))
+    )
+    assert megablocks_ops.install() == "compiled"
+    monkeypatch.delitem(sys.modules, megablocks_ops.NAME)
+
+
+def test_without_one_the_stand_in_is_installed_once(monkeypatch):
+    monkeypatch.delitem(sys.modules, megablocks_ops.NAME, raising=False)
+    assert [megablocks_ops.install() for _ in range(2)] == ["torch", "torch"]
+    monkeypatch.delitem(sys.modules, megablocks_ops.NAME)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 6).flatmap(lambda e: st.lists(st.integers(0, e - 1), min_size=1, max_size=20).map(lambda k: (e, k)))
+)
+def test_the_stand_in_sorts_counts_and_replicates(example):
+    num_experts, keys = example
+    keys_R, sorted_R, order_R = torch.tensor(keys).int(), torch.empty(len(keys)).int(), torch.empty(len(keys)).int()
+    megablocks_ops.sort(keys_R, 8, sorted_R, order_R)
+    assert order_R.tolist() == sorted(range(len(keys)), key=lambda row: keys[row])
+    assert sorted_R.tolist() == sorted(keys)
+    counts_E = megablocks_ops.histogram(keys_R, num_experts)
+    assert counts_E.tolist() == [keys.count(e) for e in range(num_experts)]
+    assert megablocks_ops.histogram(keys_R[None], num_experts).tolist() == [counts_E.tolist()]
+    ends_E, begins_E = torch.empty_like(counts_E), torch.empty_like(counts_E)
+    megablocks_ops.inclusive_cumsum(counts_E, 0, ends_E)
+    megablocks_ops.exclusive_cumsum(counts_E, 0, begins_E)
+    assert torch.equal(ends_E - counts_E, begins_E)
+    values, copies = torch.arange(num_experts).float()[None], torch.empty(1, len(keys))
+    megablocks_ops.replicate_forward(values, ends_E, copies)
+    assert copies[0].tolist() == sorted(keys)
+    sums = torch.empty(1, num_experts)
+    megablocks_ops.replicate_backward(torch.ones(1, len(keys)), ends_E, sums)
+    assert sums[0].tolist() == counts_E.tolist()
+
+
+def test_the_stand_in_lists_the_block_columns_of_each_block_row():
+    columns = torch.empty(6, dtype=torch.int16)
+    megablocks_ops.indices(torch.tensor([256, 256, 384]), 128, 3, 2, columns)  # the second of three experts is empty
+    assert columns.tolist() == [0, 1, 0, 1, 4, 5]
+
+
+def test_weights_survive_megablocks_names_and_w2_is_no_copy():
+    w13, w2 = torch.randn(4, 2, 8, 6), torch.randn(4, 8, 6)
+    state = to_megablocks(w13, w2)
+    assert {name: tuple(w.shape) for name, w in state.items()} == dict.fromkeys(("mlp.w1", "mlp.v1", "mlp.w2"), (32, 6))
+    assert state["mlp.w2"].data_ptr() == w2.data_ptr()
+    assert torch.equal(state["mlp.v1"][8:16], w13[1, 1])
+    assert all(torch.equal(a, b) for a, b in zip(from_megablocks(state, 4), (w13, w2), strict=True))
+
+
+def test_weights_that_do_not_fit_are_refused():
+    state = to_megablocks(torch.randn(4, 2, 8, 6), torch.randn(4, 8, 6))
+    with pytest.raises(UserError, match="do not divide into 3 experts"):
+        from_megablocks(state, 3)
+    with pytest.raises(UserError, match=r"mlp.v1 is missing"):
+        from_megablocks({name: w for name, w in state.items() if name != "mlp.v1"}, 4)
+
+
+@pytest.mark.parametrize(
+    ("requires", "version", "triton"),
+    [(["triton==9.8.7; platform_system == 'Linux'"], "2.14.0", "9.8.7"), (["numpy"], "2.13.0+cpu", "3.7.1")],
+)
+def test_triton_is_torchs_own_pair(monkeypatch, requires, version, triton):
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: requires)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    assert megablocks_setup.triton_for_torch() == triton
+
+
+def test_an_unknown_torch_without_a_pair_is_refused(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: [])
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.99.0+cpu")
+    with pytest.raises(UserError, match=r"no Triton is known to fit torch 2.99.0\+cpu"):
+        megablocks_setup.triton_for_torch()
+
+
+def test_megablocks_setup_sees_a_torch_without_cuda(tmp_path):
+    megablocks_setup.write_torch_without_cuda(tmp_path)
+    code = "import torch; from torch.utils.cpp_extension import *; print(torch.__version__, CUDA_HOME, torch.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_HOME": "/usr/local/cuda"}
+    shown = subprocess.run(
+        (sys.executable, "-c", code), env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.split() == ["0", "None", str(tmp_path / "torch" / "__init__.py")]

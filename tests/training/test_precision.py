@@ -1,0 +1,61 @@
+"""bf16 on a CPU that has no instructions for it is refused, not endured."""
+
+import pytest
+import torch
+
+from simbal.errors import UserError
+from simbal.training import build
+from simbal.training.build import resolve_precision
+from simbal.training.run import train
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def cpu_with(tmp_path, monkeypatch):
+    """`cpu_with("avx2 amx_bf16")`: a processor of these flags."""
+
+    def fake(flags: str) -> None:
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags} sse2\n")
+        monkeypatch.setattr(build, "CPU_FLAGS", tmp_path / "cpuinfo")
+
+    return fake
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("flags", ["avx2", "avx2 avx512f avx512bw"])
+def test_bf16_is_refused_on_a_cpu_without_its_instructions_in_one_sentence(cpu_with, precision, flags):
+    cpu_with(flags)
+    with pytest.raises(UserError, match=f"trainer.precision={precision} .*trainer.force_precision=true") as refused:
+        resolve_precision(precision, CPU)
+    assert "\n" not in str(refused.value)
+    assert resolve_precision(precision, CPU, force=True) == precision
+
+
+@pytest.mark.parametrize("flags", ["avx512f avx512_bf16", "amx_bf16 amx_tile"])
+def test_bf16_is_taken_on_a_cpu_with_its_instructions(cpu_with, flags):
+    cpu_with(flags)
+    assert resolve_precision("bf16-true", CPU) == "bf16-true"
+
+
+def test_a_gpu_and_fp32_need_no_instructions_of_the_cpu(cpu_with):
+    cpu_with("avx2")
+    assert resolve_precision("auto", CPU) == resolve_precision("32-true", CPU) == "32-true"
+    assert resolve_precision("auto", CUDA) == "bf16-mixed"
+    assert resolve_precision("bf16-true", CUDA) == "bf16-true"
+
+
+def test_a_system_that_lists_no_flags_counts_as_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "CPU_FLAGS", tmp_path / "absent")
+    with pytest.raises(UserError, match="no bf16"):
+        resolve_precision("bf16-mixed", CPU)
+
+
+def test_a_refused_run_leaves_no_folder_and_force_does_not_change_its_name(small_spec, cpu_with):
+    cpu_with("avx2")
+    spec = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2")
+    with pytest.raises(UserError, match="force_precision"):
+        train(spec)
+    assert not spec.path.exists()
+    forced = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2", "trainer.force_precision=true")
+    assert forced.path == spec.path
