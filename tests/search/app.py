@@ -12,6 +12,8 @@ from typing import Any
 
 import optuna
 
+from tests.child_signals import hear_ctrl_c
+
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 600
 COEF = "balancing.simbal.coef=tag(log,interval(1e-3,10))"
@@ -103,7 +105,9 @@ class SearchApp:
         fixed = ("-m", "hydra/sweeper=optuna", "data=synthetic", "hydra.launcher.preload=[]")
         command = [sys.executable, "train.py", *fixed, *arguments]
         output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.folder, env={**os.environ, **environment}, **output)
+        return subprocess.Popen(
+            command, cwd=self.folder, env={**os.environ, **environment}, preexec_fn=hear_ctrl_c, **output
+        )
 
     def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments, **environment)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from simbal.run_folder import RunFolder
+from tests.child_signals import hear_ctrl_c
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
@@ -113,7 +114,7 @@ class App:
         forked = [f"hydra.launcher.preload={preload}"] if ours else []
         command = [sys.executable, "train.py", *arguments, *forked, "data=synthetic"]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.folder, **output)  # type: ignore[call-overload, no-any-return]
+        return subprocess.Popen(command, cwd=self.folder, preexec_fn=hear_ctrl_c, **output)  # type: ignore[call-overload, no-any-return]
 
     def run(self, *arguments: str, preload: str = "[]") -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments, preload=preload)
