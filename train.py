@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from simbal import command_line
 from simbal.errors import exit_on_user_error
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.sweep import tether
 
 

@@ -13,7 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from simbal.data.store import prepare
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.training.build import build_data, build_module
 from simbal.training.lit_moe import LitMoE
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from simbal.analysis.training_cost import parameters
 from simbal.data.store import Store
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.lit_moe import LitMoE
 from simbal.training.pes import PES

@@ -14,7 +14,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 
 REPOSITORY = Path(__file__).parents[1]
 ARMS = [(balancing, 1e-4 * (i + 1)) for balancing in ("lbl", "simbal") for i in range(20)]

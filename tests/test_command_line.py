@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from simbal import command_line
-from simbal.run_folder import GROUPS
+from simbal.run_spec import GROUPS
 
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"

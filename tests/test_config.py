@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simbal import config, config_check
 from simbal.errors import UserError
-from simbal.run_folder import GROUPS, config_hash
+from simbal.run_spec import GROUPS, config_hash
 from simbal.training.run import train
 
 CONF = Path(__file__).parents[1] / "conf"

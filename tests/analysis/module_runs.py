@@ -3,7 +3,7 @@
 from hydra import compose, initialize_config_dir
 
 from simbal.analysis.trained import TrainedRun, load
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.training.run import train
 from tests.conftest import CONF, MARKOV, SMALL
 

@@ -17,7 +17,7 @@ from simbal.experts.megablocks_ops import install, kernels
 from simbal.experts.megablocks_topology import Topology
 from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
 from simbal.experts.plan import RoutingPlan
-from simbal.experts.select import BACKENDS, apply_experts, resolve
+from simbal.experts.select import BACKENDS, apply_experts, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer
 from simbal.training.run import train
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_any_backend_is_the_same_model_in_any_other():
     first = Transformer(shape, "torch")
     initialise(first, 0, 0.02, "normal")
     for name in BACKENDS:
-        model = Transformer(shape, resolve(name, torch.device("cpu"), torch.float32, 128, 128))
+        model = Transformer(shape, choose(name, torch.device("cpu"), torch.float32, 128, 128).name)
         model.load_state_dict(first.state_dict())
         hidden[name] = model(tokens_BS)[0].detach()
     for name, got in hidden.items():

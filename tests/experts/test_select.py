@@ -11,7 +11,7 @@ from simbal.config_check import CHOICES
 from simbal.errors import UserError
 from simbal.experts import measured, select
 from simbal.experts.measured import TABLE, UNMEASURED, Row
-from simbal.experts.select import BACKENDS, Backend, choose, resolve
+from simbal.experts.select import BACKENDS, Backend, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.run import train
@@ -78,8 +78,8 @@ def test_a_measured_row_wins_over_the_default_for_its_widths_only(all_run, monke
     for module in (measured, select):
         monkeypatch.setattr(module, "TABLE", (row,))
     assert choose("auto", CUDA, torch.bfloat16, 768, 768).reason == "auto chose fused: measured by a test"
-    assert resolve("auto", CUDA, torch.bfloat16, 768, 1536) == "megablocks"
-    assert resolve("auto", CUDA, torch.float16, 768, 768) == "megablocks"
+    assert choose("auto", CUDA, torch.bfloat16, 768, 1536).name == "megablocks"
+    assert choose("auto", CUDA, torch.float16, 768, 768).name == "megablocks"
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -104,7 +104,7 @@ def test_a_named_backend_runs_or_is_refused_but_never_replaced(all_run, monkeypa
 def test_the_reason_is_one_sentence(monkeypatch, name, device, dtype, d_model, says):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UserError, match=says):
-        resolve(name, torch.device(device), dtype, d_model, 64)
+        choose(name, torch.device(device), dtype, d_model, 64)
 
 
 @needs_megablocks

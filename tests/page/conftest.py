@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 from simbal.table.collect import collect
 from simbal.table.table import Table, build
 from tests.run_folders import changed_spec

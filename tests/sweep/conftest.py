@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simbal.run_folder import RunFolder
-from tests.child_signals import hear_ctrl_c
+from tests.child_processes import PATIENCE_SECONDS, alive, hear_ctrl_c, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
 
 PROGRAM = f"""
 import atexit, json, os, signal, subprocess, sys, time, types
@@ -26,7 +24,8 @@ import hydra
 
 from simbal import command_line
 from simbal.errors import UserError, exit_on_user_error
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 from simbal.sweep import tether
 
 
@@ -139,20 +138,7 @@ class App:
         assert record is not None
         return record
 
-    @staticmethod
-    def alive(pid: int) -> bool:
-        """Whether a process runs; a zombie does not."""
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, "gave up waiting"
-            time.sleep(0.05)
+    alive, wait_until = staticmethod(alive), staticmethod(wait_until)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.job import Job
 from simbal.sweep.view import View, clock, draw, seconds_left

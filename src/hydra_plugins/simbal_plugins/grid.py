@@ -17,7 +17,6 @@ from simbal.errors import UserError, exit_on_user_error
 
 if TYPE_CHECKING:
     from simbal.sweep.job import Job
-    from simbal.sweep.plan import Planned
 
 
 @dataclass
@@ -47,18 +46,16 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
-        from simbal.sweep.plan import plan
         from simbal.sweep.sweep_file import write_sweep_file
         from simbal.table.report import report
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
             jobs = self._jobs(arguments)
-            planned = plan(jobs, self.config.retry_failed)
             if self.config.dry_run:
-                self._show_forecast(jobs, planned)
+                self._show_forecast(jobs)
                 return []
-            write_sweep_file(planned)
+            write_sweep_file(jobs)
             returns = self.launcher.launch(jobs, initial_job_idx=0)
             for folder, baseline in {job.spec.path.parent: job.spec.config["baseline"] for job in jobs}.items():
                 report(folder, baseline)
@@ -84,11 +81,13 @@ class GridSweeper(Sweeper):
         ]
         return [Job.compose(overrides, loader, self.config) for overrides in itertools.chain(*grids)]
 
-    def _show_forecast(self, jobs: "list[Job]", planned: "list[Planned]") -> None:
+    def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.console import console
         from simbal.sweep.forecast import forecast
-        from simbal.sweep.plan import summary
+        from simbal.sweep.plan import plan, summary
 
+        assert self.config
+        planned = plan(jobs, self.config.retry_failed)
         slots = getattr(self.launcher, "slots", None)  # other launchers do not say
         table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)
         console().print(table, summary(planned), sentence, sep="\n", highlight=False)

@@ -22,7 +22,8 @@ from simbal.errors import UserError
 from simbal.model.head import head_loss
 from simbal.model.router import Routing, Steering
 from simbal.model.transformer import Transformer
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
 from simbal.training.lit_moe import LitMoE
 

@@ -77,11 +77,6 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_
     return Choice(name, f"{name}, as experts.backend says")
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str:
-    """The name alone."""
-    return choose(name, device, dtype, d_model, d_expert).name
-
-
 def _automatic(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> Choice:
     """`reference` runs everywhere, so there is always one; what is passed over says why."""
     rows = (row for row in TABLE if row.fits(device.type, dtype, d_model, d_expert))

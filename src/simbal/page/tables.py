@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from simbal.run_folder import result_keys
+from simbal.run_spec import result_keys
 from simbal.table import sections
 from simbal.table.arms import ABSENT, Arm, short_columns
 from simbal.table.comparison import Row

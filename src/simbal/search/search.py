@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from simbal.errors import UserError
-from simbal.run_folder import NOT_HASHED, RunFolder
+from simbal.run_folder import RunFolder
+from simbal.run_spec import NOT_HASHED
 from simbal.search.objective import objective_values, status
 from simbal.search.prune_watch import Candidate, watch
 from simbal.search.samplers import make_pruner

@@ -9,7 +9,8 @@ from statistics import fmean
 from rich.table import Table
 
 from simbal.console import new_grid
-from simbal.run_folder import RunFolder, RunSpec, result_keys
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec, result_keys
 from simbal.sweep.plan import Planned
 from simbal.sweep.view import clock
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig
 
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 
 
 class Job(list[str]):

@@ -1,6 +1,7 @@
 """How a run ended, going by its record alone."""
 
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 from simbal.sweep.attempt import State
 
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simbal.run_folder import refusals_of_disk, write_json
-from simbal.sweep.plan import Planned
+from simbal.sweep.job import Job
+from simbal.sweep.plan import labels
 
 PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]*(?=@)|([?&]password=)[^&\s]*")  # of a database's address
 
 
-def write_sweep_file(planned: Sequence[Planned]) -> None:
+def write_sweep_file(jobs: Sequence[Job]) -> None:
     """In each of the folders; a table can then name the runs that were never started."""
     folders: dict[Path, dict[str, str]] = defaultdict(dict)
-    for entry in planned:
-        path = entry.attempt.folder.path
-        folders[path.parent][path.name] = entry.attempt.label
+    for job, label in zip(jobs, labels(jobs), strict=True):
+        folders[job.spec.path.parent].setdefault(job.spec.path.name, label)
     for folder, runs in folders.items():
         write(folder, runs)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from simbal.run_folder import BusyError, RunFolder, RunSpec
+from simbal.run_folder import BusyError, RunFolder
+from simbal.run_spec import RunSpec
 from simbal.sweep.outcome import write_failure
 from simbal.sweep.tether import tethered
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simbal.config import flatten
-from simbal.run_folder import GROUPS, RunSpec, config_hash, result_keys
+from simbal.run_spec import GROUPS, RunSpec, config_hash, result_keys
 from simbal.table.collect import Run
 
 ABSENT = "—"

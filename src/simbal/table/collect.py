@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from simbal.config import flatten
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder, RunSpec
+from simbal.run_folder import RunFolder
+from simbal.run_spec import RunSpec
 from simbal.table.curves import curve
 
 

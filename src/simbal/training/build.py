@@ -12,7 +12,7 @@ from simbal.errors import UserError
 from simbal.experts.select import Choice, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.training.lit_moe import LitMoE
 from simbal.training.optim import OptimSettings
 

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 NAME = "step-{step:08d}"
 KEPT = "weights-{step:08d}"
+NAMED_BY_STEP: dict[str, Any] = {"auto_insert_metric_name": False, "enable_version_counter": False}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -41,27 +42,12 @@ class KeptWeights(ModelCheckpoint):
 
 def kept(folder: Path, every: int) -> KeptWeights:
     """Keeps the weights of every `every`-th optimizer step (0: of none), so that analyses can look back."""
-    return KeptWeights(
-        folder,
-        KEPT,
-        auto_insert_metric_name=False,
-        every_n_train_steps=every,
-        save_top_k=-1,
-        save_weights_only=True,
-        enable_version_counter=False,
-    )
+    return KeptWeights(folder, KEPT, every_n_train_steps=every, save_top_k=-1, save_weights_only=True, **NAMED_BY_STEP)
 
 
 def periodic(folder: Path, every: int) -> ModelCheckpoint:
     """Keeps the newest checkpoint of the run, written every `every` optimizer steps."""
-    return ModelCheckpoint(
-        folder,
-        NAME,
-        auto_insert_metric_name=False,
-        every_n_train_steps=every,
-        save_top_k=1,
-        enable_version_counter=False,
-    )
+    return ModelCheckpoint(folder, NAME, every_n_train_steps=every, save_top_k=1, **NAMED_BY_STEP)
 
 
 def newest(folder: Path) -> tuple[Path, int] | None:

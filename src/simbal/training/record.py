@@ -13,7 +13,7 @@ import torch
 from simbal import __name__ as package
 from simbal.data.loader import TokenData
 from simbal.model.parameters import count_parameters
-from simbal.run_folder import RunSpec
+from simbal.run_spec import RunSpec
 from simbal.training import pes
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE

@@ -19,7 +19,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder, RunSpec, refusals_of_disk, result_keys
+from simbal.run_folder import RunFolder, refusals_of_disk
+from simbal.run_spec import RunSpec, result_keys
 from simbal.training import checkpoint, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
 from simbal.training.lit_moe import LitMoE
