@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simbal.analysis.pruned_layers import kept_plan
 from simbal.experts import fused_blocks
 from simbal.experts.fused import _tile_map, fused, unsupported
 from simbal.experts.fused_blocks import Blocks, Config
@@ -141,6 +142,16 @@ def test_nothing_is_read_before_it_is_written_and_experts_without_rows_get_zeros
     assert len(unused) == 3
     assert not dw13[unused].any()
     assert not dw2[unused].any()
+
+
+def test_a_plan_of_kept_choices_gives_the_sum_over_them(small_blocks, nan_in_new_memory):
+    leaves, experts_NK, _ = case()
+    x, p, w13, w2 = (leaf.detach() for leaf in leaves)
+    kept_NK = torch.rand(p.shape, generator=torch.Generator().manual_seed(0)) > 0.5
+    p = p.masked_fill(~kept_NK, 0)
+    want = reference(x, RoutingPlan.build(experts_NK, p, len(w2)), w13, w2)
+    got = fused(x, kept_plan(experts_NK, p, kept_NK, len(w2)), w13, w2)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_fused_gives_the_same_bits_twice(small_blocks):

@@ -126,7 +126,8 @@ class _FusedSwiGLU(torch.autograd.Function):
         h_RF = x_ND.new_empty(N * K, width)
         up = (kernels.up_kernel, config, config.up, width)
         _run_rows(*up, x_ND, w13, gate_up_R2F, h_RF, *where, D=D, F=width, K=K)
-        out_NKD = x_ND.new_empty(N, K, D)
+        # a plan may have no row for some slots (pruning): nothing is written there
+        out_NKD = x_ND.new_empty(N, K, D) if len(order) == N * K else x_ND.new_zeros(N, K, D)
         down = (kernels.down_kernel, config, config.down, D)
         _run_rows(*down, h_RF, w2, p_NK, out_NKD, *where, WIDTH_I=width, WIDTH_J=D, SCALED=True)
         ctx.save_for_backward(x_ND, p_NK, w13, w2, gate_up_R2F, *where)
