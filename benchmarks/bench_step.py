@@ -1,14 +1,16 @@
 """A training step on a CPU beside Hugging Face's: python benchmarks/bench_step.py [tiny|small ...] [--threads N ...]
 
 Every arm is a model of the same widths with its own AdamW (fused) and the clipping of its gradient, on the same random
-tokens. They take turns in one process, so that a noisy machine slows all of them; medians of a round's ratios are
-shown, of process CPU time (for one thread the honest one where others use the cores) and of wall time.
+tokens, in a process of its own as its users run it. They take turns, so that a noisy machine slows all of them; medians
+of a round's ratios are shown, of process CPU time (for one thread the honest one where others use the cores) and of
+wall time.
 
 simbal    the bare step: forward, loss, backward, clipping, AdamW, schedule, balancing
 trainer   the same through Lightning's Trainer with the callbacks of train.py; no checkpoint or validation falls in it
 mixtral   MixtralForCausalLM as transformers starts it; attention sdpa, no cache, no auxiliary loss (ours has one, and
           a z-loss); `eager`: the loop over experts; `aux`: with its auxiliary loss
 llama     LlamaForCausalLM whose feed-forward is as wide as the K chosen experts together
+kept      with the memory of the step before kept, as train.py keeps it: no page faults
 
 With --profile, where the time of our step goes.
 """
@@ -16,8 +18,8 @@ With --profile, where the time of our step goes.
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,10 +30,12 @@ import transformers
 from hydra import compose, initialize_config_dir
 from step_profile import profile
 from step_table import report
+from step_turns import take_turns
 from torch import Tensor
 
 from simbal.analysis.training_cost import parameters
 from simbal.data.store import Store
+from simbal.heap import keep_freed_memory
 from simbal.run_spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.lit_moe import LitMoE
@@ -39,10 +43,9 @@ from simbal.training.pes import PES
 from simbal.training.run import build_trainer
 from simbal.training.telemetry import Telemetry
 
-Step = Callable[[], None]
 CONF = Path(__file__).parents[1] / "conf"
 VOCABULARY = {"tiny": 4096, "small": 8192}
-BATCHES = 4  # different ones, in turn
+BATCHES, WARM_UP = 4, 3  # different batches, in turn; rounds that are not reported
 
 
 def our_spec(model: str, out: str) -> RunSpec:
@@ -60,41 +63,44 @@ def our_module(spec: RunSpec) -> LitMoE:
     return build_module(spec, cast(Store, store), torch.device("cpu"), "32-true").train()
 
 
-class Random:
-    """The same random (B, S + 1) windows for every arm, in turn."""
-
-    def __init__(self, spec: RunSpec) -> None:
-        data, trainer = spec.config["data"], spec.config["trainer"]
-        shape = (BATCHES, trainer["global_batch"], data["seq_len"] + 1)
-        self.windows = torch.randint(data["vocab_size"], shape, generator=torch.Generator().manual_seed(0))
-        self.tokens_per_step = trainer["global_batch"] * data["seq_len"]
-        self._taken = 0
-
-    def next(self) -> Tensor:
-        """The next one."""
-        self._taken += 1
-        return self.windows[self._taken % BATCHES]
+def random_batches(spec: RunSpec) -> Tensor:
+    """(BATCHES, B, S + 1) token ids, the same for every arm."""
+    data, trainer = spec.config["data"], spec.config["trainer"]
+    shape = (BATCHES, trainer["global_batch"], data["seq_len"] + 1)
+    return torch.randint(data["vocab_size"], shape, generator=torch.Generator().manual_seed(0))
 
 
-def bare(spec: RunSpec, data: Random) -> Step:
+def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Our step without Lightning's loop."""
+    keep_freed_memory()
     module = our_module(spec)
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-
-    def step() -> None:
-        module.training_step(data.next(), 0)["loss"].backward()
+    for batch_BT in batches:
+        module.training_step(batch_BT, 0)["loss"].backward()
         module.configure_gradient_clipping(optimizer)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
         module.finish_step(0, 1e-3)
 
-    return step
+
+def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
+    """Our step as `train.py` makes it."""
+    keep_freed_memory()
+    out, keys = Path(spec.path), spec.config["trainer"]
+    out.mkdir(parents=True)
+    tokens = keys["global_batch"] * spec.config["data"]["seq_len"]
+    telemetry = Telemetry(out, keys["log_every"], keys["max_steps"], tokens, PES(0, 0))
+    trainer = build_trainer(spec, out, telemetry, "cpu", "32-true")
+    trainer.fit_loop.max_epochs = 1  # the batches end once
+    trainer.fit(our_module(spec), train_dataloaders=batches)
 
 
-def hugging_face(spec: RunSpec, data: Random, kind: str, **extra: Any) -> Step:
+def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = False, **extra: Any) -> None:
     """A transformers model of our shape, trained with our optimizer's numbers."""
+    if kept:
+        keep_freed_memory()
     m, optim, causal = spec.config["model"], spec.config["optim"], transformers.AutoModelForCausalLM
     widths = {
         "vocab_size": spec.config["data"]["vocab_size"], "hidden_size": m["d_model"],
@@ -116,68 +122,24 @@ def hugging_face(spec: RunSpec, data: Random, kind: str, **extra: Any) -> Step:
     numbers = {"lr": optim["lr"], "betas": tuple(optim["betas"]), "weight_decay": optim["weight_decay"]}
     optimizer = torch.optim.AdamW(model.parameters(), **numbers, fused=True)
 
-    def step() -> None:
-        tokens_BS = data.next()[:, :-1]
+    for batch_BT in batches:
+        tokens_BS = batch_BT[:, :-1]
         model(input_ids=tokens_BS, labels=tokens_BS).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), optim["grad_clip"])
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
 
-
-ARMS: dict[str, Callable[[RunSpec, Random], Step]] = {
+ARMS: dict[str, Callable[[RunSpec, Iterable[Tensor]], None]] = {
     "simbal": bare,
-    "mixtral": lambda spec, data: hugging_face(spec, data, "mixtral"),
-    "mixtral eager": lambda spec, data: hugging_face(spec, data, "mixtral", experts_implementation="eager"),
-    "mixtral aux": lambda spec, data: hugging_face(spec, data, "aux"),
-    "llama": lambda spec, data: hugging_face(spec, data, "llama"),
+    "trainer": trained,
+    "mixtral": partial(hugging_face, kind="mixtral"),
+    "mixtral kept": partial(hugging_face, kind="mixtral", kept=True),
+    "mixtral eager": partial(hugging_face, kind="mixtral", experts_implementation="eager"),
+    "mixtral aux": partial(hugging_face, kind="aux"),
+    "llama": partial(hugging_face, kind="llama"),
+    "llama kept": partial(hugging_face, kind="llama", kept=True),
 }
-
-
-class Rounds:
-    """The training batches of a Trainer: before it gives one out, every other arm makes a step.
-
-    From one `yield` to the next is all that the Trainer does in a step, so that its arm needs no thread.
-    """
-
-    def __init__(self, arms: dict[str, Step], data: Random, rounds: int) -> None:
-        self.arms, self.data, self.rounds = arms, data, rounds
-        self.taken: dict[str, list[tuple[float, float]]] = {name: [] for name in [*arms, "trainer"]}
-
-    def __len__(self) -> int:  # without it, Lightning fetches one ahead
-        return self.rounds
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for _ in range(self.rounds):
-            for name, step in self.arms.items():
-                started = clocks()
-                step()
-                self._took(name, started)
-            batch_BT, started = self.data.next(), clocks()
-            yield batch_BT
-            self._took("trainer", started)
-
-    def _took(self, name: str, started: tuple[float, float]) -> None:
-        cpu, wall = clocks()
-        self.taken[name].append((cpu - started[0], wall - started[1]))
-
-
-def clocks() -> tuple[float, float]:
-    """Process CPU time and wall time."""
-    return time.process_time(), time.perf_counter()
-
-
-def measure(spec: RunSpec, rounds: int, out: str) -> dict[str, list[tuple[float, float]]]:
-    """(CPU, wall) seconds of each round of each arm, less two rounds that only warm up and Lightning's last."""
-    data = Random(spec)
-    turns = Rounds({name: build(spec, data) for name, build in ARMS.items()}, data, rounds + 3)
-    trainer_keys = spec.config["trainer"]
-    telemetry = Telemetry(Path(out), trainer_keys["log_every"], 10**6, data.tokens_per_step, PES(0, 0))
-    trainer = build_trainer(spec, Path(out), telemetry, "cpu", "32-true")
-    trainer.fit_loop.epoch_loop.max_steps = rounds + 3
-    trainer.fit(our_module(spec), train_dataloaders=turns)
-    return {name: taken[2 : 2 + rounds] for name, taken in turns.taken.items()}
 
 
 def main() -> None:
@@ -194,12 +156,14 @@ def main() -> None:
             torch.set_num_threads(threads)
             with tempfile.TemporaryDirectory() as out:
                 spec = our_spec(model, out)
+                batches = random_batches(spec)
+                tokens = batches[0, :, :-1].numel()
+                flops = parameters(our_module(spec).model.shape).training_flops(spec.config["data"]["seq_len"], tokens)
                 print(f"\n{model}, {threads} thread{'s' if threads > 1 else ''}")
-                tokens, counted = Random(spec).tokens_per_step, parameters(our_module(spec).model.shape)
-                flops = counted.training_flops(spec.config["data"]["seq_len"], tokens)
-                report(measure(spec, options.rounds, out), flops, tokens)
+                arms = {name: partial(arm, spec) for name, arm in ARMS.items()}
+                report(take_turns(arms, batches, threads, options.rounds, WARM_UP), flops, tokens)
                 if options.profile:
-                    profile(bare(spec, Random(spec)))
+                    profile(partial(bare, spec), batches)
 
 
 if __name__ == "__main__":

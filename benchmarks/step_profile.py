@@ -3,10 +3,11 @@ the backward pass by the forward operator that they belong to (torch numbers bot
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function
 
 from simbal.balancing.composition import Composition
@@ -33,17 +34,23 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 )
 
 
-def profile(step: Callable[[], None], steps: int = 5) -> None:
+def profile(train: Callable[[Iterable[Tensor]], None], batches: Tensor, warm_up: int = 5, steps: int = 5) -> None:
     """Print each part's share; the profiler itself makes small operators look larger than they are."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
     for owner, name, label in PARTS:
         setattr(owner, name, spanned(getattr(owner, name), f"part: {label}"))
+    profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU])
+
+    def watched() -> Iterator[Tensor]:
+        for taken in range(warm_up + steps):
+            if taken == warm_up:
+                profiler.start()
+            with record_function("part: rest"):
+                yield batches[taken % len(batches)]
+        profiler.stop()
+
     try:
-        step()
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
-            for _ in range(steps):
-                with record_function("part: rest"):
-                    step()
+        train(watched())
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)

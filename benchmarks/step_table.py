@@ -4,6 +4,7 @@ import statistics
 import time
 
 import torch
+from step_turns import Seconds
 
 
 def peak() -> float:
@@ -19,7 +20,7 @@ def peak() -> float:
     return best
 
 
-def report(taken: dict[str, list[tuple[float, float]]], flops: int, tokens: int) -> None:
+def report(taken: dict[str, list[Seconds]], flops: int, tokens: int) -> None:
     """A line for each arm: time, speed, and how many times its time is ours."""
     fastest = peak()
     print(f"peak {fastest / 1e9:.0f} GFLOP/s per core, step {flops / 1e9:.2f} GFLOP, {tokens} tokens")

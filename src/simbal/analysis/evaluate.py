@@ -15,6 +15,7 @@ from simbal.analysis.finding import Finding
 from simbal.analysis.trained import TrainedRun, load, runs_in
 from simbal.console import console
 from simbal.errors import UserError
+from simbal.heap import keep_freed_memory
 from simbal.run_folder import refusals_of_disk, write_json
 
 OF_A_RUN = "trained"  # the parameter of an analysis that works on a trained run
@@ -37,6 +38,7 @@ def evaluate(
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
+    keep_freed_memory()
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}
     if of_runs and run is None:

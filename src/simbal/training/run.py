@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
+from simbal.heap import keep_freed_memory
 from simbal.run_folder import RunFolder, refusals_of_disk
 from simbal.run_spec import RunSpec, result_keys
 from simbal.training import checkpoint, record
@@ -40,6 +41,7 @@ EXPECTED_WARNINGS = (
 def train(spec: RunSpec) -> None:
     """Do the run, continue it, or, if it is finished, say so."""
     folder, keys = RunFolder(spec.path), spec.config["trainer"]
+    keep_freed_memory()
     store = prepare(spec.config["data"], progress=keys["progress_bar"])
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])

@@ -1,0 +1,71 @@
+"""Arms of a benchmark in processes of their own that take turns: one makes a step while the others wait."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Arm = Callable[[Iterable[Tensor]], None]  # trains on the batches that it is given, to their end
+
+
+class Seconds(NamedTuple):
+    """Of one step."""
+
+    cpu: float
+    wall: float
+
+
+class Turns:
+    """The batches of one arm, each given out when its turn has come; from one to the next is a step.
+
+    A Trainer can take them as its data, so that all it does around a step is in the step's time.
+    """
+
+    def __init__(self, batches: Tensor, connection: Connection) -> None:
+        self.batches, self.connection = batches, connection
+
+    def __len__(self) -> int:  # without it, Lightning fetches one ahead
+        return 10**6
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in cycle(self.batches):
+            try:
+                self.connection.recv()
+            except EOFError:
+                return
+            cpu, wall = time.process_time(), time.perf_counter()
+            yield batch
+            self.connection.send(Seconds(time.process_time() - cpu, time.perf_counter() - wall))
+
+
+def take_turns(
+    arms: dict[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
+) -> dict[str, list[Seconds]]:
+    """A step of each arm in every round; the first `warm_up` rounds are not reported."""
+    spawn = multiprocessing.get_context("spawn")
+    taken: dict[str, list[Seconds]] = {name: [] for name in arms}
+    with ExitStack() as stack:
+        connections: dict[str, Connection] = {}
+        for name, arm in arms.items():
+            connections[name], theirs = spawn.Pipe()
+            process = spawn.Process(target=_work, args=(arm, batches, threads, theirs))
+            process.start()
+            theirs.close()  # so that its death ends our wait
+            stack.callback(process.join)
+            stack.callback(connections[name].close)
+        for _ in range(warm_up + rounds):
+            for name, connection in connections.items():
+                connection.send(None)
+                taken[name].append(connection.recv())
+    return {name: times[warm_up:] for name, times in taken.items()}
+
+
+def _work(arm: Arm, batches: Tensor, threads: int, connection: Connection) -> None:
+    torch.set_num_threads(threads)
+    arm(Turns(batches, connection))
