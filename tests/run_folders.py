@@ -22,7 +22,7 @@ def base_spec() -> RunSpec:
 
 @pytest.fixture
 def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
-    """Writes one finished run folder to tmp_path/outputs/fake and returns its path."""
+    """Writes one finished run folder, its record with a checksum, to tmp_path/outputs/fake and returns its path."""
 
     def write(balancing: str = "simbal", seed: int = 0, status: str | None = "finished", **fields: Any) -> Path:
         spec = changed_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simbal import saved_yaml
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -31,6 +31,24 @@ def test_readers_do_not_share_what_they_read():
     text = "data:\n  files: [a]\nseed: 1\n"
     saved_yaml.parse(text)["data"]["files"].append("b")
     assert saved_yaml.parse(text)["data"]["files"] == ["a"]
+
+
+BOMB = "a0: &id0 [1, 1]\n" + "".join(f"a{i}: &id{i} [*id{i - 1}, *id{i - 1}]\n" for i in range(1, 60))
+HOSTILE = (
+    "a: !!python/object/apply:os.system ['touch pwned']", "a: !!python/name:os.system", "a: .nan", "a: [-.inf]",
+    "a: 2026-11-21", "1: a", "? [a]\n: b", "a: !!binary aGk=", f"a: {'[' * 900}{']' * 900}", f"a: {'[' * 10_000}",
+    "[" * 100_000,
+    "\n".join(f"{' ' * depth}a:" for depth in range(1000)),
+    f"a: {[*range(20_000)]}", BOMB, "a: &id1 [*id1]", "a: !!set {b}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_no_config_holds_is_an_error_and_nothing_is_executed(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((yaml.YAMLError, TypeError, ValueError)):
+        saved_yaml.parse(text)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed", "3", "a: 1\n b: 2"])

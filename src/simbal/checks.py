@@ -1,6 +1,6 @@
 """Checks of single values that a user gave; no torch here."""
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +10,7 @@ from simbal.errors import UserError
 def not_negative(key: str, value: Any) -> float:
     """`value` as a float; `UserError` unless it is a finite number of at least 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
+    if not number or not 0 <= value <= sys.float_info.max:
         raise UserError(f"{key}={value} must be a finite number of at least 0")
     return float(value)
 

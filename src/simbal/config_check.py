@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from simbal.balancing.schedule import Schedule
 from simbal.checks import not_negative, one_of
 from simbal.config import DATA_SCHEMAS, Config, flatten
+from simbal.config_values import check_kinds, check_leaves, check_name
 from simbal.errors import UserError
 
 CHOICES = {
@@ -20,19 +21,23 @@ CHOICES = {
     "optim.aux_layer_reduce": ("sum", "mean"),
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
     "trainer.accelerator": ("auto", "cpu", "cuda"),
+    "trainer.strategy": ("auto", "ddp"),
     "logger.kind": ("tensorboard", "none"),
 }
 DATA_CHOICES = {"txt_split": ("file", "blank_lines"), "on_bad_record": ("error", "skip")}
+LARGEST_VOCABULARY = 2**31  # of ids in four bytes
 LAST_SHARD = 2827  # of dclm-pool-400m-1x
 AT_LEAST_ONE = (
     "model.num_layers", "model.d_model", "model.num_heads", "model.d_expert", "data.seq_len", "data.validation_one_in",
     "trainer.max_steps", "trainer.global_batch", "trainer.micro_batch", "trainer.val_every", "trainer.log_every",
-    "trainer.ckpt_every", "trainer.pes_tokens",
+    "trainer.ckpt_every", "trainer.pes_tokens", "trainer.devices",
 )  # fmt: skip
 NOT_NEGATIVE = (
-    "seed", "model.num_experts", "model.top_k", "optim.lr", "optim.weight_decay", "optim.z_loss_coef",
-    "optim.grad_clip", "optim.warmup_steps", "trainer.keep_every", "trainer.pes_every",
+    "seed", "model.num_experts", "model.top_k", "model.norm_eps", "optim.lr", "optim.weight_decay", "optim.eps",
+    "optim.z_loss_coef", "optim.grad_clip", "optim.warmup_steps", "trainer.keep_every", "trainer.pes_every",
+    "trainer.ckpt_seconds", "trainer.skip_nonfinite",
 )  # fmt: skip
+ABOVE_ZERO = ("model.rope_theta", "model.init_std")
 
 
 def check(config: dict[str, Any]) -> None:
@@ -46,29 +51,45 @@ def check(config: dict[str, Any]) -> None:
             raise UserError(f"{key}={flat[key]} must be at least 1")
     for key in NOT_NEGATIVE:
         not_negative(key, flat[key])
+    for key in ABOVE_ZERO:
+        if not_negative(key, flat[key]) == 0:
+            raise UserError(f"{key}={flat[key]} must be above 0")
+    betas = config["optim"]["betas"]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"optim.betas={betas} must be two numbers of at least 0 and below 1")
     _check_model(config)
     _check_balancing(config["balancing"], config["trainer"]["max_steps"])
     _check_data(config["data"])
     _check_batch(config["trainer"])
+    check_leaves(config)
+    check_name("name", config["name"])
+    if not config["output_dir"]:
+        raise UserError("output_dir is empty: give the path of a folder")
 
 
-def check_data(data: dict[str, Any]) -> None:
+def check_data(data: Any) -> None:
     """The same for `config["data"]` alone."""
-    _check_schema({"data": data}, OmegaConf.create({"data": _data_schema(data)}))
+    _check_schema({"data": data}, OmegaConf.create({"data": OmegaConf.structured(_data_schema(data))}))
+    check_kinds(data, _data_schema(data), "data.")
+    if data["seq_len"] < 1 or data["validation_one_in"] < 1:
+        raise UserError("data.seq_len and data.validation_one_in must be at least 1")
     _check_data(data)
+    check_leaves(data, "data")
 
 
 def _check_types(config: dict[str, Any]) -> None:
-    schema = OmegaConf.structured(Config)
-    schema.data = _data_schema(config["data"])
+    schema, of_data = OmegaConf.structured(Config), _data_schema(config.get("data"))
+    schema.data = OmegaConf.structured(of_data)
     _check_schema(config, schema)
+    check_kinds(config, Config)
+    check_kinds(config["data"], of_data, "data.")
 
 
-def _data_schema(data: dict[str, Any]) -> Any:
-    source = data.get("source")
-    if source not in DATA_SCHEMAS:
+def _data_schema(data: Any) -> Any:
+    source = data.get("source") if isinstance(data, dict) else data
+    if not isinstance(source, str) or source not in DATA_SCHEMAS:
         raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
-    return OmegaConf.structured(DATA_SCHEMAS[source])
+    return DATA_SCHEMAS[source]
 
 
 def _check_schema(config: dict[str, Any], schema: Any) -> None:
@@ -108,7 +129,11 @@ def _check_model(config: dict[str, Any]) -> None:
 
 def _check_balancing(strategies: dict[str, Any], max_steps: int) -> None:
     """What strategies have in common; the rest is checked by each when it is built."""
+    if not strategies:
+        raise UserError("balancing is empty: choose balancing=none")
     for name, keys in strategies.items():
+        if not isinstance(name, str) or not isinstance(keys, dict) or not isinstance(keys.get("_target_"), str):
+            raise UserError(f"balancing.{name}={keys} is no strategy with keys and values")
         if "coef" in keys:
             not_negative(f"balancing.{name}.coef", keys["coef"])
         Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), max_steps)
@@ -121,6 +146,10 @@ def _check_data(data: dict[str, Any]) -> None:
     for key, allowed in DATA_CHOICES.items():
         if key in data:
             one_of(f"data.{key}", data[key], allowed)
+    if vocab_size < 2 or vocab_size > LARGEST_VOCABULARY:
+        raise UserError(f"data.vocab_size={vocab_size} must lie between 2 and {LARGEST_VOCABULARY}")
+    if not data["cache_dir"]:
+        raise UserError("data.cache_dir is empty: give the path of a folder")
     if data["source"] == "dclm":
         _check_shards(data)
     if data["threads"] is not None and data["threads"] < 1:
@@ -144,8 +173,12 @@ def _check_shards(data: dict[str, Any]) -> None:
 
 
 def _check_batch(trainer: dict[str, Any]) -> None:
-    if trainer["global_batch"] % trainer["micro_batch"]:
-        raise UserError(
-            f"trainer.global_batch={trainer['global_batch']} must be a multiple of "
-            f"trainer.micro_batch={trainer['micro_batch']}"
-        )
+    whole, part, devices = trainer["global_batch"], trainer["micro_batch"], trainer["devices"]
+    if whole % (part * devices) == 0:
+        return
+    several = f" times trainer.devices={devices}" if devices > 1 else ""
+    sizes = [str(size) for size in range(1, whole + 1) if whole % (size * devices) == 0]
+    raise UserError(
+        f"trainer.global_batch={whole} must be a multiple of trainer.micro_batch={part}{several}"
+        + (f"; trainer.micro_batch may be {', '.join(sizes)}" if sizes else f": use a multiple of {part * devices}")
+    )

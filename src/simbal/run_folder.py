@@ -3,62 +3,49 @@
     config.yaml    the resolved config and the chosen options; written first
     progress.json  where a running job is, for the live view; replaced while it runs
     metrics.jsonl  curves, one JSON object per logged step
-    record.json    how the run ended; written last and atomically
+    record.json    how the run ended, with checksums of itself and of the curves; written last and atomically. One that
+                   was found damaged is kept as record.json.damaged
     prune.json     a sweep's word that the run is to stop; only while it is being stopped
     checkpoints/   tensorboard/   train.log
 
 No torch here: the sweep's parent process and `report.py` read folders without it.
 """
 
-import errno
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from simbal import saved_yaml
-from simbal.atomic_file import replace_text
+from simbal import record_schema, saved_yaml
+from simbal.disk import DISK_REFUSES, refusals_of_disk, write_json, write_text
 from simbal.errors import UserError
 from simbal.run_spec import RunSpec
 
-DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
-STATUSES = ("finished", "failed", "killed", "pruned")  # killed: by a signal, so that the next sweep goes on with it
+__all__ = [
+    "CURVES_FILE", "DISK_REFUSES", "PRUNE_FILE", "STATUSES", "BusyError", "DamagedRecordError", "RunFolder",
+    "refusals_of_disk", "write_json", "write_text",
+]  # fmt: skip
+STATUSES = record_schema.STATUSES
 PRUNE_FILE = "prune.json"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` so that a reader sees the old file or the new one, never a part (NaN is refused)."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` at once; `UserError` if the disk refuses."""
-    with refusals_of_disk(path.parent):
-        replace_text(path, text)
-
-
-@contextmanager
-def refusals_of_disk(folder: Path) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a `UserError`, also where torch.save has hidden it in another."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause and not (isinstance(cause, OSError) and cause.errno in DISK_REFUSES):
-            cause = cause.__context__
-        if not isinstance(cause, OSError):
-            raise
-        raise UserError(f"cannot write {folder}: {cause.strerror}; free some space, or set output_dir") from error
+RECORD_FILE, DAMAGED_FILE, CURVES_FILE = "record.json", "record.json.damaged", "metrics.jsonl"
+LARGEST_CONFIG, LARGEST_RECORD = 1 << 20, 1 << 26  # bytes; ours are a thousandth of that
 
 
 class BusyError(UserError):
     """Another process is writing the run."""
+
+
+class DamagedRecordError(UserError):
+    """A record is not what was written, so that the run counts as unfinished; `reason` says why in a few words."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file} is damaged ({reason}): give the command that made it again, to do the run again")
+        self.reason = reason
 
 
 class RunFolder:
@@ -71,15 +58,18 @@ class RunFolder:
         """What config.yaml says; `UserError` if it is not ours."""
         file = self.path / "config.yaml"
         try:
-            saved = saved_yaml.parse(file.read_text(encoding="utf-8"))
-            return RunSpec({k: v for k, v in saved.items() if k != "choices"}, dict(saved["choices"]))
+            saved = saved_yaml.parse(_content(file, LARGEST_CONFIG).decode())
+            return RunSpec.saved({k: v for k, v in saved.items() if k != "choices"}, saved["choices"])
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except (yaml.YAMLError, KeyError, TypeError, ValueError):
             raise UserError(f"{file} is not a config written by simbal") from None
 
     def belongs_to(self, spec: RunSpec) -> bool:
         """Whether the run has begun here; `UserError` if another one has."""
-        if not (self.path / "config.yaml").exists():
-            return False
+        with refusals_of_disk(self.path):
+            if not (self.path / "config.yaml").exists():
+                return False
         if self.read_spec().hash != spec.hash:
             raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
         return True
@@ -94,25 +84,69 @@ class RunFolder:
         write_text(self.path / "config.yaml", yaml.safe_dump(saved, sort_keys=False))
 
     def read_record(self) -> dict[str, Any] | None:
-        """How the run ended, or None if it has not; `UserError` if the record is broken."""
-        file = self.path / "record.json"
-        if not file.exists():
-            return None
+        """How the run ended, or None if it has not.
+
+        Raises:
+            DamagedRecordError: the record is not what was written: cut short, changed or never a record.
+            UserError: it cannot be read.
+        """
+        return self._read(RECORD_FILE)
+
+    def whole_record(self) -> dict[str, Any] | None:
+        """How the run ended, or None if it has not or if its record is damaged."""
+        with suppress(DamagedRecordError):
+            return self.read_record()
+        return None
+
+    def set_aside_damaged_record(self) -> str | None:
+        """Rename a damaged record, so that the run is done again; the warning for its next record, None if all is well.
+
+        The warning is the same as long as the renamed file lies there: a sweep may rename it and die before the run.
+        """
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if record["status"] in STATUSES and isinstance(record["config_hash"], str):
-                return dict(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-            pass
-        raise UserError(f"{file} is broken: delete {self.path} and run it again")
+            self.read_record()
+        except DamagedRecordError:
+            with refusals_of_disk(self.path):
+                (self.path / RECORD_FILE).replace(self.path / DAMAGED_FILE)
+        try:
+            self._read(DAMAGED_FILE)
+        except DamagedRecordError as error:
+            return f"record.json was damaged ({error.reason}): it is kept as {DAMAGED_FILE}, and the run was done again"
+        return None
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        file = self.path / name
+        try:
+            record = record_schema.parse(_content(file, LARGEST_RECORD))
+            self._require_curves(record.get("curves"))
+            return record
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise DamagedRecordError(file, str(error)) from None
+
+    def _require_curves(self, written: dict[str, Any] | None) -> None:
+        """`ValueError` if the curves are not those that the run has written, by its record."""
+        file = self.path / CURVES_FILE
+        if written is not None and record_schema.digest(file.read_bytes() if file.exists() else b"") != written:
+            raise ValueError(f"{CURVES_FILE} is not what the run has written")
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Say how the run ended: `status` is one of STATUSES, `config_hash` says of which config."""
-        write_json(self.path / "record.json", record)
+        """Say how the run ended: `status` is one of STATUSES, `config_hash` says of which config.
+
+        A checksum over all of it is added, by which `read_record` finds out damage.
+        """
+        write_json(self.path / RECORD_FILE, record_schema.sealed(record))
 
     def finished(self, spec: RunSpec) -> bool:
-        """Whether exactly this config has been run to its end here; `UserError` as `belongs_to`."""
-        record = self.read_record() if self.belongs_to(spec) else None
+        """Whether exactly this config has been run to its end here, by a record that is whole.
+
+        Raises:
+            UserError: as `belongs_to`.
+        """
+        record = self.whole_record() if self.belongs_to(spec) else None
         return record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash
 
     def require_data(self, tokens: str) -> None:
@@ -154,3 +188,12 @@ class RunFolder:
                 return False
         except BusyError:
             return True
+
+
+def _content(file: Path, largest: int) -> bytes:
+    """All of a file; `ValueError` if it is too large to be one of ours."""
+    with file.open("rb") as opened:
+        content = opened.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it is larger than {largest >> 20} MiB")
+    return content

@@ -29,6 +29,9 @@ NOT_HASHED = (
     "data.threads",
     "trainer.progress_bar",
     "trainer.force_precision",
+    "trainer.strategy",
+    "trainer.ckpt_every",
+    "trainer.ckpt_seconds",
 )
 GROUPS = ("model", "router", "balancing", "experts", "data", "optim", "trainer", "logger")
 
@@ -65,6 +68,20 @@ class RunSpec:
         check(config)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
         choices["balancing"] = "_".join(config["balancing"])  # a list of strategies is no single option
+        return cls(config, choices)
+
+    @classmethod
+    def saved(cls, config: Any, choices: Any) -> "RunSpec":
+        """What a config.yaml says; `TypeError` unless it has the parts that every run has.
+
+        Its values were checked before it was written; a run of an earlier version may lack some of today's keys.
+        """
+        parts = [config.get(group) for group in GROUPS] + [*config["balancing"].values()]
+        texts = [config.get(key) for key in ("name", "baseline", "output_dir")] + [choices.get(key) for key in GROUPS]
+        texts += [*choices, *choices.values()]
+        whole = all(isinstance(part, dict) for part in parts) and all(isinstance(text, str) for text in texts)
+        if not whole or not isinstance(config.get("seed"), int) or isinstance(config["seed"], bool):
+            raise TypeError("a part that every run has is missing")
         return cls(config, choices)
 
     @cached_property

@@ -5,8 +5,6 @@ import pytest
 from simbal.errors import UserError
 from simbal.page import series
 from simbal.page.loads import loads
-from simbal.table.arms import group
-from simbal.table.collect import collect
 from tests.page.conftest import STEPS, row, write_rows
 
 
@@ -83,12 +81,11 @@ def test_an_analysis_with_other_settings_is_not_alike(write_run, analyse, arms):
 
 
 @pytest.mark.parametrize("value", ["<script>", None, True, float("nan"), [1]])
-def test_a_value_that_is_no_number_is_an_error(write_run, sweep, value):
+def test_a_value_that_is_no_number_is_an_error(write_run, arms, value):
     path = write_run()
     write_rows(path, [row(0, 0, False) | {"load/max_vio": value}])
-    arms = series.read(group([run for run in collect(sweep) if run.finished], ["balancing"]))
     with pytest.raises(UserError, match=path.name):
-        series.over_tokens(arms, "load/max_vio")
+        series.over_tokens(arms(), "load/max_vio")
 
 
 @pytest.mark.parametrize("counts", [7, [[]], [["x"]], [[-1, 2]], {"a": 1}])

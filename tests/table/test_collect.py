@@ -1,6 +1,7 @@
 """A broken or foreign file is an error that names it, never a number."""
 
 import json
+import re
 
 import pytest
 
@@ -8,11 +9,6 @@ from simbal.errors import UserError
 from simbal.table.collect import collect
 from simbal.table.missing import never_started
 from simbal.table.report import report
-
-
-def rewrite(path, **fields):
-    file = path / "record.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
@@ -47,13 +43,17 @@ def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"status": "finished"}', '{"status": "maybe", "config_hash": "x"}', "\x00"],
-)
-def test_a_broken_record_is_an_error_that_names_it(write_run, text):
-    path = write_run()
+    ["", "{", "[]", "null", '{"status": "finished"}', '{"status": "maybe", "config_hash": "x"}', "\x00", "[" * 9999,
+     '{"status": NaN}'],
+)  # fmt: skip
+def test_a_damaged_record_counts_as_none_and_is_named_with_what_to_do(write_run, text):
+    write_run(seed=0)
+    path = write_run(seed=1)
     (path / "record.json").write_text(text)
-    with pytest.raises(UserError, match=str(path / "record.json")):
-        collect(path.parent)
+    first, second = collect(path.parent)
+    assert (first.finished, first.damage) == (True, "")
+    assert (second.finished, second.record) == (False, None)
+    assert re.search(f"{path / 'record.json'} is damaged .*: give the command that made it again", second.damage)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,52 @@ def test_a_broken_record_is_an_error_that_names_it(write_run, text):
         {"data": None},
         {"definitions": None},
         {"steps": "400"},
+        {"warnings": "one"},
+        {"status": "done"},
+        {"seed": -1},
     ],
 )
-def test_a_finished_record_with_anything_but_numbers_where_they_are_due_is_broken(write_run, fields):
+def test_a_record_with_anything_but_what_is_due_is_damaged(write_run, fields):
     path = write_run()
-    rewrite(path, **fields)
-    with pytest.raises(UserError, match=f"{path / 'record.json'} is broken"):
-        collect(path.parent)
+    record = json.loads((path / "record.json").read_text())
+    del record["sha256"]  # which would fit no more
+    (path / "record.json").write_text(json.dumps(record | fields))
+    (run,) = collect(path.parent)
+    assert run.record is None
+    assert f"{path / 'record.json'} is damaged" in run.damage
+
+
+def test_a_changed_number_is_found_out_by_the_checksum(write_run):
+    path = write_run()
+    text = (path / "record.json").read_text()
+    (path / "record.json").write_text(text.replace("100.0", "90.0"))
+    (run,) = collect(path.parent)
+    assert "its checksum is that of another content" in run.damage
+
+
+def test_a_damaged_run_is_reported_without_a_result_and_does_not_count(write_run, capsys):
+    write_run(seed=0)
+    path = write_run(seed=1)
+    (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-9])
+    report(path.parent)
+    written = json.loads((path.parent / "table.json").read_text())
+    assert [run["seed"] for arm in written["arms"] for run in arm["runs"]] == [0]
+    (line,) = written["without_result"]
+    assert (line["seed"], line["status"]) == (1, "damaged")
+    assert "is damaged (it is no JSON, or cut short): give the command that made it again" in line["error"]
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_a_diverged_run_is_reported_with_the_step(write_run):
+    write_run(seed=0)
+    layers = [{"grad_norm": 3.0, "nan": 1}, {"grad_norm": None}]
+    path = write_run(seed=1, status="diverged", error="the gradient was NaN", step=17, layers=layers)
+    report(path.parent)
+    (line,) = json.loads((path.parent / "table.json").read_text())["without_result"]
+    assert (line["status"], line["error"]) == ("diverged", "diverged at step 17: the gradient was NaN")
+    page = (path.parent / "index.html").read_text()
+    assert '<span class="badge">diverged</span>' in page
+    assert "diverged at step 17: the gradient was NaN" in page
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed: 1\nchoices: 3"])
@@ -151,15 +190,11 @@ def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
         collect(first.parent)
 
 
-@pytest.mark.parametrize("status", ["failed", "killed", "pruned"])
+@pytest.mark.parametrize("status", ["failed", "killed", "pruned", "diverged"])
 def test_a_run_of_other_length_that_is_not_finished_is_no_hindrance(write_run, status):
     write_run(seed=0)
-    assert not collect(write_run(seed=1, status=status, steps=7).parent)[1].finished
-
-
-def test_a_status_that_there_is_not_is_a_broken_record(write_run):
-    with pytest.raises(UserError, match="record.json is broken"):
-        collect(write_run(status="done").parent)
+    folder = write_run(seed=1, status=status, steps=7, step=3, error="nan").parent
+    assert [run.finished for run in collect(folder)] == [True, False]
 
 
 def test_curves_are_read_when_they_are_asked_for(write_run):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from hydra.utils import get_class
@@ -36,7 +37,7 @@ def build_balancing(
 
 def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int]) -> Balancing:
     """`keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names."""
-    strategy = get_class(keys["_target_"])
+    strategy = _strategy(name, keys.get("_target_"))
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     signature = inspect.signature(strategy)
     arguments |= {fact: value for fact, value in facts.items() if fact in signature.parameters}
@@ -45,6 +46,22 @@ def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int])
     except TypeError as error:
         raise UserError(f"balancing.{name}: {strategy.__name__}: {error}") from None
     try:
-        return strategy(**arguments)  # type: ignore[no-any-return]
+        return strategy(**arguments)
     except UserError as error:
         raise UserError(f"balancing.{name}.{error}") from None
+
+
+def _strategy(name: str, target: Any) -> type[Balancing]:
+    """The class that a dotted path names; `UserError` if it is none, or not a strategy.
+
+    The path may stand in the config.yaml of a run from elsewhere. Nothing is imported that is no package or module of
+    its own: any folder passes for a namespace package, also a run's with a file of Python in it.
+    """
+    try:
+        spec = find_spec(str(target).partition(".")[0])
+        strategy = get_class(str(target)) if spec and spec.origin else None
+    except (ImportError, ValueError, AttributeError):
+        strategy = None
+    if not isinstance(strategy, type) or not issubclass(strategy, Balancing):
+        raise UserError(f"balancing.{name}: _target_={target} names no subclass of simbal.balancing.base.Balancing")
+    return strategy

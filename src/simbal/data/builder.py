@@ -89,7 +89,7 @@ def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
     """What an interrupted build left, unless a URL's glob stands for other files by now, or some of it is gone."""
     journal = Journal.read(folder)
     whole = all(
-        (folder / split / name).stat().st_size >= size
+        _size(folder / split / name) >= size
         for split in SPLITS
         for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
         if size
@@ -99,6 +99,11 @@ def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
     if journal.units:
         print("what an interrupted build left does not fit these inputs: starting over", file=sys.stderr)
     return Journal(planned=units)
+
+
+def _size(file: Path) -> int:
+    """In bytes; -1 of what is no file."""
+    return file.stat().st_size if file.is_file() else -1
 
 
 def _commit(

@@ -5,6 +5,7 @@ from typing import Any
 from simbal.config_check import check_data
 from simbal.data.check import check
 from simbal.data.store import Plan, prepare
+from simbal.data.store_meta import require_meta
 from simbal.errors import UserError
 
 
@@ -23,4 +24,6 @@ def prepare_or_check(data: dict[str, Any], checking: Any) -> list[str]:
     if not plan.path.exists():
         raise UserError(f"nothing is prepared yet in {plan.path}: leave out check=true")
     store = plan.open()
-    return [store.summary(), *check(store, data["tokenizer_path"])]
+    found = check(store, data["tokenizer_path"])
+    require_meta(store.path, store.meta)  # of the rest, nothing of which is told by other files
+    return [store.summary(), *found]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simbal import strict_json
 from simbal.atomic_file import replace_text
 from simbal.data.document import SPLITS
 
@@ -25,12 +26,25 @@ class Journal:
 
     @classmethod
     def read(cls, folder: Path) -> "Journal":
-        """The one that an interrupted build left, or an empty one."""
-        file = folder / NAME
-        if not file.exists():
+        """The one that an interrupted build left; an empty one if there is none, or none that makes sense."""
+        try:
+            state = strict_json.parse((folder / NAME).read_bytes())
+            journal = cls(**state | {"skipped": Counter(state["skipped"])})
+        except (OSError, ValueError, KeyError, TypeError):
             return cls()
-        state = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**state | {"skipped": Counter(state["skipped"])})
+        return journal if journal.whole else cls()
+
+    @property
+    def whole(self) -> bool:
+        """Whether each part is what it is to be."""
+        counts = [*self.skipped.values()]
+        for of_splits in (self.documents, self.tokens):
+            if not isinstance(of_splits, dict) or {*of_splits} != {*SPLITS}:
+                return False
+            counts += of_splits.values()
+        lists = isinstance(self.planned, list) and isinstance(self.units, list) and isinstance(self.inputs, list)
+        begun = lists and self.units == self.planned[: len(self.units)]
+        return begun and all(type(count) is int and count >= 0 for count in counts)
 
     def write(self, folder: Path) -> None:
         """Replace the file at once, as a kill may come at any moment."""

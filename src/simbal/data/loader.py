@@ -125,11 +125,16 @@ class ValidationBatches:
     """Windows in file order, (B, T) int64, the last batch smaller; rank r of R has every R-th window from r on."""
 
     def __init__(self, windows_WT: NDArray[Any], micro_batch: int, rank: int = 0, world_size: int = 1) -> None:
-        self._windows_WT = windows_WT[rank::world_size]
+        self._windows_WT, self._fewest = windows_WT[rank::world_size], len(windows_WT) // world_size
         self._micro_batch = micro_batch
 
     def __len__(self) -> int:
         return math.ceil(len(self._windows_WT) / self._micro_batch)
+
+    @property
+    def on_every_rank(self) -> int:
+        """How many of the batches all ranks have; some may have one more."""
+        return math.ceil(self._fewest / self._micro_batch)
 
     def __iter__(self) -> Iterator[Tensor]:
         for start in range(0, len(self._windows_WT), self._micro_batch):
@@ -152,6 +157,7 @@ class TokenData(LightningDataModule):
         micro_batch: int,
         max_steps: int,
         validation_tokens: int | None,
+        devices: int = 1,
     ) -> None:
         super().__init__()
         self.store = store
@@ -166,6 +172,11 @@ class TokenData(LightningDataModule):
                     f"the {split} data hold {len(store.tokens(split))} tokens, that is {len(windows_WT)} windows of "
                     f"data.seq_len={seq_len}, but a batch needs {needed}: give more text"
                 )
+        if len(self._validation_WT) < devices:
+            raise UserError(
+                f"{len(self._validation_WT)} windows of the validation data are less than trainer.devices={devices}: "
+                "give more text, or raise data.validation_tokens"
+            )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -187,6 +198,10 @@ class TokenData(LightningDataModule):
     def val_dataloader(self) -> ValidationBatches:
         """This rank's part of the validation windows."""
         return ValidationBatches(self._validation_WT, self._micro_batch, *self._place())
+
+    def whole_validation(self) -> ValidationBatches:
+        """The validation windows of all ranks."""
+        return ValidationBatches(self._validation_WT, self._micro_batch)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -13,6 +13,8 @@ from typing import BinaryIO, NamedTuple
 from simbal.data.lines import BrokenFileError, read_lines
 from simbal.errors import UserError
 
+NO_TEXT = ("undefined", "idna", "punycode", "unicode-escape", "raw-unicode-escape")  # Python's own, for other things
+
 
 @dataclass(frozen=True)
 class Format:
@@ -25,11 +27,12 @@ class Format:
     def check(self) -> None:
         """Raise `UserError` for what is no encoding of text."""
         try:
-            b"a".decode(self.encoding)
-        except LookupError:
-            raise UserError(f"data.encoding={self.encoding} is not an encoding of Python: try utf-8") from None
-        except UnicodeDecodeError:
-            pass  # of more than one byte a letter
+            name = codecs.lookup(self.encoding).name
+            "a".encode(self.encoding)  # hex, rot13 and their like are no encodings of text
+        except (LookupError, ValueError):
+            name = NO_TEXT[0]
+        if name in NO_TEXT:
+            raise UserError(f"data.encoding={self.encoding} is not an encoding of Python: try utf-8")
 
     @property
     def keeps_line_ends(self) -> bool:

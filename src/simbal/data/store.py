@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simbal import strict_json
 from simbal.data import token_table
 from simbal.data.builder import FORMAT, build
 from simbal.data.document import SPLITS
 from simbal.data.journal import Journal
 from simbal.data.overlap import Overlap
 from simbal.data.sources import Source, open_encoder, open_source
+from simbal.data.store_meta import require_meta
 from simbal.errors import UserError
 
 
@@ -49,14 +51,16 @@ class Store:
             UserError: if the folder was damaged after it was written.
         """
         try:
-            store = cls(path, json.loads((path / "meta.json").read_text(encoding="utf-8")))
+            store = cls(path, strict_json.parse((path / "meta.json").read_bytes()))
             sizes = {path / "byte_len.bin": 2 * store.meta["vocab_size"]}
             for split in SPLITS:
                 counts = store.meta["splits"][split]
                 sizes[path / split / "tokens.bin"] = counts["tokens"] * np.dtype(store.meta["dtype"]).itemsize
                 sizes[path / split / "docs.idx"] = 8 * counts["documents"]
             wrong = [file for file, size in sizes.items() if file.stat().st_size != size]
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError as error:
+            wrong = [Path(error.filename)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             wrong = [path / "meta.json"]
         if wrong:
             raise UserError(f"{wrong[0]} is damaged: delete {path} and prepare it again")
@@ -125,7 +129,7 @@ class Plan:
             "vocab_size": self.data["vocab_size"],
             "tokenizer_sha256": None if self.data["source"] == "synthetic" else token_table.SHA256,
         }
-        wrong = [key for key, value in wanted.items() if store.meta[key] != value]
+        wrong = [key for key, value in wanted.items() if store.meta.get(key) != value]
         if wrong:
             raise UserError(f"{self.path} is not what its name says ({wrong[0]}): delete it and prepare it again")
         return store
@@ -138,16 +142,18 @@ def prepare(data: dict[str, Any], progress: bool) -> Store:
         UserError: for bad input and for a disk that cannot be written; inputs that were finished are kept.
     """
     plan = Plan.of(data)
-    if not plan.path.exists():
-        try:
+    try:
+        if not plan.path.exists():
             plan.path.parent.mkdir(parents=True, exist_ok=True)
             with _lock(plan.path.with_name(f".{plan.path.name}.lock")):
                 if not plan.path.exists():
                     _build(plan, progress)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot write {plan.path}: {reason}: free some space or set data.cache_dir") from error
-    return plan.open()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write {plan.path}: {reason}: free some space or set data.cache_dir") from error
+    store = plan.open()
+    require_meta(store.path, store.meta)
+    return store
 
 
 def _build(plan: Plan, progress: bool) -> None:

@@ -4,7 +4,6 @@ Every text comes from files that anybody may have written: the template escapes 
 in as it is are the figures, which matplotlib has escaped.
 """
 
-import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -12,12 +11,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from simbal import strict_json
 from simbal.errors import UserError
 from simbal.page import tables
 from simbal.page.cards import Card, cards
 from simbal.page.figures import COLORS, MOST_ARMS
 from simbal.page.series import read
 from simbal.page.svg import inline, svg
+from simbal.printable import printable
 from simbal.run_folder import write_text
 from simbal.table import sections
 from simbal.table.arms import Arm
@@ -36,7 +37,7 @@ def html(table: Table, folder: Path) -> str:
     """The page of a table whose runs lie in `folder`; the same text for the same folder."""
     shown = figure_arms(table)
     found = cards(read(shown), f"{folder}")
-    return _template().render(
+    text = _template().render(
         table=table,
         command=_command(folder / "sweep.json"),
         tiles=_tiles(table),
@@ -54,6 +55,7 @@ def html(table: Table, folder: Path) -> str:
         css=_source("style.css"),
         js=_source("sort.js"),
     )
+    return printable(text)
 
 
 def figure_arms(table: Table) -> list[Arm]:
@@ -90,8 +92,8 @@ def _command(file: Path) -> str:
     if not file.exists():
         return ""
     try:
-        command = json.loads(file.read_text(encoding="utf-8"))["command"]
-    except (ValueError, KeyError, TypeError):
+        command = strict_json.parse(file.read_bytes())["command"]
+    except (OSError, ValueError, KeyError, TypeError):
         command = None
     if not isinstance(command, str):
         raise UserError(f"{file} is broken: delete it; the runs in {file.parent} need it no more")

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.record_schema import error_of
+from simbal.run_folder import DamagedRecordError, RunFolder
 from simbal.sweep.job import Job
 
 
@@ -12,13 +13,16 @@ def objective_values(job: Job, objectives: Sequence[str]) -> tuple[list[float], 
     """What the run's record says of each objective, or why it has no values.
 
     Raises:
-        UserError: if the run is finished but does not measure an objective, or if its record is broken.
+        UserError: if the run is finished but does not measure an objective, or if its record cannot be read.
     """
-    record = RunFolder(job.spec.path).read_record()
+    try:
+        record = RunFolder(job.spec.path).read_record()
+    except DamagedRecordError as error:
+        return [], str(error)
     if record is None:
         return [], "left no record; another process may be running it"
     if record["status"] != "finished" or record["config_hash"] != job.spec.hash:
-        return [], str(record.get("error") or record["status"])
+        return [], error_of(record) or record["status"]
     metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
     values = []
     for objective in objectives:
@@ -35,5 +39,5 @@ def objective_values(job: Job, objectives: Sequence[str]) -> tuple[list[float], 
 
 def status(job: Job) -> str | None:
     """How the job's run ended; None if it has not."""
-    record = RunFolder(job.spec.path).read_record()
+    record = RunFolder(job.spec.path).whole_record()
     return record["status"] if record and record["config_hash"] == job.spec.hash else None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simbal.config import flatten
+from simbal.printable import printable
 from simbal.run_spec import GROUPS, RunSpec, config_hash, result_keys
 from simbal.table.collect import Run
 
@@ -97,7 +98,8 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
 def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, str]:
     """What each column says of a run; a dash where it has no such key."""
     flat = flatten(spec.config)
-    return {column: spec.choices[column] if column in GROUPS else str(flat.get(column, ABSENT)) for column in columns}
+    said = {column: spec.choices[column] if column in GROUPS else str(flat.get(column, ABSENT)) for column in columns}
+    return {column: printable(text) for column, text in said.items()}
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:

@@ -1,7 +1,5 @@
 """Reads the runs of a sweep from their folders, and refuses those that cannot stand in one table."""
 
-import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from simbal import strict_json
 from simbal.config import flatten
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.record_schema import is_number
+from simbal.run_folder import DamagedRecordError, RunFolder
 from simbal.run_spec import RunSpec
 from simbal.table.curves import curve
 
@@ -22,8 +22,9 @@ class Run:
 
     path: Path
     spec: RunSpec
-    record: dict[str, Any] | None  # None: unfinished
+    record: dict[str, Any] | None  # None: unfinished, or damaged
     analyses: dict[str, dict[str, Any]]  # by name, what evaluate.py has written
+    damage: str = ""  # which record is damaged and what to do
 
     @property
     def finished(self) -> bool:
@@ -74,10 +75,10 @@ class Run:
 
 
 def collect(folder: Path) -> list[Run]:
-    """Every run in outputs/<name>, by folder name.
+    """Every run in outputs/<name>, by folder name; one whose record is damaged counts as unfinished.
 
     Raises:
-        UserError: if there is none, if a file is broken or belongs to another config, if a folder is a copy of
+        UserError: if there is none, if another file is broken or belongs to another config, if a folder is a copy of
             another, or if two finished runs saw different data, trained for different numbers of steps or measured by
             different definitions.
     """
@@ -107,13 +108,14 @@ def _read(path: Path) -> Run:
     folder = RunFolder(path)
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} has a record.json but no config.yaml: move the folder away")
-    spec, record = folder.read_spec(), folder.read_record()
-    if record is not None:
-        if record["config_hash"] != spec.hash:
-            raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
-        if record["status"] == "finished":
-            _check_finished(record, path / "record.json")
-    return Run(path, spec, record, _read_analyses(path / "analysis"))
+    spec, record, damage = folder.read_spec(), None, ""
+    try:
+        record = folder.read_record()
+    except DamagedRecordError as error:
+        damage = str(error)
+    if record is not None and record["config_hash"] != spec.hash:
+        raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
+    return Run(path, spec, record, _read_analyses(path / "analysis"), damage)
 
 
 def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
@@ -121,34 +123,17 @@ def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
     analyses = {}
     for file in sorted(folder.glob("*.json")):
         try:
-            analysis = json.loads(file.read_text(encoding="utf-8"))
-            numbers = analysis.get("metrics", {})
-            whole = isinstance(analysis["settings"], dict) and isinstance(analysis["definition"], dict)
-            broken = not whole or not all(value is None or _is_number(value) for value in numbers.values())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            analysis = strict_json.parse(file.read_bytes())
+            numbers, texts = analysis.get("metrics", {}), analysis["definition"].values()
+            whole = isinstance(analysis["settings"], dict) and all(isinstance(text, str) for text in texts)
+            broken = not whole or not all(value is None or is_number(value) for value in numbers.values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             broken = True
         if broken:
             raise UserError(f"{file} is broken: delete it and do the analysis again")
         if numbers:
             analyses[file.stem] = analysis
     return analyses
-
-
-def _check_finished(record: dict[str, Any], file: Path) -> None:
-    """A record that lacks a field, or holds anything but a number where one is due, is an error, never a number."""
-    broken = UserError(f"{file} is broken: delete {file.parent} and run it again")
-    try:
-        numbers = [record["steps"], record["tokens"], record["tokens_per_second"]]
-        measured = [value for value in record["metrics"].values() if value is not None]
-        complete = isinstance(record["data"]["tokens"], str) and isinstance(record["definitions"], dict)
-    except (AttributeError, KeyError, TypeError):
-        raise broken from None
-    if not complete or not all(_is_number(value) for value in numbers + measured):
-        raise broken
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse_copies(runs: Sequence[Run]) -> None:

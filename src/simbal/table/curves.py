@@ -1,11 +1,11 @@
 """Reads the curves of a run, finished or not, from its metrics.jsonl."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
+from simbal import strict_json
 from simbal.errors import UserError
+from simbal.record_schema import LARGEST, is_number
 
 
 def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
@@ -15,7 +15,7 @@ def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
         UserError: as `rows` does, and if a value is no finite number.
     """
     points = [(row["tokens"], row[key]) for row in rows(run_path) if key in row]
-    if not all(_is_number(value) for _, value in points):
+    if not all(is_number(value) for _, value in points):
         raise UserError(f"{run_path / 'metrics.jsonl'} is broken: {key} is not a number everywhere")
     return sorted(points)
 
@@ -33,7 +33,7 @@ def rows(run_path: Path) -> list[dict[str, Any]]:
         return []
     *whole, last = file.read_bytes().split(b"\n")
     try:
-        found = json.loads((b"[" + b",".join(whole) + b"]").decode())  # all at once: half the time of one by one
+        found = strict_json.parse(b"[" + b",".join(whole) + b"]", False)  # all at once: half the time of one by one
         if len(found) == len(whole) and all(map(_is_row, found)):
             return [*found, *_parsed(last)]
     except ValueError:
@@ -41,21 +41,19 @@ def rows(run_path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(whole, 1):
         if not _parsed(line):
             raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
-    raise AssertionError(file)  # lines that are rows one by one are rows together
+    raise UserError(f"{file} is broken: its lines are no rows of a curve")
 
 
 def _parsed(line: bytes) -> list[dict[str, Any]]:
     """The row on a line; none if there is no whole one."""
     try:
-        row = json.loads(line.decode())
+        row = strict_json.parse(line, False)
     except ValueError:
         return []
     return [row] if _is_row(row) else []
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("tokens"), int)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(row, dict) or type(row.get("step")) is not int or type(row.get("tokens")) is not int:
+        return False
+    return bool(0 <= row["step"] <= LARGEST and 0 <= row["tokens"] <= LARGEST)

@@ -104,7 +104,7 @@ def as_json(table: Table) -> dict[str, Any]:
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent
-            for status, error in [absence(run.record)]
+            for status, error in [absence(run)]
         ],
         "missing": [{"run": label, "folder": folder} for folder, label in table.missing.items()],
         "notes": table.notes,

@@ -1,10 +1,11 @@
 """The runs that the last sweep in a folder was to make and never started."""
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
+from simbal import strict_json
 from simbal.errors import UserError
+from simbal.printable import printable
 
 
 def never_started(folder: Path, started: Collection[str]) -> dict[str, str]:
@@ -17,9 +18,9 @@ def never_started(folder: Path, started: Collection[str]) -> dict[str, str]:
     if not file.exists():
         return {}
     try:
-        runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        runs = strict_json.parse(file.read_bytes())["runs"]
         if all(isinstance(label, str) for label in runs.values()):
-            return {name: label for name, label in runs.items() if name not in started}
-    except (ValueError, KeyError, TypeError, AttributeError):
+            return {printable(name): printable(label) for name, label in runs.items() if name not in started}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise UserError(f"{file} is broken: delete it; the runs in {folder} need it no more")

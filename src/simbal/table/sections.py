@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simbal.record_schema import error_of
 from simbal.table import paper
 from simbal.table.arms import ABSENT, seed_spans
+from simbal.table.collect import Run
 from simbal.table.comparison import Row
 from simbal.table.metric import Metric
 from simbal.table.statistics import PairedDifference
@@ -119,17 +121,17 @@ def tokens_cells(tokens: TokensToLoss) -> tuple[str, ...]:
 
 def absent(table: Table) -> Section:
     """The runs without a result."""
-    rows = [[f"{label} seed={run.seed}", *absence(run.record), run.path.name] for label, run in table.absent]
+    rows = [[f"{label} seed={run.seed}", *absence(run), run.path.name] for label, run in table.absent]
     rows += [[label, "missing", "not started", folder] for folder, label in table.missing.items()]
     title = "runs without a result; console.log in their folders may say more"
     return Section(title, ["run", "status", "error", "folder"], rows, 4)
 
 
-def absence(record: dict[str, object] | None) -> tuple[str, str]:
+def absence(run: Run) -> tuple[str, str]:
     """Status and error of a run without a result."""
-    if record is None:
-        return "unfinished", ""
-    return str(record["status"]), str(record.get("error") or "")
+    if run.record is None:
+        return ("damaged", run.damage) if run.damage else ("unfinished", "")
+    return str(run.record["status"]), error_of(run.record)
 
 
 def _p(p: float | None) -> str:

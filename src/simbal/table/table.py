@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from simbal.printable import printable
 from simbal.table.arms import group, label_columns, label_of, short_label
 from simbal.table.collect import Run
 from simbal.table.comparison import Row, compare
@@ -21,7 +22,7 @@ class Table:
     metrics: Sequence[Metric]  # the columns of numbers
     rows: list[Row]
     baseline: str | None
-    absent: list[tuple[str, Run]]  # failed, killed, pruned and unfinished runs, each with its label
+    absent: list[tuple[str, Run]]  # failed, diverged, killed, pruned, damaged and unfinished runs, each with its label
     notes: list[str]
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
 
@@ -54,7 +55,7 @@ def build(
     rows = compare(group(finished, columns), baseline, metrics, paper)
     notes = [*why_no_difference(rows, baseline), *warnings(rows, baseline), *(of_paper(rows) if paper else [])]
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    notes += footer(runs, metrics)
+    notes = [printable(note) for note in notes + footer(runs, metrics)]
     return Table(name, columns, metrics, rows, baseline, absent, notes, dict(missing or {}))
 
 

@@ -1,0 +1,111 @@
+"""Nothing that is read can become code: proven of every call in the sources, and tried with a hostile run folder."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCES = sorted([*REPOSITORY.glob("*.py"), *(REPOSITORY / "src").rglob("*.py")])
+NEVER = (
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "marshal.loads", "marshal.load", "shelve.open",
+    "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "joblib.load", "pickle.load", "torch.jit.load",
+    "pandas.read_pickle", "np.fromstring",
+)  # fmt: skip
+ALIASES = ("from pickle import", "from marshal", "import dill", "import cloudpickle", "from yaml import")
+UNPICKLES = {"src/simbal/saved_yaml.py"}  # what it has pickled itself; see there
+
+
+def calls(file: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Every call in a file by its dotted name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def keywords(call: ast.Call) -> dict[str | None, str]:
+    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+
+
+def places(*names: str) -> list[tuple[str, ast.Call]]:
+    """The calls of these names, each with its file relative to the repository."""
+    return [
+        (str(file.relative_to(REPOSITORY)), call) for file in SOURCES for name, call in calls(file) if name in names
+    ]
+
+
+def test_nothing_is_evaluated_or_unpickled():
+    assert places(*NEVER) == []
+    assert {file for file, _ in places("pickle.loads", "pickle.Unpickler")} == UNPICKLES
+    imported = [(file, line) for file in SOURCES for line in file.read_text().splitlines() if "import" in line]
+    assert not [(file, line) for file, line in imported if any(alias in line for alias in ALIASES)]
+
+
+def test_what_is_unpickled_was_pickled_in_the_same_file():
+    source = (REPOSITORY / "src/simbal/saved_yaml.py").read_text()
+    assert [ast.unparse(call.args[0]) for _, call in places("pickle.loads")] == ["_pickled(block)"]
+    assert "return pickle.dumps(_plain(block))" in source
+
+
+def test_checkpoints_are_read_as_weights_alone():
+    found = places("torch.load")
+    assert found
+    assert all(keywords(call).get("weights_only") == "True" for _, call in found)
+
+
+def test_yaml_is_read_without_tags_of_python():
+    found = places("yaml.load", "yaml.parse")
+    assert found
+    assert {ast.unparse(call.args[1]) for _, call in found} == {"yaml.CSafeLoader"}
+
+
+def test_arrays_are_never_objects():
+    found = places("np.load", "numpy.load", "np.memmap", "np.fromfile", "np.frombuffer")
+    assert found
+    assert not [call for _, call in found if keywords(call).get("allow_pickle", "False") != "False"]
+
+
+def test_a_shell_is_never_asked():
+    assert not [call for file in SOURCES for _, call in calls(file) if keywords(call).get("shell", "False") != "False"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch pwned']",
+        "a: !!python/object/apply:os.system ['touch pwned']",
+        "choices: {}\na0: &id0 [1]\n" + "".join(f"a{i}: &id{i} [*id{i - 1}, *id{i - 1}]\n" for i in range(1, 40)),
+        "[" * 100_000,
+        "x" * (2 << 20),
+        "\xff",
+        "name: ../../x\nchoices: {balancing: [a]}",
+    ],
+    ids=["tag", "value", "bomb", "deep", "huge", "latin", "partial"],
+)
+def test_a_hostile_config_of_a_run_is_one_sentence_of_report_py(write_run, text, tmp_path):
+    path = write_run()
+    (path / "config.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match="config.yaml is not a config written by simbal"):
+        RunFolder(path).read_spec()
+    command = [sys.executable, str(REPOSITORY / "report.py"), str(path.parent)]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"error: {path / 'config.yaml'} is not a config written by simbal\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_hostile_config_of_a_run_is_one_sentence_of_evaluate_py(write_run, tmp_path):
+    path = write_run(keys={"balancing": {"simbal": {"_target_": "os.system", "command": "touch pwned"}}})
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("name: fake", "name: !!python/object/apply:os.system [touch pwned]"))
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), f"run={path}", "analysis=quality"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: {config} is not a config written by simbal\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["outputs"]
