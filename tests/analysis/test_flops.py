@@ -11,6 +11,7 @@ from simbal.errors import UserError
 
 KEYS = {
     "preset": "moe_l", "vocab_size": VOCABULARY, "seq_len": 2048, "steps": None, "batch_tokens": 2**20,
+    "micro_batch": 4, "precision": "bf16-mixed",
     "device_flops": 312e12, "utilisation": 0.4,
 }  # fmt: skip
 GOLDEN = {
@@ -81,6 +82,20 @@ def test_memory_is_sixteen_bytes_for_each_parameter_of_fp32_training():
     assert numbers("moe_l")["memory_bytes"] == 16 * 3_139_834_368
 
 
+def test_memory_is_of_a_micro_batch_in_one_precision_and_is_recorded_by_part():
+    found = flops(**KEYS)
+    memory, metrics = found.record["memory"], found.record["metrics"]
+    parts = ("weights", "gradients", "moments", "activations", "working")
+    assert metrics["peak_bytes"] == sum(memory[part] for part in parts)  # 4 * 2048 tokens are not the whole batch
+    assert metrics["activation_bytes"] == memory["activations"]
+    assert (memory["micro_batch"], memory["precision"], memory["accumulates"]) == (4, "bf16-mixed", True)
+    assert numbers("moe_l", precision="bf16-true")["memory_bytes"] == metrics["memory_bytes"] / 2
+    assert numbers("moe_l", micro_batch=8)["activation_bytes"] < 2 * metrics["activation_bytes"]
+    whole = numbers("moe_l", micro_batch=512)
+    alone = flops(**KEYS | {"micro_batch": 512}).record["memory"]
+    assert whole["peak_bytes"] == sum(alone[part] for part in ("weights", "moments", "working", "activations"))
+
+
 def test_time_is_flops_by_what_the_device_reaches():
     found = numbers("moe_m", device_flops=1e15, utilisation=0.5)
     assert found["seconds"] == pytest.approx(found["training_flops"] / 5e14)
@@ -113,7 +128,7 @@ def test_every_preset_is_counted_in_tables_of_a_hundred_columns(preset):
     with console.capture() as capture:
         for table in flops(**KEYS | {"preset": preset, "steps": 10}).tables:
             console.print(table)
-    assert len(capture.get().splitlines()) == 5 * 3 + 9 + 4 + 5  # what is around each table, then the rows
+    assert len(capture.get().splitlines()) == 5 * 3 + 9 + 4 + 7  # what is around each table, then the rows
     assert f"{counted(preset).total:,}" in capture.get()
 
 
@@ -128,6 +143,8 @@ def test_large_counts_are_shortened_as_in_the_paper():
         ({"preset": "tiny"}, "steps=null: tiny is no model of the paper, so give the steps"),
         ({"vocab_size": 0}, "vocab_size=0 must be a whole number of at least 1"),
         ({"seq_len": 0}, "seq_len=0 must be a whole number of at least 1"),
+        ({"micro_batch": 0}, "micro_batch=0 must be a whole number of at least 1"),
+        ({"precision": "fp8"}, "precision=fp8 is not one of 32-true, bf16-mixed, bf16-true"),
         ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 1"),
         ({"batch_tokens": True}, "batch_tokens=True must be a whole number of at least 1"),
         ({"device_flops": 0}, "device_flops=0 must be a number above 0"),

@@ -13,6 +13,7 @@ from hydra.utils import get_method
 
 from simbal.analysis.finding import Finding
 from simbal.analysis.trained import TrainedRun, load, runs_in
+from simbal.config_values import check_name
 from simbal.console import console
 from simbal.errors import UserError
 from simbal.heap import keep_freed_memory
@@ -38,6 +39,8 @@ def evaluate(
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
+    for name in analyses:
+        check_name("the analysis", name)  # of a file in the folder of a run
     keep_freed_memory()
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from simbal.analysis.paper_models import Printed
-from simbal.analysis.training_cost import BYTES, Parameters
+from simbal.analysis.training_cost import Parameters
 from simbal.console import new_grid
+from simbal.model.memory_cost import MemoryCost
 
 UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}  # in seconds
 
@@ -50,16 +51,19 @@ def of_training(numbers: Mapping[str, float], tokens: int, printed: Printed | No
     return grid
 
 
-def of_memory(counted: Parameters) -> Table:
-    """What every parameter needs while it is trained."""
-    grid = new_grid("memory in fp32, without activations")
+def of_memory(total: int, memory: MemoryCost, micro_batch: int, seq_len: int, precision: str) -> Table:
+    """What a training step holds, and how much of it each of the `total` parameters takes."""
+    grid = new_grid(f"memory of {micro_batch} x {seq_len} tokens in {precision}")
     for heading in ("", "bytes per parameter", "GiB"):
         grid.add_column(heading, justify="right" if heading else "left")
-    memory = counted.memory()
-    for part, size in memory.items():
-        grid.add_row(part, str(BYTES[part]), f"{size / 2**30:.2f}")
+    for part, size in {
+        "weights": memory.weights, "gradients": memory.gradients, "AdamW's two moments": memory.moments
+    }.items():  # fmt: skip
+        grid.add_row(part, str(size // total), _gib(size))
+    grid.add_row("activations", "", _gib(memory.activations))
+    grid.add_row("working memory of a layer", "", _gib(memory.working))
     grid.add_section()
-    grid.add_row("together", str(sum(BYTES.values())), f"{sum(memory.values()) / 2**30:.2f}")
+    grid.add_row("most at once", "", _gib(memory.peak))
     return grid
 
 
@@ -77,6 +81,8 @@ def notes(
         f"{utilisation:.0%}: {tokens / seconds:,.0f} tokens per second.",
         "Exact: forward 2 M + 2 L D (S + 1) per token, with M the active matrices (N less the norms) and causal "
         "attention averaged over positions; training 3 times that. N: active parameters less the input embedding.",
+        "Memory: activations are counted as autograd keeps them on a CPU, to 3% of what was measured there; "
+        "on a GPU nothing has been measured yet.",
     ]
     if counted.router:
         said.append(f"A pass through every expert takes {counted.every_expert:.2f} times the parameters N.")
@@ -96,6 +102,10 @@ def _grid(title: str, headings: tuple[str, ...], printed: Printed | None) -> Tab
     for heading in (*headings, *(["paper"] if printed else [])):
         grid.add_column(heading, justify="right")
     return grid
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
 
 
 def _duration(seconds: float) -> str:

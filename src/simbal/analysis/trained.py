@@ -4,13 +4,11 @@ Shapes: B sequences, S sequence length, T = S + 1.
 """
 
 import math
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -25,9 +23,8 @@ from simbal.model.transformer import Transformer
 from simbal.run_folder import RunFolder
 from simbal.run_spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
+from simbal.training.checkpoint import DamagedCheckpointError, read
 from simbal.training.lit_moe import LitMoE
-
-UNREADABLE = (RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError, KeyError, OSError)
 
 
 @dataclass(frozen=True)
@@ -125,12 +122,14 @@ def load(path: Path, accelerator: str = "auto") -> TrainedRun:
 def weights_of(file: Path, config_hash: str, module: LitMoE) -> dict[str, Tensor]:
     """The state of a checkpoint that belongs to this config and fits this module."""
     try:
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-        state, written_for = checkpoint["state_dict"], checkpoint["config_hash"]
+        saved = read(file)
     except FileNotFoundError:
         raise UserError(f"{file} is missing: no checkpoint is there") from None
-    except UNREADABLE as error:
-        raise UserError(f"{file} is damaged or no checkpoint of simbal ({type(error).__name__})") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except DamagedCheckpointError as error:
+        raise UserError(f"{file} is damaged or no checkpoint of simbal ({error})") from None
+    state, written_for = saved["state_dict"], saved["config_hash"]
     expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
     if written_for != config_hash or {name: tensor.shape for name, tensor in state.items()} != expected:
         raise UserError(f"{file} belongs to another run than the folder that it is in")
@@ -144,7 +143,7 @@ def runs_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"there is no folder {path}: give run=outputs/<name>/<run>, or run=outputs/<name>")
     found = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
-    finished = [folder for folder in found if (RunFolder(folder).read_record() or {}).get("status") == "finished"]
+    finished = [folder for folder in found if (RunFolder(folder).whole_record() or {}).get("status") == "finished"]
     if not finished:
         raise UserError(f"{path} holds no finished run")
     return finished

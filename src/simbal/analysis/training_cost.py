@@ -13,8 +13,6 @@ from simbal.model.attention import Attention
 from simbal.model.parameters import count_parameters
 from simbal.model.transformer import Transformer, TransformerShape
 
-BYTES = {"weights": 4, "gradients": 4, "AdamW's two moments": 8}  # per parameter, all in fp32
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -77,10 +75,6 @@ class Parameters:
     def estimated_flops(self, tokens: int) -> int:
         """6 N T."""
         return 6 * self.without_embedding * tokens
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of what is kept for every parameter; activations come on top."""
-        return {part: size * self.total for part, size in BYTES.items()}
 
 
 def _attentions(model: Transformer) -> list[Attention]:
