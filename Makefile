@@ -4,11 +4,13 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 ARGS ?=
 NAME ?= default
+# Not the shell's own variable of this name, which counts up: make puts its value into the command.
+SECONDS ?= 600
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test lint format dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test chaos lint format dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +28,9 @@ sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table 
 
 test: $(STAMP) ## the whole test suite (one file: ARGS=tests/model)
 	$(BIN)/pytest -n 2 $(ARGS)
+
+chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
+	$(BIN)/python -m tests.chaos.campaign --seconds $(SECONDS) $(ARGS)
 
 lint: $(STAMP) ## linter, formatter check and type checker
 	$(BIN)/ruff check
