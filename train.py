@@ -5,6 +5,7 @@ Examples:
     python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
 """
 
+import os
 from pathlib import Path
 
 import hydra
@@ -27,6 +28,8 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    # torch reads it when it is imported; its C++ side warns of a setting of DDP at every start, which is on purpose
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     tether.die_with_sweep()
     command_line.check(Path(__file__).with_name("conf"), __doc__)
     with command_line.exit_codes():

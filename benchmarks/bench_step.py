@@ -38,9 +38,9 @@ from simbal.data.store import Store
 from simbal.heap import keep_freed_memory
 from simbal.run_spec import RunSpec
 from simbal.training.build import build_module
+from simbal.training.fit import build_trainer
 from simbal.training.lit_moe import LitMoE
 from simbal.training.pes import PES
-from simbal.training.run import build_trainer
 from simbal.training.telemetry import Telemetry
 
 CONF = Path(__file__).parents[1] / "conf"

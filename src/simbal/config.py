@@ -123,13 +123,17 @@ class TrainerConfig:
 
     max_steps: int
     global_batch: int  # sequences per optimizer step
-    micro_batch: int  # sequences per forward pass
+    micro_batch: int  # sequences per forward pass of a device
     precision: str  # auto | 32-true | bf16-mixed | bf16-true
     force_precision: bool  # bf16 also on a CPU without instructions for it
     accelerator: str  # auto | cpu | cuda
+    devices: int  # that train one model together: GPUs, or processes on a CPU
+    strategy: str  # auto | ddp: how they do so
     val_every: int  # steps; also validated before the first and after the last step
     log_every: int
     ckpt_every: int
+    ckpt_seconds: float  # a checkpoint is also due when the last one is older; 0: never
+    skip_nonfinite: int  # steps with a NaN or infinite loss or gradient that are skipped before the run has diverged
     keep_every: int  # steps between weights that are kept for analyses; 0: none are
     pes_every: int  # steps between measurements of the experts' similarity, from step 0; 0: never
     pes_tokens: int  # of the validation split, on which it is measured

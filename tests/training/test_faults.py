@@ -15,6 +15,7 @@ from simbal.training import run
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
+from tests.conftest import CONF
 from tests.training.run_files import assert_same_run
 
 
@@ -51,17 +52,19 @@ def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert_same_run(whole, broken)
 
 
-@pytest.mark.parametrize("balancing", ["lf_lbl", "uniform", "ortho_param", "quantile", "[lbl,ernie_ortho]"])
-def test_strategies_with_a_state_or_a_step_of_their_own_are_resumed_to_the_bit(
-    small_spec, tmp_path, monkeypatch, balancing
-):
-    keys = [f"balancing={balancing}", "trainer.micro_batch=4"]
+ALL_STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("balancing", [*ALL_STRATEGIES, "[lbl,ernie_ortho]"])
+def test_every_strategy_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch, balancing):
+    """With accumulation, validation and PES at steps that no checkpoint shares."""
+    keys = [f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=3", "trainer.val_every=5"]
     if balancing.startswith("["):
         keys += ["balancing.lbl.scope=global", "balancing.ernie_ortho.decoupled=true"]
     whole, broken = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
     train(whole)
     with monkeypatch.context() as patch:
-        kill_at(patch, 9)
+        kill_at(patch, 10)
         with pytest.raises(KilledError):
             train(broken)
     train(broken)
@@ -97,6 +100,19 @@ def test_a_run_killed_between_its_steps_is_resumed_to_the_same_files(
     records = [RunFolder(spec.path).read_record() for spec in (whole, broken)]
     assert records[0]["metrics"] == records[1]["metrics"]
     assert records[1]["tokens_per_second"] > 0
+
+
+def test_a_finished_run_whose_curves_are_damaged_is_done_again_to_the_same_result(small_spec, tmp_path):
+    whole, broken = (small_spec(output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    train(broken)
+    curves = broken.path / "metrics.jsonl"
+    curves.write_text(curves.read_text().replace('"step": 6', '"step": 7', 1))
+    assert not RunFolder(broken.path).finished(broken)
+    train(broken)
+    assert_same_run(whole, broken)
+    (warning,) = RunFolder(broken.path).read_record()["warnings"]
+    assert "metrics.jsonl is not what the run has written" in warning
 
 
 def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):

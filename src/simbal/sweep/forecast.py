@@ -59,7 +59,7 @@ def _add_durations(durations: Durations, folder: Path) -> None:
     """Of the finished runs in outputs/<name>."""
     for file in folder.glob("*/record.json"):
         run = RunFolder(file.parent)
-        record = run.read_record()
+        record = run.whole_record()
         if record is not None and record["status"] == "finished" and "seconds" in record:
             durations[_arm(run.read_spec())].append(float(record["seconds"]))
 

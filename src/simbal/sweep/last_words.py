@@ -3,17 +3,36 @@
 import signal
 from pathlib import Path
 
+VMSTAT = Path("/proc/vmstat")
+STARVED = (
+    ", while the kernel killed a process for want of memory: a smaller trainer.micro_batch needs less, and so do fewer "
+    "jobs at once (hydra.launcher.n_jobs)"
+)
 
-def last_words(console: Path, start: int, exit_status: int) -> str:
+
+def oom_kills() -> int:
+    """How many processes Linux has killed since its start as memory ran out, in any control group; 0 if unknown."""
+    try:
+        lines = VMSTAT.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def last_words(console: Path, start: int, exit_status: int, oom_kills_before: int | None = None) -> str:
     """One line: the signal, else the last `error: ...`, else the last traceback's last line, else the exit code.
 
     Args:
         console: the job's output.
         start: byte at which this attempt's output begins.
         exit_status: as `Popen.returncode`: negative for a signal.
+        oom_kills_before: `oom_kills` when the job started; if it is more by now, a SIGKILL may have been one of them,
+            which nothing tells for certain.
     """
     if killed(exit_status):
-        return f"killed by signal {-exit_status if exit_status < 0 else exit_status - 128}"
+        starved = exit_status == -signal.SIGKILL and oom_kills_before is not None and oom_kills() > oom_kills_before
+        number = -exit_status if exit_status < 0 else exit_status - 128
+        return f"killed by signal {number}{STARVED if starved else ''}"
     with console.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()

@@ -40,6 +40,8 @@ def launch(
     for entry in planned:
         if entry.kind == "finished":
             entry.attempt.folder.require_data(tokens[_data(entry.attempt.job)])
+    for note in [entry.note for entry in planned if entry.note]:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(planned), highlight=False)
     if ready:
         ready.run(waiting)

@@ -1,22 +1,23 @@
 """How a run ended, going by its record alone."""
 
+from simbal.record_schema import error_of
 from simbal.run_folder import RunFolder
 from simbal.run_spec import RunSpec
 from simbal.sweep.attempt import State
 
 
 def outcome(folder: RunFolder, spec: RunSpec) -> tuple[State, str] | None:
-    """Done, pruned or failed, and the error; None without a record.
+    """Done, pruned or failed, and the error; None without a record. A run that has diverged has failed.
 
     Raises:
-        UserError: the record is broken, or the folder belongs to another config.
+        UserError: the record is damaged, or the folder belongs to another config.
     """
     if folder.finished(spec):
         return "done", ""
     record = folder.read_record()
     if record is None:
         return None
-    return "pruned" if record["status"] == "pruned" else "failed", str(record.get("error", ""))
+    return "pruned" if record["status"] == "pruned" else "failed", error_of(record)
 
 
 def write_failure(folder: RunFolder, spec: RunSpec, status: str, error: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from simbal.record_schema import error_of
+from simbal.run_folder import DamagedRecordError
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.job import Job
 
@@ -17,6 +19,7 @@ class Planned:
 
     attempt: Attempt
     kind: Kind
+    note: str = ""  # what a person should know of it
 
     @property
     def to_run(self) -> bool:
@@ -28,7 +31,7 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Planned]:
     """One entry for each run, in order; jobs that compose to the same run share one.
 
     Raises:
-        UserError: a folder belongs to another config, or its record is broken.
+        UserError: a folder belongs to another config, or cannot be read.
     """
     unique: dict[str, tuple[Job, str]] = {}
     for job, label in zip(jobs, labels(jobs), strict=True):
@@ -58,8 +61,12 @@ def _planned(attempt: Attempt, retry_failed: bool) -> Planned:
     if folder.finished(spec):
         attempt.state = "done"
         return Planned(attempt, "finished")
-    record = folder.read_record()
-    if record is not None and record["status"] == "failed" and not retry_failed:
-        attempt.state, attempt.error = "failed", str(record["error"])
+    try:
+        record = folder.read_record()
+    except DamagedRecordError as error:
+        file = folder.path / "record.json"
+        return Planned(attempt, "resumed", f"{file} is damaged ({error.reason}): the run is done again")
+    if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
+        attempt.state, attempt.error = "failed", error_of(record)
         return Planned(attempt, "failed")
     return Planned(attempt, "resumed")

@@ -13,7 +13,7 @@ from simbal.errors import UserError
 from simbal.run_folder import BusyError
 from simbal.sweep.attempt import Attempt, State
 from simbal.sweep.job import Job
-from simbal.sweep.last_words import killed, last_words
+from simbal.sweep.last_words import killed, last_words, oom_kills
 from simbal.sweep.outcome import outcome, write_failure
 from simbal.sweep.process import Process, Starter
 from simbal.sweep.view import View
@@ -28,6 +28,7 @@ class _Running:
     slot: dict[str, str]
     process: Process
     console_start: int
+    oom_kills: int  # when it started
 
 
 class Pool:
@@ -77,8 +78,9 @@ class Pool:
         console = attempt.folder.path / "console.log"
         start = console.stat().st_size if console.exists() else 0
         slot = self.free.pop(0)
+        before = oom_kills()
         process = self.starter.start(self.command(attempt.job), slot, console)
-        self.running.append(_Running(attempt, slot, process, start))
+        self.running.append(_Running(attempt, slot, process, start, before))
         self._change(attempt, "running")
 
     def _collect_ended(self) -> None:
@@ -125,7 +127,7 @@ def _outcome(running: _Running) -> tuple[State, str]:
     if (recorded := outcome(folder, spec)) is not None:
         return recorded
     code = running.process.wait()
-    error = last_words(folder.path / "console.log", running.console_start, code)
+    error = last_words(folder.path / "console.log", running.console_start, code, running.oom_kills)
     write_failure(folder, spec, "killed" if killed(code) else "failed", error)
     return "failed", error
 

@@ -35,7 +35,7 @@ class Task:
                 self.function(cfg)
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                if folder.read_record() is None:
+                if folder.whole_record() is None:
                     with suppress(BusyError):  # another process is at it, which is no failure of the run
                         write_failure(folder, spec, *_end(error))
 

@@ -20,11 +20,17 @@ def die_with_sweep() -> None:
     away so that the job's own children, whose parent is not the sweep, do not read it.
     """
     sweep = os.environ.pop(SWEEP_PID, None)
-    if sweep is None or sys.platform != "linux":
+    if sweep is not None:
+        die_with(int(sweep), signal.SIGTERM)
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Ask the kernel for the signal `number` when the process `parent` dies; outside Linux, do nothing."""
+    if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(sweep):  # it died before we asked
-        raise SystemExit(128 + signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        raise SystemExit(128 + number)
 
 
 @contextmanager

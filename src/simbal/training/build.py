@@ -21,11 +21,16 @@ BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on Arm
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
 
-def resolve_device(accelerator: str) -> torch.device:
-    """`auto` takes CUDA where there is one; `UserError` if CUDA is asked for and absent."""
+def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
+    """`auto` takes CUDA where there is one; `UserError` if CUDA is asked for and absent, or has fewer `devices`."""
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("trainer.accelerator=cuda, but no CUDA device is visible: use cpu or auto")
     cuda = accelerator == "cuda" or (accelerator == "auto" and torch.cuda.is_available())
+    if cuda and torch.cuda.device_count() < devices:
+        raise UserError(
+            f"trainer.devices={devices}, but {torch.cuda.device_count()} of CUDA are visible: use fewer, or in a sweep "
+            "give each job several, as by hydra.launcher.gpus=[0+1,2+3]"
+        )
     return torch.device("cuda" if cuda else "cpu")
 
 
@@ -103,6 +108,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         z_loss_coef=optim["z_loss_coef"],
         grad_clip=optim["grad_clip"],
         bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
+        skip_nonfinite=trainer["skip_nonfinite"],
     )  # fmt: skip
 
 
@@ -117,4 +123,5 @@ def build_data(spec: RunSpec, store: Store) -> TokenData:
         micro_batch=trainer["micro_batch"],
         max_steps=trainer["max_steps"],
         validation_tokens=data["validation_tokens"],
+        devices=trainer["devices"],
     )

@@ -15,6 +15,7 @@ from simbal.data.loader import TrainBatches
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
+from simbal.training.divergence import DivergedError, layer_statistics
 from simbal.training.optim import OptimSettings, build_optimizer
 from simbal.training.ranks import sum_over_ranks, world_size
 from simbal.training.step_totals import StepTotals
@@ -33,15 +34,28 @@ class LitMoE(L.LightningModule):
         z_loss_coef: float,
         grad_clip: float,
         bytes_of_token_V: Tensor,
+        skip_nonfinite: int = 0,
     ) -> None:
-        """`grad_clip` 0: the norm is measured but not clipped."""
+        """
+        Args:
+            model: what is trained.
+            balancing: the strategies.
+            optim: the optimizer's numbers.
+            max_steps: optimizer steps of the schedule.
+            z_loss_coef: of the head's z-loss.
+            grad_clip: largest norm of the gradient; 0: it is measured but not clipped.
+            bytes_of_token_V: UTF-8 bytes that each token stands for.
+            skip_nonfinite: how many steps whose loss or gradient is not finite are skipped, before the run diverges.
+        """
         super().__init__()
         self.model, self.balancing, self.optim = model, balancing, optim
         self.max_steps, self.z_loss_coef, self.grad_clip = max_steps, z_loss_coef, grad_clip
+        self.skip_nonfinite, self.skipped_steps = skip_nonfinite, 0
         self.bytes_of_token_V = nn.Buffer(bytes_of_token_V, persistent=False)
         self.step_totals = StepTotals()  # of the optimizer step in progress
         self.foreseen: dict[str, Tensor] | None = None  # what the strategies will have measured when it ends
         self.finished_counts_LE = torch.zeros(len(model.routers), model.shape.num_experts).long()  # of the last one
+        self.step_loss = torch.zeros(())  # of the optimizer step in progress, summed over its micro-batches
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.validation: Validation | None = None
 
@@ -78,6 +92,7 @@ class LitMoE(L.LightningModule):
         aux = self.balancing.losses(routings, self.global_step, foreseen)
         loss = torch.stack([head.loss, *aux.values()]).sum()
         self.step_totals.add(measured, routings)
+        self.step_loss = self.step_loss.to(loss.device) + loss.detach()
         return {"loss": loss, "total": loss.detach(), "ce": head.nll_N.mean(), "aux": aux}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -89,15 +104,44 @@ class LitMoE(L.LightningModule):
     def finish_step(self, step: int, lr: float) -> None:
         """Optimizer step `step` is done, at rate `lr`."""
         totals, self.step_totals, self.foreseen = self.step_totals, StepTotals(), None
+        self.step_loss = torch.zeros(())
         if totals.counts_LE is not None:
             self.finished_counts_LE = totals.counts_LE
         weights = [router.weight_ED for router in self.model.routers]
         self.balancing.update(totals.over_ranks(), totals.micro_batches * world_size(), weights, lr, step)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        """Clip the norm of the whole gradient, and keep what it was before."""
-        largest = self.grad_clip or float("inf")
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
+        """Clip the norm of the whole gradient, and keep what it was before.
+
+        Raises:
+            DivergedError: loss or gradient are not finite, and no more steps may be skipped.
+        """
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.grad_norm = nn.utils.get_total_norm(gradients)
+        loss = sum_over_ranks(self.step_loss)
+        if (self.grad_norm + loss).isfinite():
+            nn.utils.clip_grads_with_norm_(self.parameters(), self.grad_clip or float("inf"), self.grad_norm)
+        else:
+            self._skip_step(loss)
+
+    def _skip_step(self, loss: Tensor) -> None:
+        """Neither weights nor strategies learn from it."""
+        if self.skipped_steps == self.skip_nonfinite:
+            what = "the gradient" if loss.isfinite() else "the loss"
+            counts_LE = self.step_totals.counts_LE
+            statistics = layer_statistics(self.model, None if counts_LE is None else sum_over_ranks(counts_LE))
+            raise DivergedError(what, self.global_step + 1, statistics)
+        self.skipped_steps += 1
+        self.zero_grad()  # an optimizer leaves alone what has no gradient
+        self.step_totals = StepTotals()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The count goes on when the run does."""
+        checkpoint["skipped_steps"] = self.skipped_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As saved."""
+        self.skipped_steps = checkpoint["skipped_steps"]
 
     def configure_optimizers(self) -> Any:
         """The schedule moves once per optimizer step."""
@@ -115,5 +159,9 @@ class LitMoE(L.LightningModule):
         self.totals.add(head.nll_N, self.bytes_of_token_V[targets_BS.flatten()], routings)
 
     def on_validation_epoch_end(self) -> None:
-        """`self.validation` holds the newest numbers."""
-        self.validation = self.totals.summary([router.weight_ED for router in self.model.routers])
+        """`self.validation` holds the newest numbers; DivergedError if the loss is not finite."""
+        try:
+            self.validation = self.totals.over_ranks().summary([router.weight_ED for router in self.model.routers])
+        except ArithmeticError:
+            statistics = layer_statistics(self.model, None)
+            raise DivergedError("the validation loss", self.global_step, statistics) from None

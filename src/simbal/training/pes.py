@@ -24,7 +24,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class PES:
-    """Measured at every `every`-th step (0: never) on the first `tokens` validation tokens of this rank."""
+    """Measured at every `every`-th step (0: never) on the first `tokens` validation tokens, on every rank alike."""
 
     every: int
     tokens: int
@@ -54,7 +54,7 @@ class PES:
     def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
         """Whole windows, at least one."""
         left = None
-        for windows_BT in cast(TokenData, trainer.datamodule).val_dataloader():  # type: ignore[attr-defined]
+        for windows_BT in cast(TokenData, trainer.datamodule).whole_validation():  # type: ignore[attr-defined]
             left = max(1, self.tokens // (windows_BT.shape[1] - 1)) if left is None else left
             yield windows_BT[:left]
             left -= len(windows_BT)

@@ -4,26 +4,34 @@ Values stay on the device between logged steps, so that watching a run does not 
 """
 
 import json
+import math
+import os
 import time
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from simbal.metrics.load import max_vio
-from simbal.run_folder import write_json, write_text
+from simbal.record_schema import digest
+from simbal.run_folder import CURVES_FILE, write_json, write_text
 from simbal.training.lit_moe import LitMoE
 from simbal.training.pes import PES
+from simbal.training.ranks import from_first, is_first, sum_over_ranks, world_size
 
 
 class Telemetry(Callback):
-    """A row at every `log_every`-th step and the last, with means over its micro-batches; one for each validation."""
+    """A row at every `log_every`-th step and the last, with means over its micro-batches; one for each validation.
+
+    Of several ranks the first writes and reads the files; the others know what it does.
+    """
 
     def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int, pes: PES) -> None:
         self.pes = pes
-        self.folder, self.file = folder, folder / "metrics.jsonl"
+        self.folder, self.file = folder, folder / CURVES_FILE
         self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
         self._shown: dict[str, str] = {}
@@ -33,24 +41,38 @@ class Telemetry(Callback):
     @property
     def tokens_per_second(self) -> float:
         """Harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
-        speeds = [row["tokens_per_second"] for row in self._rows() if "tokens_per_second" in row]
-        return float(harmonic_mean(speeds))
+        key = "tokens_per_second"
+        return from_first(lambda: float(harmonic_mean([row[key] for row in self._rows() if key in row])))
 
     @property
     def shown(self) -> str:
         """The newest losses and speed, for a progress bar."""
         return "  ".join(self._shown.values())
 
-    def rewind(self, step: int) -> None:
-        """Drop what a killed run wrote after the checkpoint of `step`, a torn last line included."""
-        if self.file.exists():
-            lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("}\n")]
-            write_text(self.file, "".join(line for line in whole if json.loads(line)["step"] <= step))
+    def state_dict(self) -> dict[str, Any]:
+        """What metrics.jsonl holds beside a checkpoint, once it is on the disk."""
+        if not is_first():  # only the first rank's checkpoint is written
+            return {}
+        if not self.file.exists():
+            return digest(b"")
+        with self.file.open("rb") as file:
+            os.fsync(file.fileno())
+            return digest(file.read())
+
+    def trouble(self, state: dict[str, Any]) -> str | None:
+        """What is wrong with the rows that were there when `state` was saved, or None."""
+        written = self.file.read_bytes()[: state["bytes"]] if self.file.exists() else b""
+        return None if digest(written) == state else f"the rows of {self.file.name} before it are damaged"
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Drop what a killed run wrote after that; all of it for an empty `state`."""
+        if is_first() and self.file.exists():
+            written = self.file.read_bytes()[: state.get("bytes", 0)]
+            write_text(self.file, written.decode("utf-8"))
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""
-        return any(row["step"] == step and "val/loss" in row for row in self._rows())
+        return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self._rows()))
 
     def _rows(self) -> list[dict[str, Any]]:
         if not self.file.exists():
@@ -62,7 +84,7 @@ class Telemetry(Callback):
         assert isinstance(module, LitMoE)
         first = trainer.global_step == 0 and not self._losses
         # a process that was killed before its first checkpoint has left the row of step 0
-        if first and self.pes.due(0, module) and not any("pes/min" in row for row in self._rows()):
+        if first and self.pes.due(0, module) and not from_first(lambda: any("pes/min" in r for r in self._rows())):
             self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 
@@ -101,31 +123,37 @@ class Telemetry(Callback):
         return {"step": step, "tokens": step * self.tokens_per_step}
 
     def _row(self, trainer: L.Trainer, module: LitMoE, step: int) -> dict[str, Any]:
-        n, row = len(self._losses), self._place(step)
-        row["train/loss"] = sum(loss["total"].item() for loss in self._losses) / n
-        row["train/ce"] = sum(loss["ce"].item() for loss in self._losses) / n
-        for name in self._losses[0]["aux"]:
-            row[f"train/aux/{name}"] = sum(loss["aux"][name].item() for loss in self._losses) / n
+        losses = [{"loss": loss["total"], "ce": loss["ce"]} for loss in self._losses]
+        for loss, parts in zip(losses, self._losses, strict=True):
+            loss |= {f"aux/{name}": part for name, part in parts["aux"].items()}
+        sums = torch.tensor([sum(loss[name].item() for loss in losses) for name in losses[0]], dtype=torch.float64)
+        means = sum_over_ranks(sums) / world_size() / len(losses)
+        row = self._place(step) | {f"train/{name}": mean for name, mean in zip(losses[0], means.tolist(), strict=True)}
         row["train/grad_norm"] = module.grad_norm.item()
         if module.model.routers:
-            row["train/load/max_vio"] = max_vio(module.finished_counts_LE).mean().item()
+            row["train/load/max_vio"] = max_vio(sum_over_ranks(module.finished_counts_LE)).mean().item()
+        if module.skip_nonfinite:
+            row["train/skipped_steps"] = module.skipped_steps
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
-        return row
+        return {key: value for key, value in row.items() if math.isfinite(value)}  # those of a skipped step may not be
 
     def _log(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
         steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
         self._logged_steps, self._logged_seconds = self.steps, self.seconds
         row["tokens_per_second"] = steps * self.tokens_per_step / seconds
         self._write(trainer, row)
-        self._shown["train"] = f"loss {row['train/ce']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        self._shown["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {row['tokens_per_second']:,.0f} tokens/s"
         remaining = (self.max_steps - row["step"]) * self.seconds / self.steps
         progress = {
-            "phase": "training", "step": row["step"], "max_steps": self.max_steps, "loss": row["train/ce"],
+            "phase": "training", "step": row["step"], "max_steps": self.max_steps, "loss": row.get("train/ce"),
             "tokens_per_second": row["tokens_per_second"], "seconds_left": remaining,
         }  # fmt: skip
-        write_json(self.folder / "progress.json", progress)
+        if is_first():
+            write_json(self.folder / "progress.json", progress)
 
     def _write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        if not is_first():
+            return
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
         if trainer.logger:

@@ -14,6 +14,7 @@ from simbal.metrics import language, load
 from simbal.metrics.orthogonality import mean_squared_deviation
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
 from simbal.model.router import Routing
+from simbal.training.ranks import sum_over_ranks
 
 DEFINITIONS = {
     "val/loss": "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
@@ -59,6 +60,16 @@ class ValidationTotals:
         self.counts_LE = self.counts_LE + torch.stack([r.tokens_per_expert_E for r in routings]).cpu()
         self.seu_L = self.seu_L + torch.stack([_sequence_expert_use(r).sum() for r in routings]).cpu()
         self.entropy_L = self.entropy_L + torch.stack([_entropy_sum(r) for r in routings]).cpu()
+
+    def over_ranks(self) -> "ValidationTotals":
+        """The sums over all ranks, on every rank."""
+        total = ValidationTotals()
+        total.nats = sum_over_ranks(torch.tensor(self.nats, dtype=torch.float64)).item()
+        counted = torch.tensor([self.tokens, self.num_bytes, self.sequences])
+        total.tokens, total.num_bytes, total.sequences = sum_over_ranks(counted).tolist()
+        total.counts_LE, total.seu_L = sum_over_ranks(self.counts_LE), sum_over_ranks(self.seu_L)
+        total.entropy_L = sum_over_ranks(self.entropy_L)
+        return total
 
     def summary(self, router_weights: list[Tensor]) -> Validation:
         """Raises ArithmeticError if the loss is not a number."""

@@ -1,0 +1,49 @@
+"""A loss or a gradient that is NaN or infinite, and what is said of a run that has one."""
+
+import math
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from simbal.metrics.load import max_vio
+from simbal.model.moe import MoELayer
+from simbal.model.transformer import Transformer
+
+
+class DivergedError(Exception):
+    """Training cannot go on."""
+
+    def __init__(self, what: str, step: int, layers: list[dict[str, float | None]]) -> None:
+        """`layers`: how each MoE layer stood; None for a number that is not finite."""
+        super().__init__(f"diverged: {what} is not finite in step {step}; a smaller optim.lr may help")
+        self.step, self.layers = step, layers
+
+
+def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[str, float | None]]:
+    """Of each MoE layer: norms of its weights and gradients, how many of them are not finite, and the step's load.
+
+    Args:
+        model: after a backward pass, before clipping.
+        counts_LE: tokens per expert in the step, (layers, experts); None if no micro-batch was finished.
+    """
+    found: list[dict[str, float | None]] = []
+    moe_layers = [layer for layer in model.feed_forwards if isinstance(layer, MoELayer)]
+    for layer, moe in enumerate(moe_layers):
+        weights = {"router": list(moe.router.parameters()), "experts": [moe.w13_E2FD, moe.w2_EFD]}
+        statistics: dict[str, float | None] = {}
+        for name, parameters in weights.items():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            statistics |= {
+                f"{name}/weight_norm": _norm(parameters),
+                f"{name}/gradient_norm": _norm(gradients),
+                f"{name}/nonfinite_gradients": sum(int((~gradient.isfinite()).sum()) for gradient in gradients),
+            }
+        if counts_LE is not None:
+            statistics["load/max_vio"] = max_vio(counts_LE[layer]).item()
+        found.append(statistics)
+    return found
+
+
+def _norm(tensors: Iterable[Tensor]) -> float | None:
+    norm = nn.utils.get_total_norm(tensors).item()
+    return norm if math.isfinite(norm) else None

@@ -1,0 +1,209 @@
+"""Starts the processes that train one model together, and leaves none behind.
+
+The first rank is the process that was asked to train; it starts the others afresh, in its own process group. Under
+torchrun all of them are there already. Lightning's launcher would run the whole command line again for each.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+
+from simbal.errors import UserError
+from simbal.sweep.slots import usable_cores
+from simbal.sweep.tether import die_with
+from simbal.training import failure
+
+HOST = "127.0.0.1"
+PATIENCE = timedelta(minutes=30)  # of a rank that waits for another, as while that one saves
+GRACE_SECONDS = 30.0  # after a rank's end, until the first one ends too
+BACKENDS = "cpu:gloo,cuda:nccl"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank before it has joined the others."""
+
+    rank: int
+    world_size: int
+    store: Store
+
+
+class Joined(LightningEnvironment):
+    """Tells Lightning that all processes run already; `local_size` of them on this machine."""
+
+    def __init__(self, local_size: int) -> None:
+        super().__init__()
+        self.local_size = local_size
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Nothing is left to start."""
+        return True
+
+    def local_rank(self) -> int:
+        """Which of this machine's devices is ours."""
+        return dist.get_rank() % self.local_size
+
+    def node_rank(self) -> int:
+        """Which machine this is."""
+        return dist.get_rank() // self.local_size
+
+    def teardown(self) -> None:
+        """Lightning's would change the environment."""
+
+
+def local_devices(devices: int) -> int:
+    """How many of a run's devices this machine has: all, unless torchrun has started processes on several."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if _under_torchrun() else devices
+
+
+def on_devices(devices: int) -> dict[str, Any]:
+    """What Lightning's Trainer is told of the devices: one, or a copy of the model on each of several."""
+    if devices == 1:
+        return {"devices": 1}
+    local = local_devices(devices)
+    # strategies keep their buffers equal; buckets of gradients that are made anew after the first step would sum in
+    # another order after a restart, and they are not where unused parameters are looked for
+    ddp = DDPStrategy(cluster_environment=Joined(local), broadcast_buffers=False, find_unused_parameters=True)
+    return {"devices": local, "num_nodes": devices // local, "strategy": ddp}
+
+
+def together(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
+    """Call `work(*arguments)` on `devices` ranks that can reach each other; this process is one of them.
+
+    Args:
+        work: of a module, and picklable arguments: the other ranks are new processes.
+        arguments: of `work`.
+        devices: how many ranks there are to be.
+
+    Raises:
+        UserError: torchrun has started another number of processes.
+    """
+    if _under_torchrun():
+        _among_others(work, arguments, devices)
+    elif devices == 1:
+        work(*arguments)
+    else:
+        _with_others(work, arguments, devices)
+
+
+def _under_torchrun() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _among_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
+    started = int(os.environ["WORLD_SIZE"])
+    if started != devices:
+        raise UserError(f"torchrun has started {started} processes, but trainer.devices={devices}: make them equal")
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    with _joined(Place(rank, size, store)), _silent(rank > 0):
+        work(*arguments)
+
+
+def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
+    store = TCPStore(HOST, 0, devices, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    context, others = get_context("spawn"), []
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(others, store, done), daemon=True)
+    try:
+        for rank in range(1, devices):
+            settings = (rank, devices, store.port, os.getpid(), work, arguments)
+            others.append(context.Process(target=_other_rank, args=settings, daemon=True))
+            others[-1].start()
+        watcher.start()
+        with _joined(Place(0, devices, store)):
+            work(*arguments)
+        for process in others:
+            process.join(GRACE_SECONDS)
+    finally:
+        done.set()
+        started = [process for process in others if process.pid is not None]
+        for process in started:
+            process.kill()  # what it does now, nobody waits for; the first rank's files are the run's
+        if watcher.ident is not None:
+            watcher.join()  # of two who wait for a process, one may miss its end
+        for process in started:
+            process.join()
+
+
+def _other_rank(
+    rank: int, devices: int, port: int, first: int, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """What a process started by the first rank does, whose process id is `first`."""
+    die_with(first, signal.SIGKILL)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the first rank knows whether they are for it
+    store = TCPStore(HOST, port, devices, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+    try:
+        with _silent(True), _joined(Place(rank, devices, store)):
+            work(*arguments)
+    except (UserError, KeyboardInterrupt):  # the first rank says so
+        raise SystemExit(1) from None
+    except Exception:
+        print(f"rank {rank}:", file=sys.stderr)
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def _watch(others: list[SpawnProcess], store: Store, done: threading.Event) -> None:
+    """End this process if another rank has died and this one waits for it in vain, as NCCL would for long."""
+    alive = {process.sentinel: process for process in others}
+    while alive and not done.is_set():
+        for sentinel in connection.wait([*alive], timeout=1.0):
+            process = alive.pop(sentinel)  # type: ignore[arg-type]
+            process.join()
+            if process.exitcode:
+                said = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
+                failure.tell({"error": said}, store)
+                if not done.wait(GRACE_SECONDS):
+                    print(f"error: {said}", file=sys.stderr, flush=True)
+                    os._exit(1)
+
+
+def _ended(exit_code: int) -> str:
+    return f"been killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+
+
+@contextmanager
+def _joined(place: Place) -> Iterator[None]:
+    """Within, this process is a rank of the group."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cores() // local_devices(place.world_size)))
+    if not _under_torchrun() and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may lead nowhere
+    backend = BACKENDS if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=PATIENCE)
+    with failure.told_in(place.store):
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _silent(silent: bool) -> Iterator[None]:
+    """Within, nothing is printed: every rank would say the same."""
+    before = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        if silent:
+            sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before

@@ -1,0 +1,157 @@
+"""Processes that train one model together do what one does, write once, go on to the bit and leave nobody behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing import active_children
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder
+from simbal.training.lit_moe import LitMoE
+from simbal.training.run import train
+from simbal.training.telemetry import Telemetry
+from tests.conftest import CONF, MARKOV, SMALL
+from tests.training.run_files import assert_same_run, without_speed
+from tests.training.test_stop import signal_in
+
+PAIR = ("trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=2")  # two micro-batches a step on each
+
+
+def command(folder, cache_dir, *keys: str) -> list[str]:
+    places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
+    return [str(CONF.parent / "train.py"), *SMALL, *MARKOV, *places, *PAIR, *keys]
+
+
+def files(spec) -> list[str]:
+    return sorted(str(file.relative_to(spec.path)) for file in spec.path.rglob("*") if file.is_file())
+
+
+def leaves(value, path: str = ""):
+    """Every number of a row, with where it stands."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    for key, child in children:
+        yield from leaves(child, f"{path}/{key}")
+    if not children:
+        yield path, value
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("balancing=simbal",),
+        ("balancing=lbl", "balancing.lbl.scope=global"),
+        ("balancing=lf_lbl", "optim.grad_clip=0.1"),
+        ("balancing=ortho_param", "trainer.skip_nonfinite=1"),
+    ],
+)
+def test_two_ranks_follow_the_curves_of_one_to_rounding(small_spec, tmp_path, keys):
+    shared = (
+        *keys,
+        "trainer.pes_every=5",
+        "data.validation_tokens=496",
+    )  # 31 windows: one rank has more than the other
+    one = small_spec("trainer.micro_batch=2", *shared, output_dir=tmp_path / "one")
+    two = small_spec(*PAIR, *shared, output_dir=tmp_path / "two")
+    train(one)
+    train(two)
+    assert active_children() == []
+    for ours, theirs in zip(without_speed(two), without_speed(one), strict=True):
+        assert dict(leaves(ours)) == pytest.approx(dict(leaves(theirs)), rel=2e-5, abs=1e-6)
+    records = [RunFolder(spec.path).read_record() for spec in (one, two)]
+    assert records[1]["metrics"] == pytest.approx(records[0]["metrics"], rel=2e-5, abs=1e-6)
+    assert files(one) == files(two)
+
+
+def test_it_stops_and_goes_on_to_the_bit(small_spec, tmp_path, monkeypatch):
+    whole, stopped = (small_spec(*PAIR, "balancing=lf_lbl", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    with monkeypatch.context() as patch:
+        signal_in(patch, "training_step", 6, signal.SIGTERM)  # of this process alone, the first rank
+        with pytest.raises(SystemExit) as end:
+            train(stopped)
+    assert end.value.code == 143
+    assert (stopped.path / "checkpoints" / "step-00000007.ckpt").exists()
+    train(stopped)
+    assert_same_run(whole, stopped)
+    assert active_children() == []
+
+
+def test_a_rank_that_is_killed_is_named_and_the_run_can_go_on(small_spec, tmp_path, monkeypatch):
+    whole, broken = (small_spec(*PAIR, output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    original = Telemetry.on_train_batch_start
+
+    def start(self, trainer, *rest):
+        if trainer.global_step == 6 and active_children():
+            os.kill(active_children()[0].pid, signal.SIGKILL)
+        original(self, trainer, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "on_train_batch_start", start)
+        with pytest.raises(RuntimeError, match="rank 1 has been killed by SIGKILL"):
+            train(broken)
+    record = RunFolder(broken.path).read_record()
+    assert (record["status"], record["error"]) == ("failed", "the process of rank 1 has been killed by SIGKILL")
+    train(broken)
+    assert_same_run(whole, broken)
+    assert active_children() == []
+
+
+def test_a_failure_of_the_first_rank_ends_the_others(small_spec, monkeypatch):
+    spec = small_spec(*PAIR)
+    with monkeypatch.context() as patch:
+        patch.setattr(LitMoE, "finish_step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(spec)
+    assert RunFolder(spec.path).read_record()["error"] == "ZeroDivisionError: division by zero"
+    assert active_children() == []
+
+
+def test_divergence_on_ranks_is_recorded_once(small_spec):
+    spec = small_spec(*PAIR, "optim.lr=1e30", "optim.grad_clip=0")
+    with pytest.raises(UserError, match="diverged: the loss is not finite"):
+        train(spec)
+    record = RunFolder(spec.path).read_record()
+    assert record["status"] == "diverged"
+    assert record["layers"]
+
+
+def test_a_multirun_trains_each_run_on_ranks(tmp_path, cache_dir):
+    sweep = command(tmp_path, cache_dir, "-m", "balancing=simbal,lbl", "trainer.max_steps=6")
+    done = subprocess.run([sys.executable, *sweep], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([*tmp_path.glob("default/*/record.json")]) == 2
+    assert (tmp_path / "default" / "table.json").exists()
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize(("processes", "code"), [(2, 0), (1, 1)])
+def test_torchrun_starts_the_processes(tmp_path, cache_dir, processes, code):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    run = [*launcher, *command(tmp_path, cache_dir, "trainer.max_steps=6")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "torchrun has started 1 processes, but trainer.devices=2" in done.stderr
+        assert not [*tmp_path.glob("default")]
+    else:
+        assert done.stdout.count("val/ppl") == 1
+        assert len([*tmp_path.glob("default/*/record.json")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (("trainer.micro_batch=8",), "micro_batch=8 times trainer.devices=2; trainer.micro_batch may be 1, 2, 4"),
+        (("trainer.devices=0",), "trainer.devices=0 must be at least 1"),
+        (("trainer.strategy=fsdp9",), "trainer.strategy=fsdp9 is not one of auto, ddp"),
+        (("data.validation_tokens=16",), "1 windows of the validation data are less than trainer.devices=2"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_in_one_sentence(small_spec, keys, says):
+    with pytest.raises(UserError, match=says):
+        train(small_spec(*PAIR, *keys))
+    assert active_children() == []

@@ -1,0 +1,111 @@
+"""A run that is asked to stop saves itself after the step in progress, and goes on from there to the same result."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from simbal.run_folder import RunFolder
+from simbal.training.lit_moe import LitMoE
+from simbal.training.run import train
+from simbal.training.stop import StopRequest
+from tests.child_processes import hear_ctrl_c, wait_until
+from tests.conftest import CONF, MARKOV, SMALL
+from tests.training.run_files import assert_same_run
+
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGUSR2: 140}
+
+
+def signal_in(monkeypatch, method, step, number):
+    """Send the signal to this process when `method` of the module is called in that step for the first time."""
+    original, sent = getattr(LitMoE, method), []
+
+    def run(self, *args, **kwargs):
+        if self.global_step == step and self.trainer.state.fn == "fit" and not sent:
+            sent.append(os.kill(os.getpid(), number))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LitMoE, method, run)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS.items())
+@pytest.mark.parametrize(
+    ("method", "step", "saved"),
+    [
+        ("training_step", 6, "step-00000007.ckpt"),  # in the first of two micro-batches
+        ("validation_step", 6, "step-00000006.ckpt"),
+    ],
+)
+def test_it_saves_and_goes_on_to_the_same_result(
+    small_spec, tmp_path, monkeypatch, capsys, number, code, method, step, saved
+):
+    keys = ("trainer.micro_batch=4", "trainer.pes_every=3", "balancing=lf_lbl")
+    whole, stopped = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    with monkeypatch.context() as patch:
+        signal_in(patch, method, step, number)
+        with pytest.raises(SystemExit) as end:
+            train(stopped)
+    assert end.value.code == code
+    assert f"stopped by {number.name} at step {int(saved[5:13])}" in capsys.readouterr().out
+    assert (stopped.path / "checkpoints" / saved).exists()
+    assert not (stopped.path / "record.json").exists()
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    train(stopped)
+    assert_same_run(whole, stopped)
+    assert RunFolder(stopped.path).read_record()["warnings"] == []
+
+
+def test_a_signal_that_somebody_waits_for_is_left_to_him():
+    """As submitit does, which puts the job back into the queue."""
+    heard = []
+    before = signal.signal(signal.SIGUSR2, lambda *_: heard.append("theirs"))
+    try:
+        request = StopRequest()
+        with request.heard():
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert heard == ["theirs"]
+            assert request.number == 0
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert request.number == signal.SIGUSR1
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):
+    steps = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.ckpt_every=100000")
+    places = (f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}")
+    command = [sys.executable, str(CONF.parent / "train.py"), *SMALL, *MARKOV, *steps, *places]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_ctrl_c)
+    wait_until(lambda: process.poll() is not None or any(tmp_path.glob("default/*/progress.json")))
+    for number in signals:
+        process.send_signal(number)
+    out, err = process.communicate()
+    if len(signals) == 1:
+        assert process.returncode == 128 + signals[0], err
+        assert b"the same command goes on from there" in out
+        assert len([*tmp_path.glob("default/*/checkpoints/step-*.ckpt")]) == 1
+    else:  # the second may come before the first is heard, or after it is done
+        assert process.returncode in (-signals[1], 128 + signals[1])
+    assert b"Traceback" not in err
+
+
+def test_a_second_signal_ends_a_program_that_cannot_stop(tmp_path):
+    """One that hangs inside a step."""
+    program = (
+        "import os, time\nfrom simbal.training.stop import StopRequest\nrequest = StopRequest()\n"
+        "with request.heard():\n    print('ready', flush=True)\n    while True:\n        time.sleep(0.01)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
