@@ -104,13 +104,14 @@ def test_a_file_that_is_merely_missing_is_no_refusal_of_the_disk(tmp_path):
         (tmp_path / "nothing").read_text()
 
 
-def test_a_sentence_about_the_disk_keeps_its_own_folder(tmp_path):
+@pytest.mark.parametrize(("number", "says"), [(errno.ENOSPC, "No space left"), (errno.EFBIG, "File too large")])
+def test_a_sentence_about_the_disk_keeps_its_own_folder(tmp_path, number, says):
     def inner():
         with refusals_of_disk(tmp_path / "inner"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
 
     with (
-        pytest.raises(UserError, match=f"cannot write {tmp_path / 'inner'}: No space left"),
+        pytest.raises(UserError, match=f"cannot write {tmp_path / 'inner'}: {says}"),
         refusals_of_disk(tmp_path),
     ):
         inner()

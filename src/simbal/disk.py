@@ -10,9 +10,9 @@ from typing import Any
 from simbal.atomic_file import replace_text
 from simbal.errors import UserError
 
-DISK_REFUSES = (
+DISK_REFUSES = (  # EFBIG: a file longer than `ulimit -f` allows
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG,
-    errno.ENOENT,
+    errno.ENOENT, errno.EFBIG,
 )  # fmt: skip
 
 

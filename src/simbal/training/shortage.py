@@ -12,8 +12,7 @@ import torch
 from simbal.disk import DISK_REFUSES
 from simbal.errors import UserError
 
-# EFBIG: a file longer than `ulimit -f` allows; ENOENT: once a run has begun, a file that is missing is another matter
-DISK = {*DISK_REFUSES, errno.EFBIG} - {errno.ENOENT}
+DISK = {*DISK_REFUSES} - {errno.ENOENT}  # once a run has begun, a file that is missing is another matter
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)
 # how libraries say it in a RuntimeError, without a number
 MEMORY_SAID = re.compile(
