@@ -169,16 +169,17 @@ class RunFolder:
         """
         with refusals_of_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+")
+            file = (self.path / ".lock").open("a+b", buffering=0)
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise BusyError(f"{self.path} is being written by {file.read().strip() or 'another process'}") from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+                holder = file.read().decode(errors="replace").strip() or "another process"
+                raise BusyError(f"{self.path} is being written by {holder}") from None
+            with suppress(OSError):  # a full disk: the lock holds without the name of its holder
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def busy(self) -> bool:

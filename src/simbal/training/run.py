@@ -5,8 +5,8 @@ Everything a user can get wrong is found before the run folder is made.
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from simbal.training.free_memory import memory_warning
 from simbal.training.lit_moe import LitMoE
 from simbal.training.processes import local_devices, together
 from simbal.training.ranks import from_first, is_first
+from simbal.training.run_log import log_to
 
 log = logging.getLogger("simbal")
 Fitting = Callable[[], dict[str, Any]]  # trains, and returns what was measured
@@ -127,18 +128,3 @@ def require_space(folder: Path, module: LitMoE) -> None:
             f"no space left on the disk of {existing}: the run needs {needed / 1e6:.0f} MB for its checkpoints and "
             f"{free / 1e6:.0f} MB are free; free some space, or set output_dir"
         )
-
-
-@contextmanager
-def log_to(file: Path) -> Iterator[None]:
-    """Append what this package logs to `file`."""
-    handler = logging.FileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.disabled = False  # Hydra disables every logger that is there when it starts a job, as in a forked process
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()
