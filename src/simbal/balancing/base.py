@@ -54,6 +54,7 @@ class Balancing(nn.Module):
     unit: str = "the formula in one layer"  # what the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: as optim.aux_layer_reduce says
     router_init: str = "normal"  # the start that router.init=auto takes
+    needs_lr: bool = False  # `update` looks at the learning rate
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Called once with every layer's router at its initial weight, before the optimizer exists.

@@ -50,6 +50,16 @@ class Composition(nn.Module):
         return {name: cast(Balancing, part) for name, part in self.strategies.items()}
 
     @property
+    def chooser(self) -> str | None:
+        """Name of the strategy that chooses a token's experts."""
+        return self._chooser
+
+    @property
+    def steers(self) -> bool:
+        """A router decides otherwise than it would alone."""
+        return self._chooser is not None or self._adjuster is not None
+
+    @property
     def router_init(self) -> str:
         """What the parts prefer: orthogonal if any of them does."""
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"

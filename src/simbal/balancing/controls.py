@@ -22,7 +22,7 @@ class HashRouting(Balancing):
     citation = "arXiv 2106.04426"
     properties = CHOSEN_BLINDLY
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
 
@@ -43,7 +43,7 @@ class UniformRouting(Balancing):
     citation = "control"
     properties = CHOSEN_BLINDLY
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
         self.step = nn.Buffer(torch.zeros((), dtype=torch.int64))

@@ -25,12 +25,13 @@ class ErnieOrthogonalLoss(Balancing):
 
     citation = "ERNIE 4.5 technical report; PaddleFormers (both forms of the decoupled step)"
 
-    def __init__(self, coef: float, decoupled: bool, scale_by_lr: bool) -> None:
+    def __init__(self, coef: float = 0.01, decoupled: bool = False, scale_by_lr: bool = True) -> None:
         """`scale_by_lr`: the decoupled step is proportional to the learning rate."""
         super().__init__()
         self.coef, self.decoupled, self.scale_by_lr = not_negative("coef", coef), decoupled, scale_by_lr
         loss = "coef * mean_ij (n_i . n_j - 1[i = j])^2, n_i = w_i / |w_i|"
         rate = "lr * " if scale_by_lr else ""
+        self.needs_lr = decoupled and scale_by_lr
         self.formula = f"no loss; after the optimizer W -= {rate}gradient of {loss}" if decoupled else loss
         self.properties = AFTER_STEP if decoupled else OF_WEIGHTS
 
@@ -38,7 +39,11 @@ class ErnieOrthogonalLoss(Balancing):
         """0 if decoupled."""
         if self.decoupled:
             return super().loss(routing)
-        return self.coef * normalised_deviation(routing.router_weight_ED)
+        return self.of_weight(routing.router_weight_ED)
+
+    def of_weight(self, weight_ED: Tensor) -> Tensor:
+        """The loss of one router's weight, decoupled or not; a scalar."""
+        return self.coef * normalised_deviation(weight_ED)
 
     def update(self, step: FinishedStep) -> None:
         """The decoupled step."""
@@ -68,13 +73,17 @@ class OffDiagonalCosine(Balancing):
     citation = "direction half of SimBal, arXiv 2506.14038"
     properties = OF_WEIGHTS
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float = 1.0) -> None:
         super().__init__()
         self.coef = not_negative("coef", coef)
 
     def loss(self, routing: Routing) -> Tensor:
         """Of the router's weight."""
-        return self.coef * off_diagonal_cosine(routing.router_weight_ED)
+        return self.of_weight(routing.router_weight_ED)
+
+    def of_weight(self, weight_ED: Tensor) -> Tensor:
+        """The loss of one router's weight; a scalar."""
+        return self.coef * off_diagonal_cosine(weight_ED)
 
     def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
         """All rows parallel."""
@@ -88,13 +97,17 @@ class RowNorm(Balancing):
     citation = "scale half of SimBal, arXiv 2506.14038"
     properties = OF_WEIGHTS
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float = 1.0) -> None:
         super().__init__()
         self.coef = not_negative("coef", coef)
 
     def loss(self, routing: Routing) -> Tensor:
         """Of the router's weight."""
-        return self.coef * row_norm_deviation(routing.router_weight_ED)
+        return self.of_weight(routing.router_weight_ED)
+
+    def of_weight(self, weight_ED: Tensor) -> Tensor:
+        """The loss of one router's weight; a scalar."""
+        return self.coef * row_norm_deviation(weight_ED)
 
     def at_uniform(self, num_experts: int, top_k: int) -> float:
         """Every row has length 0."""

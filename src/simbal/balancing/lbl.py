@@ -34,7 +34,15 @@ class LoadBalancingLoss(Balancing):
     citation = "arXiv 2506.14038, equation 3; arXiv 2101.03961"
     unit = "OLMoE's loss, (E/K) sum_i f_i P_i averaged over layers"
 
-    def __init__(self, coef: float, gates: str, scope: str, norm: str, choice: str, over_layers: str | None) -> None:
+    def __init__(
+        self,
+        coef: float = 0.01,
+        gates: str = "dense",
+        scope: str = "sequence",
+        norm: str = "E",
+        choice: str = "unbiased",
+        over_layers: str | None = None,
+    ) -> None:
         """Which reading of the loss it is.
 
         Args:

@@ -28,7 +28,7 @@ class PooledLoadBalancingLoss(Balancing):
         differentiable=True, scope="micro", causal=True, revives_dead_experts=True, mixes_layers=True
     )
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float = 0.01) -> None:
         super().__init__()
         self.coef = not_negative("coef", coef)
 

@@ -19,7 +19,7 @@ class LogitNorm(Balancing):
     citation = "arXiv 2406.06563"
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = not_negative("scale", scale)
 

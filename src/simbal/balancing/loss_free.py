@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.layer_bias import layer_bias
 from simbal.checks import not_negative, one_of
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Routing
+from simbal.model.router import Candidates, Router, Routing
 
 BIAS_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -29,9 +30,15 @@ class LossFree(Balancing):
     properties = Properties(differentiable=False, scope="global", causal=True, revives_dead_experts=True)
 
     def __init__(
-        self, num_layers: int, num_experts: int, update_rate: float, bias_on: str, center: bool, bias_dtype: str
+        self,
+        num_layers: int = 0,
+        num_experts: int = 0,
+        update_rate: float = 0.001,
+        bias_on: str = "logits",
+        center: bool = False,
+        bias_dtype: str = "fp32",
     ) -> None:
-        """`num_layers` and `num_experts` are the model's.
+        """`num_layers` and `num_experts` are the model's; without them, `prepare` takes those of its routers.
 
         Args:
             num_layers: L.
@@ -45,12 +52,16 @@ class LossFree(Balancing):
         self.update_rate = not_negative("update_rate", update_rate)
         self.bias_on, self.center = one_of("bias_on", bias_on, ("logits", "scores")), center
         dtype = BIAS_DTYPES[one_of("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
-        self.bias_LE = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=dtype))
+        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=dtype))
         step = "(step_i - mean step)" if center else "step_i"
         self.formula = (
             f"no loss; choice by {bias_on} + b, step_i = sign(1/E - f_i), b_i += update_rate * {step} after each "
             f"optimizer step; sum_i f_i = 1"
         )
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """One number for each layer and expert."""
+        self.bias_LE = layer_bias(self.bias_LE, routers)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Logits or gated scores, plus the layer's bias."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.layer_bias import layer_bias
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
 
@@ -29,18 +30,19 @@ class QuantileBalancing(Balancing):
     citation = "arXiv 2502.15451"
     properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
 
-    def __init__(self, num_layers: int, num_experts: int, smoothing: float) -> None:
-        """`smoothing`: the share of the old bias that stays, in [0, 1)."""
+    def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
+        """`smoothing`: the share of the old bias that stays, in [0, 1); the others as in `LossFree`."""
         super().__init__()
         if not 0 <= smoothing < 1:
             raise UserError(f"smoothing={smoothing} must be at least 0 and below 1")
         self.smoothing = smoothing
-        self.bias_LE = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Needs an expert that is not chosen."""
+        """Needs an expert that is not chosen; one number for each layer and expert."""
         if any(router.top_k == len(router.weight_ED) for router in routers):
             raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        self.bias_LE = layer_bias(self.bias_LE, routers)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Gated scores less the layer's bias."""

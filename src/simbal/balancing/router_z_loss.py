@@ -20,7 +20,7 @@ class RouterZLoss(Balancing):
     citation = "arXiv 2202.08906, equation 5"
     properties = Properties(differentiable=True, scope="token", causal=True, revives_dead_experts=False)
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float = 0.001) -> None:
         super().__init__()
         self.coef = not_negative("coef", coef)
 

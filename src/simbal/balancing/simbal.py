@@ -29,7 +29,7 @@ class SimBal(Balancing):
     router_init = "orthogonal"
     properties = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
 
-    def __init__(self, coef: float, reduction: str, gram_dtype: str) -> None:
+    def __init__(self, coef: float = 0.1, reduction: str = "sum", gram_dtype: str = "fp32") -> None:
         """Which reading of the loss it is.
 
         Args:
@@ -50,7 +50,10 @@ class SimBal(Balancing):
 
     def loss(self, routing: Routing) -> Tensor:
         """Depends on the router's weight alone."""
-        weight_ED = routing.router_weight_ED
+        return self.of_weight(routing.router_weight_ED)
+
+    def of_weight(self, weight_ED: Tensor) -> Tensor:
+        """The loss of any router's weight, one row for each expert; a scalar."""
         wider = self.gram_dtype == torch.float32 and weight_ED.dtype == torch.float64
         deviation_EE = identity_deviation(weight_ED, weight_ED.dtype if wider else self.gram_dtype).abs()
         return self.coef * (deviation_EE.sum() if self.reduction == "sum" else deviation_EE.mean())

@@ -23,7 +23,7 @@ class Sinkhorn(Balancing):
     citation = "arXiv 2202.01169"
     properties = Properties(differentiable=False, scope="micro", causal=False, revives_dead_experts=True)
 
-    def __init__(self, iterations: int) -> None:
+    def __init__(self, iterations: int = 10) -> None:
         super().__init__()
         self.iterations = whole_number("iterations", iterations, 1)
         self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"

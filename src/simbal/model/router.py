@@ -30,6 +30,26 @@ class Routing:
     gating: str
     steered: bool  # the choice was not that of the K largest logits
 
+    @classmethod
+    def of_logits(
+        cls,
+        logits_NE: Tensor,
+        top_k: int,
+        router_weight_ED: Tensor,
+        num_sequences: int = 1,
+        gating: str = "softmax",
+        renormalize: bool = True,
+    ) -> Self:
+        """What a plain router decides, from the logits of a model that is not ours; fp32 at least."""
+        wide_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
+        probs_NE = gate(wide_NE, gating)
+        experts_NK = largest(wide_NE.detach(), top_k)
+        weights_NK = topk_weights(wide_NE, probs_NE, experts_NK, gating, renormalize)
+        counts_E = count(experts_NK, wide_NE.shape[1])
+        return cls(
+            wide_NE, probs_NE, experts_NK, weights_NK, counts_E, router_weight_ED, num_sequences, gating, steered=False
+        )
+
     @property
     def distribution_NE(self) -> Tensor:
         """Probabilities whose rows sum to 1 under either gating."""
@@ -76,6 +96,13 @@ def largest(scores_NE: Tensor, top_k: int) -> Tensor:
     return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
+def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
+    """(N, K): probabilities of the chosen, with `renormalize` divided by their sum."""
+    if not renormalize:
+        return probs_NE.gather(-1, experts_NK)
+    return log_scores(logits_NE.gather(-1, experts_NK), gating).softmax(-1)
+
+
 class Router(nn.Module):
     """logits = x W^T; the experts of the K largest are chosen, unless a `Steering` says by which scores to choose.
 
@@ -103,7 +130,7 @@ class Router(nn.Module):
                     scores_NE = steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE))
                 topk_experts_NK = largest(scores_NE, self.top_k)
                 tokens_per_expert_E = count(topk_experts_NK, len(weight_ED))
-            topk_probs_NK = self._weights(logits_NE, probs_NE, topk_experts_NK)
+            topk_probs_NK = topk_weights(logits_NE, probs_NE, topk_experts_NK, self.gating, self.renormalize)
         return Routing(
             logits_NE, probs_NE, topk_experts_NK, topk_probs_NK, tokens_per_expert_E, weight_ED, len(tokens_BS),
             self.gating, steered=scores_NE is not logits_NE,
@@ -113,11 +140,6 @@ class Router(nn.Module):
         """A parametrised weight keeps its dtype: decompositions have no bf16 kernel."""
         super()._apply(device_only(fn) if parametrize.is_parametrized(self) else fn, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def _weights(self, logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor) -> Tensor:
-        if not self.renormalize:
-            return probs_NE.gather(-1, experts_NK)
-        return log_scores(logits_NE.gather(-1, experts_NK), self.gating).softmax(-1)
 
 
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:
