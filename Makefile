@@ -10,7 +10,7 @@ SECONDS ?= 600
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test chaos lint format dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test chaos lint format docs dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ format: $(STAMP) ## let the linter and formatter fix what they can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(STAMP) ## the documentation as a site: site/index.html, for any browser, no server needed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 dashboard: $(STAMP) ## TensorBoard of a sweep: make dashboard NAME=quickstart
 	$(BIN)/tensorboard --logdir outputs/$(NAME)
 
@@ -51,4 +54,4 @@ gpu-check: $(STAMP) ## are the expert backends right, and how fast (SMOKE=1: dry
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 clean: ## remove .venv and caches; outputs and prepared data stay
-	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build site .mypy_cache .ruff_cache .pytest_cache .hypothesis

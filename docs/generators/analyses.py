@@ -1,0 +1,32 @@
+"""The analyses of evaluate.py: what each asks, its keys, and what its numbers mean."""
+
+from pathlib import Path
+
+from generators import source
+from generators.configuration import about, body, options
+from generators.definitions import definitions, rows
+from generators.markup import prose, table
+
+
+def analyses_page(root: Path) -> str:
+    """One section for each file of conf/analysis."""
+    known = definitions(root)
+    parts = [
+        "# Analyses\n",
+        "`python evaluate.py run=outputs/<name> analysis=` one of these, or several as `[a,b]`.\n",
+    ]
+    for name, file in options(root, "analysis").items():
+        module = root / "src/simbal/analysis" / f"{name}.py"
+        texts = known.get(f"analysis/{name}")
+        defined = table(("name", "definition"), rows(texts)) if texts else ""
+        parts.append(f"## {name}\n\n{about(file)}\n{paragraphs(source.docstring(module))}\n{body(file)}\n{defined}")
+    return "\n".join(parts)
+
+
+def paragraphs(docstring: str) -> str:
+    """A docstring as Markdown, with its references and its legend of letters on lines of their own."""
+    lines = docstring.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("Reference: ", "Shapes: ")):
+            lines[number] = f"\n{line}"
+    return prose("\n".join(lines)) + "\n"

@@ -1,0 +1,48 @@
+"""Plain text of the code, as Markdown that shows it letter by letter."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_CODE = re.compile(r"(`[^`]+`)")
+_SPECIAL = re.compile(r"[*\[\]]|(?<!\w)_|_(?!\w)")  # an underscore inside a word, as in f_i, is safe
+_PAPER = re.compile(r"\barXiv:? ?(\d{4}\.\d{5})")
+
+
+def prose(text: str) -> str:
+    """Text of a comment or a docstring: nothing is markup but `code`, and papers become links."""
+    pieces = _CODE.split(text)
+    pieces[::2] = [_escaped(piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the cells are Markdown already."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) + "\n"
+
+
+def code(text: str, language: str = "text") -> str:
+    """A block of code, which may hold blocks of code."""
+    return f"~~~~{language}\n{text.rstrip()}\n~~~~\n"
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as Python-Markdown makes it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def _escaped(text: str) -> str:
+    safe = _SPECIAL.sub(r"\\\g<0>", text).replace("<", "&lt;")
+    return _PAPER.sub(r"[\g<0>](https://arxiv.org/abs/\1)", safe)
+
+
+def _cell(text: str) -> str:
+    pieces = _CODE.split(" ".join(text.split()))
+    pieces[::2] = [re.sub(r"(?<!\\)\|", r"\|", piece) for piece in pieces[::2]]
+    pieces[1::2] = [f"<code>{_entities(piece.strip('`'))}</code>" for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
+def _entities(text: str) -> str:
+    """For inside an element: no bar ends the cell, and nothing is markup."""
+    return re.sub(r"[&<>|*_\[\]`\\]", lambda sign: f"&#{ord(sign[0])};", text)

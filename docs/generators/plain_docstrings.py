@@ -1,0 +1,31 @@
+"""Docstrings are plain text with equations; the comments beside fields describe them."""
+
+from typing import Any
+
+import griffe
+
+from generators import source
+from generators.analyses import paragraphs
+from generators.markup import prose
+
+
+class PlainDocstrings(griffe.Extension):
+    """Makes Markdown of what was not written as Markdown."""
+
+    def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """For every module, class and function, once the package is read."""
+        if not obj.docstring:
+            return
+        obj.docstring.value = paragraphs(obj.docstring.value).rstrip()
+        if isinstance(obj, griffe.Class) and (fields := _fields(obj)):
+            obj.docstring.value += "\n\nAttributes:\n" + "\n".join(fields)
+
+
+def _fields(kind: griffe.Class) -> list[str]:
+    """Of a class, each field that has a comment beside it, as a docstring lists it."""
+    described = {
+        name: source.comment(member.lines[-1])
+        for name, member in kind.members.items()
+        if isinstance(member, griffe.Attribute) and member.annotation and not member.docstring and member.lines
+    }
+    return [f"    {name}: {prose(comment)}" for name, comment in described.items() if comment]

@@ -1,0 +1,48 @@
+"""All generated pages, and the order of all pages."""
+
+from pathlib import Path
+from typing import Any
+
+from generators.analyses import analyses_page
+from generators.api import api_pages
+from generators.commands import commands_page
+from generators.configuration import configuration_pages
+from generators.definitions import definitions_page
+from generators.readme import OWN_STRATEGY_PAGE, readme_pages, whole_files
+from generators.strategies import strategies_page
+
+EXAMPLES = "examples"  # a folder of docs/ whose pages are listed as they come
+
+
+def generated_pages(root: Path) -> dict[str, str]:
+    """Markdown by the page's path in the site."""
+    return {
+        **readme_pages(root),
+        "reference/commands.md": commands_page(root),
+        "reference/strategies.md": strategies_page(root),
+        "reference/analyses.md": analyses_page(root),
+        "reference/definitions.md": definitions_page(root),
+        **configuration_pages(root),
+        **api_pages(root),
+        **whole_files(root),
+    }
+
+
+def navigation(pages: dict[str, str], docs: Path) -> list[dict[str, Any]]:
+    """The tree of pages; a title is the page's own heading but where one is given."""
+    examples = sorted(path.relative_to(docs).as_posix() for path in (docs / EXAMPLES).rglob("*.md"))
+    groups = [page for page in pages if page.startswith("reference/conf/")]
+    return [
+        {"Home": "index.md"},
+        {"Tutorial": "tutorial.md"},
+        {"Guide": [page for page in pages if page.startswith("guide/") or page == OWN_STRATEGY_PAGE]},
+        *([{"Examples": examples}] if examples else []),
+        {
+            "Reference": [
+                *(f"reference/{name}.md" for name in ("commands", "strategies", "analyses", "definitions")),
+                {"Configuration": groups},
+            ]
+        },
+        {"Code": [page for page in pages if page.startswith("api/")]},
+        {"More": [page for page in ("measured.md", "changes.md") if page in pages]},
+    ]

@@ -1,0 +1,57 @@
+"""What the source says that a running program does not know: comments beside fields, docstrings, dictionaries."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_COMMENT = re.compile(r"\s+# (.+)$")
+
+
+def parse(file: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def docstring(file: Path) -> str:
+    """Of the module; empty without one."""
+    return ast.get_docstring(parse(file)) or ""
+
+
+def fields(file: Path) -> dict[str, dict[str, tuple[str, str]]]:
+    """Of every class, each annotated field: its type and the comment beside it."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {
+        node.name: {
+            part.target.id: (ast.unparse(part.annotation), comment(lines[part.end_lineno - 1]))
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.end_lineno
+        }
+        for node in parse(file).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def comment(line: str) -> str:
+    """What stands behind the sign at a line's end."""
+    found = _COMMENT.search(line)
+    return found[1].strip() if found else ""
+
+
+def dictionaries(package: Path, names: set[str]) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """Every module-level dictionary of texts that has one of these names, and its file."""
+    for file in sorted(package.rglob("*.py")):
+        for node in parse(file).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)]) if name in names:
+                    yield file, ast.literal_eval(node.value)
+
+
+def classes(file: Path) -> list[ast.ClassDef]:
+    """Of a module, in its order."""
+    return [node for node in parse(file).body if isinstance(node, ast.ClassDef)]
+
+
+def bases(node: ast.ClassDef) -> list[str]:
+    """The names that a class inherits from."""
+    return [ast.unparse(base) for base in node.bases]
