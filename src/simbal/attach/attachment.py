@@ -1,0 +1,201 @@
+"""Strategies at work on a Hugging Face MoE, from its routers' decisions to its loss and back.
+
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model width, E experts, K experts per token.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from simbal.attach.forward_pass import ForwardPass
+from simbal.attach.hooks import Hooks, refuse_second
+from simbal.attach.refusals import named, refuse, refuse_pass
+from simbal.attach.routers import HostRouter, find_backbone, find_routers
+from simbal.balancing.base import Balancing
+from simbal.balancing.composition import Composition
+from simbal.balancing.schedule import Schedule
+from simbal.errors import UserError
+from simbal.model.router import Routing
+from simbal.training.ranks import sum_over_ranks, world_size
+from simbal.training.step_totals import StepTotals
+
+log = logging.getLogger("simbal")
+
+
+def attach(
+    model: nn.Module,
+    strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing],
+    *,
+    schedules: Mapping[str, Schedule] | None = None,
+    layer_reduce: str = "sum",
+) -> "Attachment":
+    """Hook strategies onto the routers of a Mixtral, OLMoE, Qwen2-MoE or Qwen3-MoE of Hugging Face transformers 5.
+
+        balancing = attach(model, [SimBal(coef=0.1), LossFree(update_rate=0.001)])
+        for batch in batches:
+            (model(**batch).loss + balancing.loss()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            balancing.step()
+        balancing.detach()
+
+    The model's parameters, its state_dict and, with strategies that only add a loss, its outputs stay what they are.
+    Its own load balancing loss is off unless `model.config.output_router_logits` is True; then set that to False, or
+    `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
+
+    Args:
+        model: of any class that holds such routers, also wrapped (PEFT, DDP), but with whole weights in each process.
+        strategies: one or several, by name or under the names of their classes. Initial weights are left alone.
+        schedules: the factor of a strategy's coefficient over the steps, by the strategy's name.
+        layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
+
+    Raises:
+        UserError: no such routers, or strategies that cannot work with them or with each other.
+    """
+    routers, parts = find_routers(model), named(strategies)
+    refuse_second(routers)
+    refuse(parts, routers)
+    if unknown := (schedules or {}).keys() - parts.keys():
+        raise UserError(f"schedules: {min(unknown)} is none of the strategies {', '.join(parts)}")
+    for name, part in parts.items():
+        try:
+            part.prepare(routers)  # type: ignore[arg-type]  # they have the facts of our own
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+    config = getattr(model, "config", None)
+    if getattr(config, "output_router_logits", False) and getattr(model, "router_aux_loss_coef", 0):
+        log.warning("the model adds a load balancing loss of its own: set model.config.output_router_logits = False")
+    return Attachment(find_backbone(model, routers), routers, Composition(parts, schedules or {}, layer_reduce))
+
+
+class Attachment:
+    """What `attach` returns; as a context manager it detaches at the end.
+
+    `loss` and `routings` are of the last forward pass. Passes in training mode with gradients count towards the
+    optimizer step that `step` ends; those of evaluation do not. A pass that gradient checkpointing computes again is
+    not counted again, and gets the same choice of experts.
+
+    Padding (zeros of a two-dimensional attention_mask) is left out of every loss and count. Strategies that choose by
+    the whole micro-batch, such as Sinkhorn, do see it.
+    """
+
+    def __init__(self, backbone: nn.Module, routers: list[HostRouter], strategies: Composition) -> None:
+        self.routers, self.strategies = routers, strategies
+        self.steps = 0  # optimizer steps that are done
+        self._hooks = Hooks(backbone, routers, strategies, self._finish_pass)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the optimizer step in progress and the last forward pass, as for a step that is skipped."""
+        self._hooks.forget()
+        self._totals = StepTotals()
+        self._foreseeing: StepTotals | None = None
+        self._foreseen: dict[str, Tensor] | None = None  # what the strategies will have measured when the step ends
+
+    @property
+    def routings(self) -> list[Routing]:
+        """What each MoE layer's router decided in the last forward pass, without padding.
+
+        Raises:
+            UserError: there was none since the last `step`, or the strategies are detached.
+        """
+        return self._finished()[1]
+
+    def _finished(self) -> tuple[ForwardPass, list[Routing]]:
+        if not self._hooks.handles:
+            raise UserError("the strategies are detached from the model")
+        if self._hooks.finished is None:
+            raise UserError("call the model first: no forward pass has been recorded since the last step()")
+        return self._hooks.finished
+
+    def loss(self) -> Tensor:
+        """All strategies' terms of the last forward pass, a scalar: add it to the model's loss of this micro-batch.
+
+        Raises:
+            UserError: as `losses`.
+        """
+        terms = [*self.losses().values()]
+        return torch.stack(terms).sum() if terms else self.routings[0].logits_NE.new_zeros(())
+
+    def losses(self) -> dict[str, Tensor]:
+        """Each strategy's term of the last forward pass: coefficient, schedule and sum over layers included.
+
+        Raises:
+            UserError: there was no forward pass, or a strategy cannot work with it.
+        """
+        last, routings = self._finished()
+        for name, part in self.strategies.parts.items():
+            refuse_pass(name, part, last, routings)
+        return self.strategies.losses(routings, self.steps, self._known_counts(routings, last.counted))
+
+    def _known_counts(self, routings: list[Routing], counted: bool) -> dict[str, Tensor] | None:
+        """Of the whole step, for losses that need them; without `foresee`, one micro-batch is the whole step."""
+        if self._foreseen is not None or not self.strategies.foresees:
+            return self._foreseen
+        if counted and self._totals.micro_batches > 1:
+            raise UserError("scope=global with several micro-batches: run them all under foresee() first")
+        return {name: sum_over_ranks(number) for name, number in self.strategies.measure(routings).items()}
+
+    @contextmanager
+    def foresee(self) -> Iterator[None]:
+        """Run the model on every micro-batch of a step in here first, without gradients, for losses of scope=global."""
+        self._foreseeing = totals = StepTotals()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._foreseeing = None
+        self._foreseen = totals.over_ranks()
+
+    def step(self, lr: float | None = None) -> None:
+        """After the optimizer's step: strategies with a state move it, and what was recorded is freed.
+
+        Args:
+            lr: the learning rate of the step, for strategies that look at it.
+
+        Raises:
+            UserError: no forward pass counted towards the step, or a strategy needs `lr`.
+        """
+        totals = self._totals
+        for name, part in self.strategies.parts.items():
+            if part.needs_lr and lr is None:
+                raise UserError(f"{name} needs the learning rate: call step(lr=...)")
+        if not totals.micro_batches:
+            raise UserError("step() without a forward pass in training mode and with gradients: call model.train()")
+        measured, passes = totals.over_ranks(), totals.micro_batches * world_size()
+        weights = [router.weight_ED for router in self.routers]
+        self.strategies.update(measured, passes, weights, lr or 0.0, self.steps)
+        self.steps += 1
+        self.discard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps done and the strategies' state (biases), between two steps."""
+        return {"steps": self.steps, "strategies": self.strategies.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `state_dict` returned it, from the same strategies on a model of the same shape."""
+        self.strategies.load_state_dict(state["strategies"])
+        self.steps = state["steps"]
+
+    def detach(self) -> None:
+        """Take every hook off the model, and free what was recorded."""
+        self._hooks.remove()
+        self.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:
+        totals = self._totals if last.counted else self._foreseeing
+        if totals is not None:
+            totals.add(self.strategies.measure(routings), routings)

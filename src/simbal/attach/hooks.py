@@ -1,0 +1,102 @@
+"""The hooks on a host model: they record each forward pass and, for some strategies, change what its routers decide.
+
+Shapes: N tokens, E experts, K experts per token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simbal.attach.forward_pass import Decision, ForwardPass
+from simbal.attach.routers import HostRouter
+from simbal.attach.steered_choice import steer
+from simbal.balancing.composition import Composition
+from simbal.errors import UserError
+from simbal.model.router import Routing
+
+Output = tuple[Tensor, Tensor, Tensor]  # of a router: logits_NE, weights_NK, experts_NK
+
+
+class Hooks:
+    """A pass is recorded from the backbone's call to its return; what calls a router elsewhere is a recomputation."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        routers: Sequence[HostRouter],
+        strategies: Composition,
+        finish_pass: Callable[[ForwardPass, list[Routing]], None],
+    ) -> None:
+        self.routers, self.strategies, self.finish_pass = routers, strategies, finish_pass
+        self.forget()
+        # before other hooks, so that those which capture router logits get what the experts get
+        hooks = [router.module.register_forward_hook(RouterHook(self, router), prepend=True) for router in routers]
+        opening = backbone.register_forward_pre_hook(self._open, with_kwargs=True)
+        self.handles = [*hooks, opening, backbone.register_forward_hook(self._close)]
+
+    def forget(self) -> None:
+        """Free what was recorded."""
+        self.running: ForwardPass | None = None
+        self.finished: tuple[ForwardPass, list[Routing]] | None = None  # the last one
+
+    def remove(self) -> None:
+        """Off the model."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def _open(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.strategies.train(backbone.training).to(self.routers[0].weight_ED.device)
+        self.forget()
+        self.running = ForwardPass.of_inputs(backbone, args, kwargs)
+
+    def _close(self, backbone: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        last, self.running = self.running, None
+        assert last is not None
+        self.finished = last, last.routings(self.routers)
+        self.finish_pass(*self.finished)
+
+    def decide(self, router: HostRouter, output: Output) -> Output | None:
+        """A router's output as the strategies change it; None if they leave it alone."""
+        logits_NE, weights_NK, experts_NK = output
+        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
+        if self.strategies.steers:
+            decision = self._steered(router, logits_NE)
+        if self.running:
+            self.running.decisions[router.layer] = decision
+        if not self.strategies.steers:
+            return None
+        return (
+            decision.logits_NE.to(logits_NE.dtype),
+            decision.topk_probs_NK.to(weights_NK.dtype),
+            decision.topk_experts_NK,
+        )
+
+    def _steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
+        if self.running:
+            return steer(router, logits_NE, self.running.tokens_BS, self.strategies)
+        # of which pass this is the recomputation, only its logits tell
+        before = self.finished[0].decisions[router.layer] if self.finished else None
+        unknown_BS = torch.empty(1, len(logits_NE), dtype=torch.int64, device="meta")
+        return steer(router, logits_NE, unknown_BS, self.strategies, before)
+
+
+@dataclass(frozen=True)
+class RouterHook:
+    """On one router."""
+
+    hooks: Hooks
+    router: HostRouter
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Output | None:
+        """As PyTorch calls it, after the router."""
+        return self.hooks.decide(self.router, output)
+
+
+def refuse_second(routers: Sequence[HostRouter]) -> None:
+    """UserError if a router has such a hook already; two biases would add up unseen."""
+    if any(isinstance(hook, RouterHook) for router in routers for hook in router.module._forward_hooks.values()):
+        raise UserError("the model has strategies attached: detach() them, or give attach all strategies at once")
