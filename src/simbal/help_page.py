@@ -16,10 +16,13 @@ FLAGS = (
 def help_page(about: str, catalogue: Catalogue) -> str:
     """The whole page, as text; `about` opens it."""
     groups = [group for group in catalogue.default_choices() if group != SWEEPS]
-    sections = [about.strip(), "Groups, overridden by group=option; * marks the default"]
+    sections = [about.strip()]
+    if groups:
+        sections.append("Groups, overridden by group=option; * marks the default")
     sections += [_group(group, catalogue) for group in groups]
     sections.append("Keys, overridden by key=value\n" + _columns(_keys(catalogue)))
-    sections[-1] += "\n    ... and those of the options chosen: --cfg job prints all of them"
+    if groups:
+        sections[-1] += "\n    ... and those of the options chosen: --cfg job prints all of them"
     if catalogue.options.get(SWEEPS):
         sections.append("Named sweeps, run by -m sweeps=NAME\n" + _columns(_sweeps(catalogue)))
     sections.append("Flags\n" + _columns([SWEEP_FLAG, *FLAGS] if SWEEPS in catalogue.options else FLAGS))

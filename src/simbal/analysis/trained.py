@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from simbal.checks import whole_number
 from simbal.data.loader import windows_of
@@ -103,14 +103,9 @@ def load(path: Path, accelerator: str = "auto") -> TrainedRun:
     checkpoint = path / "checkpoints" / "final.ckpt"
     if path.suffix == ".ckpt":
         path, checkpoint = path.parent.parent, path
-    folder = RunFolder(path)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is no run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
-    spec, record = folder.read_spec(), folder.read_record()
-    if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
-        raise UserError(f"{path} is not finished: give the command that started it again")
+    spec, record = finished(path)
     store = prepare(spec.config["data"], progress=True)
-    folder.require_data(store.fingerprints["tokens"])
+    RunFolder(path).require_data(store.fingerprints["tokens"])
     device = resolve_device(accelerator)
     precision = resolve_precision("auto", device)
     module = build_module(spec, store, device, precision)
@@ -119,7 +114,18 @@ def load(path: Path, accelerator: str = "auto") -> TrainedRun:
     return TrainedRun(path, spec, record, store, module.eval().to(device), windows_WT, device, precision)
 
 
-def weights_of(file: Path, config_hash: str, module: LitMoE) -> dict[str, Tensor]:
+def finished(path: Path) -> tuple[RunSpec, dict[str, Any]]:
+    """Config and record of the run in a folder; `UserError` unless it has been run to its end there."""
+    folder = RunFolder(path)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} is no run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
+    spec, record = folder.read_spec(), folder.read_record()
+    if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
+        raise UserError(f"{path} is not finished: give the command that started it again")
+    return spec, record
+
+
+def weights_of(file: Path, config_hash: str, module: nn.Module) -> dict[str, Tensor]:
     """The state of a checkpoint that belongs to this config and fits this module."""
     try:
         saved = read(file)

@@ -33,7 +33,7 @@ class Tokenizer:
         self.vocab_size, self.eot, self.table_sha256 = vocab_size, eot, table_sha256
         self.byte_len: NDArray[np.uint16] = np.zeros(vocab_size, np.uint16)
         self.byte_len[list(ranks.values())] = [len(token) for token in ranks]
-        self._ranks, self._of_thread = ranks, threading.local()
+        self.ranks, self._of_thread = ranks, threading.local()
 
     @property
     def encoding(self) -> tiktoken.Encoding:
@@ -42,7 +42,7 @@ class Tokenizer:
             self._of_thread.encoding = tiktoken.Encoding(
                 f"cl100k_base_{self.vocab_size}",
                 pat_str=PATTERN,
-                mergeable_ranks=self._ranks,
+                mergeable_ranks=self.ranks,
                 special_tokens={"<|endoftext|>": self.eot},
             )
         return cast(tiktoken.Encoding, self._of_thread.encoding)

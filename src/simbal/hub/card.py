@@ -1,0 +1,96 @@
+"""The model card: what a run's record says of the model, in the README.md of the folder."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from simbal.hub.architecture import architecture
+from simbal.hub.finished_run import FinishedRun
+from simbal.hub.markdown import block, code
+from simbal.model.parameters import count_parameters
+from simbal.run_spec import result_keys
+
+FRONT = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- simbal
+---
+"""
+ROUTER = (
+    "transformers computes the router in the precision of the model, training did so in fp32: in bf16 it can choose "
+    "other experts, in float32 its logits agree with those of simbal to rounding."
+)
+
+
+def model_card(run: FinishedRun, tokenizer: str) -> str:
+    """Markdown; `tokenizer` is a sentence on the one in the folder, or on why there is none."""
+    sections = {
+        "Model": _model(run),
+        "Tokenizer": [tokenizer],
+        "Training": _training(run),
+        "Balancing": _balancing(run.record.get("objective") or {}),
+        "Metrics at the end of training": _metrics(run.record),
+        "Code": _code(run.record),
+    }
+    parts = [f"{FRONT}\n# {code(run.path.resolve().name)}"]
+    parts += [f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) for title, lines in sections.items()]
+    keys = [f"{key}={json.dumps(value)}" for key, value in sorted(result_keys(run.spec.config).items())]
+    return "\n\n".join([*parts, "## Config\n\n" + block(keys)]) + "\n"
+
+
+def _model(run: FinishedRun) -> Iterator[str]:
+    shape, counts = run.model.shape, count_parameters(run.model)
+    name = architecture(shape)
+    yield f"{code(name)} in float32, written by simbal; `simbal.hub.load` reads it back to the bit"
+    yield f"{counts['total']:,} parameters, of which a token uses {counts['active']:,}"
+    yield (
+        f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads, {shape.vocab_size:,} ids, "
+        f"RoPE with theta {shape.rope_theta:g}, RMSNorm with eps {shape.norm_eps:g}, embeddings not tied"
+    )
+    if shape.num_experts:
+        yield (
+            f"{shape.num_experts} experts of width {shape.d_expert} in every layer, {shape.top_k} per token; softmax "
+            "over all of them, then the weights of the chosen divided by their sum"
+        )
+        yield ROUTER
+    yield f"trained on sequences of {run.spec.config['data']['seq_len']} tokens: later positions are untrained"
+
+
+def _training(run: FinishedRun) -> Iterator[str]:
+    record, data = run.record, run.record["data"]
+    yield f"{record['steps']:,} steps, {record['tokens']:,} tokens, seed {run.spec.config['seed']}"
+    yield f"data {code(run.spec.config['data']['source'])}: {code(json.dumps(data.get('source')))}"
+    yield f"sha256 of the tokens {code(data['tokens'])}, of the text {code(data.get('text'))}"
+    yield "documents stood one after another, each followed by an end of text; attention went across"
+    for key in ("precision", "device", "backend", "router_init", "started", "ended"):
+        if record.get(key) is not None:
+            yield f"{key.replace('_', ' ')} {code(record[key])}"
+    for warning in record.get("warnings") or []:
+        yield f"warning: {code(warning)}"
+
+
+def _balancing(objective: dict[str, Any]) -> Iterator[str]:
+    for name, part in objective.items():
+        yield f"{code(name)}: {code(part.get('formula'))} ({code(part.get('citation'))})"
+        if "coef" in part:
+            yield (
+                f"its coefficient {code(part['coef'])}, times {code(part.get('schedule'))} as points (step, factor), "
+                f"{code(part.get('over_layers'))} over layers: effective coefficient "
+                f"{code(part.get('effective_coef'))} of {code(part.get('unit'))}"
+            )
+
+
+def _metrics(record: dict[str, Any]) -> Iterator[str]:
+    for name, value in record["metrics"].items():
+        definition = record["definitions"].get(name)
+        if value is not None:
+            yield f"{code(name)} = {value:.6g}" + (f": {code(definition)}" if definition else "")
+
+
+def _code(record: dict[str, Any]) -> Iterator[str]:
+    made = record.get("code") or {}
+    changes = ", with uncommitted changes" if made.get("dirty") is True else ""
+    yield f"simbal {code(made.get('version'))}, commit {code(made.get('commit'))}{changes}"
+    yield ", ".join(f"{code(name)} {code(version)}" for name, version in (record.get("versions") or {}).items())
+    yield f"sha256 of the config {code(record['config_hash'])}"

@@ -1,0 +1,110 @@
+"""Safetensors files of a folder, one or several with an index: names, sizes and kinds before any number is read.
+
+Reference: https://huggingface.co/docs/safetensors; a header of JSON, then the numbers. Nothing in it can be executed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from simbal import strict_json
+from simbal.errors import UserError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_JSON = 1 << 26  # bytes; the index of a thousand experts in a hundred layers has a third of it
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # which fp32 holds without rounding
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Where a weight lies."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; `UserError` if there is none."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(LARGEST_JSON + 1)
+        if len(content) > LARGEST_JSON:
+            raise UserError(f"{file} is larger than {LARGEST_JSON >> 20} MiB")
+        value = strict_json.parse(content)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except UserError:
+        raise
+    except ValueError:
+        raise UserError(f"{file} is damaged: it is no JSON, or cut short") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file} is damaged: it holds no keys with values")
+    return value
+
+
+def stored_weights(folder: Path) -> dict[str, StoredWeight]:
+    """Every weight of the folder by its name, from the headers of its files alone.
+
+    Raises:
+        UserError: there are no safetensors, or they are not what their index says, or hold no floats.
+    """
+    if (folder / SINGLE).exists():
+        return _of_file(folder / SINGLE)
+    if not (folder / INDEX).exists():
+        raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}: weights in other formats are not read")
+    found: dict[str, StoredWeight] = {}
+    for name, listed in _shards(folder / INDEX).items():
+        stored = _of_file(folder / name)
+        if stored.keys() != listed:
+            raise UserError(f"{folder / name} does not hold the weights that {INDEX} says")
+        found |= stored
+    return found
+
+
+def read_weights(stored: dict[str, StoredWeight]) -> Iterator[tuple[str, Tensor]]:
+    """The numbers, one weight after the other; `UserError` if a file is damaged."""
+    for file in sorted({weight.file for weight in stored.values()}):
+        with _opened(file) as tensors:
+            for name in (name for name, weight in stored.items() if weight.file == file):
+                yield name, tensors.get_tensor(name)
+
+
+def _shards(index: Path) -> dict[str, set[str]]:
+    """The weights of each file that an index names."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index} is damaged: its weight_map is missing")
+    shards: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file:
+            raise UserError(f"{index} names {file!r}, which is no safetensors file of its folder")
+        shards.setdefault(file, set()).add(name)
+    return shards
+
+
+def _of_file(file: Path) -> dict[str, StoredWeight]:
+    with _opened(file) as tensors:
+        stored = {}
+        for name in tensors.keys():  # noqa: SIM118  it is no dict
+            header = tensors.get_slice(name)
+            if header.get_dtype() not in DTYPES:
+                raise UserError(f"{file}: {name!r} is of kind {header.get_dtype()}, not one of {', '.join(DTYPES)}")
+            stored[name] = StoredWeight(file, tuple(header.get_shape()))
+    return stored
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,113 @@
+"""What transformers makes of an export computes what the run's own model computes."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
+
+from simbal.analysis.sampling import Drawing, continue_tokens
+from simbal.model.init import initialise
+from simbal.model.transformer import Transformer
+
+TOLERANCE = 1e-4
+DENSE = ("balancing=none", "model.num_experts=0")
+RUNS = [
+    ("balancing=simbal", "model.init_std=0.2"), ("balancing=lbl",), ("balancing=ortho_param",), ("balancing=sinkhorn",),
+    ("balancing=none", "model.top_k=1"), DENSE, ("balancing=none", "model.num_experts=0", "model.top_k=0"),
+    ("balancing=lbl", "model.rope_theta=300.0", "model.norm_eps=0.01", "model.init_std=0.2"),
+]  # fmt: skip
+
+
+def tokens_of(run, batch: int = 4) -> torch.Tensor:
+    shape = (batch, run.spec.config["data"]["seq_len"])
+    return torch.randint(0, run.model.shape.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def difference(run, folder) -> float:
+    """The largest between our logits and those of transformers."""
+    tokens_BS = tokens_of(run)
+    hidden_BSD, _ = run.model(tokens_BS, run.module.balancing)
+    ours_BSV, theirs_BSV = hidden_BSD @ run.model.head_VD.T, AutoModelForCausalLM.from_pretrained(folder)(tokens_BS)
+    assert ours_BSV.std() > 0.1  # logits of a model that has learnt something
+    return (ours_BSV - theirs_BSV.logits).abs().max().item()
+
+
+@pytest.mark.parametrize("overrides", RUNS, ids=",".join)
+def test_logits_are_those_of_transformers(exported, overrides):
+    found = difference(*exported(*overrides))
+    print(f"largest difference of logits, {','.join(overrides)}: {found:.2g}")
+    assert found <= TOLERANCE
+
+
+@pytest.mark.parametrize(("overrides", "kind"), [(RUNS[0], MixtralForCausalLM), (DENSE, LlamaForCausalLM)])
+def test_transformers_finds_every_weight_and_no_other(exported, overrides, kind):
+    _, folder = exported(*overrides)
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert type(model) is kind
+    assert model.dtype == torch.float32
+    assert not any(loading.values()), loading
+
+
+def test_weights_have_the_classic_names_and_have_moved_in_training(exported):
+    run, folder = exported(*RUNS[0])
+    weights = load_file(folder / "model.safetensors")
+    prefix = "model.layers.1.block_sparse_moe."
+    assert {f"{prefix}gate.weight", *(f"{prefix}experts.3.{name}.weight" for name in ("w1", "w2", "w3"))} < {*weights}
+    start = Transformer(run.model.shape)
+    initialise(start, 0, run.spec.config["model"]["init_std"], "orthogonal")
+    for ours, first in zip(run.model.parameters(), start.parameters(), strict=True):
+        assert not torch.equal(ours, first)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("block_sparse_moe.experts.0.w1", "block_sparse_moe.experts.0.w3"),
+        ("block_sparse_moe.experts.0.w2", "block_sparse_moe.experts.1.w2"),
+        ("self_attn.q_proj", "self_attn.k_proj"),
+        ("input_layernorm", "post_attention_layernorm"),
+    ],
+)
+def test_the_comparison_sees_two_weights_that_changed_places(exported, tmp_path, one, other):
+    run, folder = exported(*RUNS[0])
+    weights = load_file(folder / "model.safetensors")
+    one, other = (f"model.layers.0.{name}.weight" for name in (one, other))
+    weights[one], weights[other] = weights[other].clone(), weights[one].clone()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert difference(run, tmp_path) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(("key", "value"), [("rms_norm_eps", 1e-6), ("rope_parameters", {"rope_theta": 1e6})])
+def test_the_comparison_sees_a_wrong_constant(exported, tmp_path, key, value):
+    run, folder = exported(*RUNS[-1])
+    config = json.loads((folder / "config.json").read_text()) | {key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    assert difference(run, tmp_path) > 10 * TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overrides", [RUNS[0], DENSE], ids=",".join)
+def test_greedy_generation_is_that_of_transformers(exported, overrides):
+    run, folder = exported(*overrides)
+    model, prompt_BS, new = AutoModelForCausalLM.from_pretrained(folder), tokens_of(run)[:, :4], 12
+    possible_V = torch.ones(run.model.shape.vocab_size, dtype=torch.bool)
+    ours_BT, _ = continue_tokens(run.model, run.module.balancing, prompt_BS, new, Drawing(0.0, 1.0, 0), possible_V)
+    mask_BS = torch.ones_like(prompt_BS)
+    theirs_BS = model.generate(
+        prompt_BS, attention_mask=mask_BS, max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    assert torch.equal(ours_BT, theirs_BS[:, 4:])
+    assert len(ours_BT.unique()) > 4
+
+
+def test_end_of_text_ends_a_generation_and_the_context_is_that_of_training(exported):
+    run, folder = exported(*RUNS[0])
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    last = run.model.shape.vocab_size - 1
+    assert (model.generation_config.eos_token_id, model.generation_config.bos_token_id) == (last, last)
+    assert model.config.max_position_embeddings == run.spec.config["data"]["seq_len"]
