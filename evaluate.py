@@ -3,6 +3,7 @@
 Examples:
     python evaluate.py run=outputs/default analysis=quality       # every finished run in the folder
     python evaluate.py analysis=orthogonalization
+    python evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8
     python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
 """
 
@@ -15,6 +16,8 @@ from simbal import command_line
 from simbal.config import resolved
 from simbal.errors import exit_on_user_error
 
+INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
+
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
 def main(cfg: DictConfig) -> None:
@@ -23,7 +26,9 @@ def main(cfg: DictConfig) -> None:
         config = resolved(cfg)
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
 
-        evaluate(config["analysis"], config["run"], config["overwrite"], config["accelerator"], config["output_dir"])
+        inputs = {key: config.get(key) for key in INPUTS}
+        keys = (config[key] for key in ("analysis", "run", "overwrite", "accelerator", "output_dir"))
+        evaluate(*keys, inputs)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def test_time_is_flops_by_what_the_device_reaches():
     ("seconds", "words"), [(0.5, "0.5 seconds"), (150, "2.5 minutes"), (90_000, "25.0 hours"), (2_436_480, "28.2 days")]
 )
 def test_a_duration_is_in_the_largest_unit_of_which_there_are_two(seconds, words):
-    assert flops_tables._duration(seconds) == words
+    assert flops_tables.duration(seconds) == words
 
 
 def test_only_the_papers_models_with_its_vocabulary_stand_beside_its_numbers():

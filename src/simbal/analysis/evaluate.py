@@ -4,7 +4,7 @@ import importlib.metadata
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,16 @@ from simbal.heap import keep_freed_memory
 from simbal.run_folder import refusals_of_disk, write_json
 
 OF_A_RUN = "trained"  # the parameter of an analysis that works on a trained run
+NO_INPUTS: Mapping[str, Any] = {}
 
 
 def evaluate(
-    analyses: dict[str, dict[str, Any]], run: str | None, overwrite: bool, accelerator: str, output_dir: str
+    analyses: dict[str, dict[str, Any]],
+    run: str | None,
+    overwrite: bool,
+    accelerator: str,
+    output_dir: str,
+    inputs: Mapping[str, Any] = NO_INPUTS,
 ) -> None:
     """Run each analysis: its `_target_`, called with its other keys.
 
@@ -33,9 +39,10 @@ def evaluate(
         overwrite: do again what is there already.
         accelerator: auto, cpu or cuda.
         output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
+        inputs: more keys, for those analyses that have a parameter of the name; None: the user gave none.
 
     Raises:
-        UserError: an analysis refuses its keys or the run, or the disk refuses the result.
+        UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
@@ -43,15 +50,27 @@ def evaluate(
         check_name("the analysis", name)  # of a file in the folder of a run
     keep_freed_memory()
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
+    settings = _with_inputs(analyses, functions, inputs)
     of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}
     if of_runs and run is None:
         raise UserError(f"{', '.join(sorted(of_runs))} works on a trained run: give run=outputs/<name>/<run>")
     for name in analyses.keys() - of_runs:
-        _once(functions[name], name, analyses[name], Path(output_dir), None, overwrite=True)
+        _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
     for path in runs_in(Path(str(run))) if of_runs else ():
         trained = _Lazy(path, accelerator)
         for name in [name for name in analyses if name in of_runs]:
-            _once(functions[name], name, analyses[name], path, trained, overwrite)
+            _once(functions[name], name, settings[name], path, trained, overwrite)
+
+
+def _with_inputs(
+    analyses: dict[str, dict[str, Any]], functions: dict[str, Callable[..., Finding]], inputs: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The keys of each analysis and the inputs that it has parameters for."""
+    taken = {name: inspect.signature(function).parameters for name, function in functions.items()}
+    for key, value in inputs.items():
+        if value is not None and not any(key in parameters for parameters in taken.values()):
+            raise UserError(f"{key}= is not for analysis={','.join(analyses)}: leave it out")
+    return {name: keys | {key: inputs[key] for key in inputs if key in taken[name]} for name, keys in analyses.items()}
 
 
 class _Lazy:

@@ -77,7 +77,7 @@ def notes(
 ) -> list[str]:
     """Time; what the formulas count; where the paper's numbers need another reading."""
     said = [
-        f"Training takes {_duration(seconds)} on one device of {device_flops:.3g} FLOP/s used to "
+        f"Training takes {duration(seconds)} on one device of {device_flops:.3g} FLOP/s used to "
         f"{utilisation:.0%}: {tokens / seconds:,.0f} tokens per second.",
         "Exact: forward 2 M + 2 L D (S + 1) per token, with M the active matrices (N less the norms) and causal "
         "attention averaged over positions; training 3 times that. N: active parameters less the input embedding.",
@@ -108,7 +108,7 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """In the largest unit of which there are two."""
     unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
     return f"{seconds / UNITS[unit]:,.1f} {unit}"

@@ -1,0 +1,302 @@
+"""A plan's numbers by hand, what they must obey, what they are known by, and what is refused."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from simbal import command_line
+from simbal.analysis import rates, recipe
+from simbal.analysis.device_memory import device_memory, largest_micro_batch
+from simbal.analysis.evaluate import evaluate
+from simbal.analysis.flops import preset_shape
+from simbal.analysis.hardware import OPTIONS
+from simbal.analysis.paper_models import PAPER, VOCABULARY
+from simbal.analysis.plan import plan
+from simbal.errors import UserError
+from simbal.model.memory_cost import Step, memory_cost
+from simbal.training import run
+from tests.conftest import CONF
+
+ROOT = Path(__file__).parents[2]
+KEYS = {key: value for key, value in yaml.safe_load((CONF / "analysis" / "plan.yaml").read_text())["plan"].items()
+        if key != "_target_"}  # fmt: skip
+
+
+def keys_of(group: str, option: str) -> dict:
+    return yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
+
+
+def planned(model="moe_m", hardware="h200", gpus=8, **changes):
+    of_model, of_hardware = keys_of("model", model), keys_of("hardware", hardware)
+    of_hardware |= {key: changes.pop(key) for key in [*changes] if key in of_hardware}
+    of_model |= {key: changes.pop(key) for key in [*changes] if key in of_model}
+    return plan(of_model, of_hardware, gpus, **KEYS | changes)
+
+
+def metrics(*arguments, **changes):
+    return planned(*arguments, **changes).record["metrics"]
+
+
+def shown(finding) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        finding.show(console)
+    return capture.get()
+
+
+def test_the_papers_medium_run_by_hand():
+    found = metrics(utilisation=0.4, price_per_hour=2.5)
+    rate = 8 * 989e12 * 0.4 / (3 * 330_591_744)  # FLOP/s by FLOPs of a token, forward and backward
+    assert found["tokens"] == 19_000 * 512 * 2048 == 19_922_944_000  # the paper's 19.9B
+    assert found["tokens_per_second"] == pytest.approx(rate) == pytest.approx(3_191_046, rel=1e-6)
+    assert found["days"] == pytest.approx(0.072261, rel=1e-4)
+    assert found["device_hours"] == pytest.approx(24 * 8 * 0.072261, rel=1e-4)
+    assert found["cost"] == pytest.approx(2.5 * found["device_hours"])
+    assert found["final_bytes"] == 2 * 626_094_336  # trainer=paper_m is bf16-true
+    assert found["checkpoint_bytes"] == 6 * 626_094_336
+    assert found["disk_bytes"] == 18 * 626_094_336
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_the_papers_models_have_its_tokens_steps_and_batch(preset):
+    record = planned(preset).record
+    printed = {"dense_m": 19.9e9, "moe_m": 19.9e9, "dense_l": 78.6e9, "moe_l": 78.6e9}[preset]
+    assert record["metrics"]["tokens"] == pytest.approx(printed, rel=2e-3)
+    assert record["recipe"]["steps"] == PAPER[preset].steps
+    assert record["recipe"]["global_batch"] * record["recipe"]["seq_len"] == 2**20
+    assert record["recipe"]["shape"]["vocab_size"] == VOCABULARY
+    assert record["recipe"]["trainer"] == ("paper_m" if preset.endswith("_m") else "paper_l")
+
+
+@pytest.mark.parametrize(("model", "hardware"), [("moe_m", "h200"), ("tiny", "cpu")])
+def test_twice_the_devices_take_half_the_days_and_the_same_device_hours(model, hardware):
+    one, two = metrics(model, hardware, 1, seq_len=128), metrics(model, hardware, 2, seq_len=128)
+    assert two["days"] == pytest.approx(one["days"] / 2)
+    assert two["device_hours"] == pytest.approx(one["device_hours"])
+    assert two["cost"] == pytest.approx(one["cost"])
+    assert metrics(utilisation=0.6)["days"] == pytest.approx(metrics(utilisation=0.3)["days"] / 2)
+
+
+def test_a_measured_rate_is_used_for_exactly_what_was_measured_and_named():
+    finding = planned("tiny", "cpu", None)
+    assert finding.record["metrics"]["tokens_per_second"] == 6459
+    assert finding.record["rate"]["measured"]
+    assert 'row 1 of benchmarks/rates.yaml (RESULTS.md, "A training step on a CPU", 2026-11-21)' in " ".join(
+        shown(finding).split()
+    )
+    assert "no measurement" not in shown(finding)
+    assert metrics("small", "cpu", 1, vocab_size=8192)["tokens_per_second"] == 1834
+    for changes in ({"seq_len": 128}, {"micro_batch": 2}, {"vocab_size": 512}, {"num_layers": 2}, {"device": "mine"}):
+        other = planned("tiny", "cpu", 1, **changes).record["rate"]
+        assert not other["measured"]
+        assert other["basis"] == "assumed: 30% of 1 x 0.211 TFLOP/s"
+
+
+def test_a_rate_of_another_number_of_devices_is_no_measurement():
+    finding = planned("tiny", "cpu", 4)
+    assert not finding.record["rate"]["measured"]  # four devices have a sequence each, one had four
+    assert finding.record["rate"]["basis"].startswith("assumed: 30% of 4")
+    scaled = planned("tiny", "cpu", 2, global_batch=8)
+    assert scaled.record["metrics"]["tokens_per_second"] == 2 * 6459
+    assert "assumed: grows with the devices" in scaled.record["rate"]["basis"]
+    assert "The rate is no measurement" in shown(scaled)
+
+
+def test_a_row_of_as_many_devices_comes_first(monkeypatch):
+    row = rates.rows()[0]
+    monkeypatch.setattr(rates, "rows", lambda: [row, row | {"devices": 2, "tokens_per_second": 10_000}])
+    assert planned("tiny", "cpu", 2, global_batch=8).record["rate"]["tokens_per_second"] == 10_000
+
+
+def test_every_row_of_the_table_stands_in_the_section_of_results_that_it_names():
+    sections = re.split(r"^## ", (ROOT / "benchmarks" / "RESULTS.md").read_text(), flags=re.MULTILINE)
+    devices = {keys_of("hardware", file.stem)["device"] for file in OPTIONS.glob("*.yaml")}
+    for row in rates.rows():
+        section = next(text for text in sections if text.startswith(row["source"] + "\n"))
+        assert f"{row['tokens_per_second']:,}" in section
+        assert row["command"] in section
+        assert row["device"] in devices
+        assert row["model"] in {file.stem for file in (CONF / "model").glob("*.yaml")}
+
+
+def test_nothing_of_a_gpu_is_called_measured():
+    for file in OPTIONS.glob("*.yaml"):
+        if keys_of("hardware", file.stem)["accelerator"] == "cuda":
+            assert not planned("moe_m", file.stem).record["rate"]["measured"]
+            assert "assumed" in shown(planned("moe_m", file.stem))
+
+
+def test_ddp_has_all_on_each_device_and_buckets_of_gradients():
+    step = Step(16, 2048, True, "bf16-true", device="cuda")
+    alone = memory_cost(preset_shape("moe_m", VOCABULARY), step)
+    memory = planned().record["memory"]["ddp"]
+    assert memory["weights"] == memory["gradients"] == 2 * 626_094_336
+    assert memory["sharing"] == memory["gradients"]
+    assert memory["peak"] == alone.peak + alone.gradients
+    assert planned(gpus=1).record["memory"]["one device"]["peak"] == alone.peak
+
+
+def test_fsdp_has_its_part_and_what_it_puts_together():
+    memory = planned().record["memory"]["fsdp"]
+    assert memory["weights"] == pytest.approx(2 * 626_094_336 / 8, rel=1e-4)  # rows are not divided
+    assert memory["moments"] == 2 * memory["gradients"] == 2 * memory["weights"]
+    layer = 32 * 3 * 768 * 768 + 32 * 768
+    others = 626_094_336 - 8 * layer
+    assert memory["sharing"] == 2 * 2 * (others + 2 * layer)
+    ddp = planned().record["memory"]["ddp"]
+    assert (memory["activations"], memory["working"]) == (ddp["activations"], ddp["working"])
+    assert memory["peak"] < ddp["peak"]
+
+
+def test_more_devices_than_experts_do_not_make_their_part_smaller():
+    step = Step(1, 2048, True, "32-true")
+    shape = preset_shape("moe_m", VOCABULARY)
+    experts = 8 * 32 * 3 * 768 * 768
+    on_64 = device_memory("fsdp", shape, step, 64).step.weights
+    assert on_64 == pytest.approx(4 * (experts / 32 + (626_094_336 - experts) / 64), rel=1e-3)
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not():
+    shape, step = preset_shape("moe_l", VOCABULARY), Step(1, 2048, True, "bf16-mixed", device="cuda")
+
+    def peak(size, sequences=64):
+        return device_memory("ddp", shape, replace(step, micro_batch=size, accumulates=size < sequences), 8).peak
+
+    found = planned("moe_l", "h200", precision="bf16-mixed").record["memory"]["ddp"]["largest_micro_batch"]
+    assert peak(found) <= 0.9 * 141e9 < peak(2 * found)
+    assert largest_micro_batch(lambda size: device_memory("ddp", shape, step, 8), 64, 1) is None
+
+
+def test_what_does_not_fit_is_said_with_what_would():
+    finding = planned("moe_l", "a100_40gb", precision="bf16-mixed")
+    memory = finding.record["memory"]
+    assert [memory[way]["fits"] for way in ("ddp", "fsdp")] == [False, False]
+    assert memory["ddp"]["largest_micro_batch"] is None
+    assert "ddp: a step does not fit; nor would any micro-batch." in shown(finding)
+    largest = memory["fsdp"]["largest_micro_batch"]
+    assert f"fsdp: a step does not fit; analysis.plan.micro_batch={largest} would." in shown(finding)
+
+
+def test_a_device_accumulates_what_its_micro_batch_leaves_of_the_global_batch():
+    assert "8 x 4 x 16 x 2048 = 1,048,576" in shown(planned())
+    assert "64 x 1 x 8 x 2048 = 1,048,576" in shown(planned(gpus=64))  # eight sequences are left of sixteen
+    assert "8 x 8 x 8 x 2048 = 1,048,576" in shown(planned(micro_batch=8))
+
+
+def test_a_checkpoint_is_as_large_as_one_of_a_run(small_spec, monkeypatch):
+    monkeypatch.setattr(run.checkpoint, "remove_periodic", lambda folder: None)
+    model = keys_of("model", "tiny")
+    spec = small_spec(
+        *(f"model.{key}={value}" for key, value in model.items()),
+        "trainer.max_steps=2", "trainer.ckpt_every=2", "trainer.val_every=2", "balancing=lf_simbal",
+    )  # fmt: skip
+    run.train(spec)
+    found = metrics("tiny", "cpu", 1, vocab_size=64)
+    files = spec.path / "checkpoints"
+    assert (files / "step-00000002.ckpt").stat().st_size == pytest.approx(found["checkpoint_bytes"], rel=0.02)
+    assert (files / "final.ckpt").stat().st_size == pytest.approx(found["final_bytes"], rel=0.02)
+
+
+def test_each_line_says_how_it_is_known():
+    table = planned().tables[0]
+    assert [column.header for column in table.columns] == ["", "value", "how it is known"]
+    assert all(table.columns[2]._cells)
+    for model, gpus in (("moe_l", 8), ("tiny", 1)):
+        assert max(map(len, shown(planned(model, gpus=gpus)).splitlines())) <= 120
+
+
+def test_a_changed_model_is_planned_under_no_name():
+    finding = planned("moe_m", num_experts=64, steps=10)
+    assert "training a changed model on 8 x NVIDIA H200 SXM" in shown(finding)
+    assert "10 steps: trainer=paper_m, but steps=10" in " ".join(shown(finding).split())
+    assert finding.record["recipe"]["model"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"gpus": 0}, "gpus=0 must be a whole number of at least 1"),
+        ({"gpus": 1.5}, "gpus=1.5 must be a whole number of at least 1"),
+        ({"gpus": 7}, "gpus=7 cannot share the 512 sequences of a step equally: it may be 1, 2, 4, 8, 16, 32, 64, 128"),
+        ({"gpus": 1024}, "gpus=1024 cannot share the 512 sequences"),
+        ({"micro_batch": 3}, "analysis.plan.micro_batch=3 must divide the 64 sequences of a device: it may be 1, 2, 4"),
+        ({"steps": 0}, "analysis.plan.steps=0 must be a whole number of at least 1"),
+        ({"precision": "fp8"}, "analysis.plan.precision=fp8 is not one of 32-true, bf16-mixed, bf16-true"),
+        ({"hardware": "cpu"}, "analysis.plan.precision=bf16-true: one core of an AMD EPYC with AVX-512 has no bf16"),
+        ({"backend": "cutlass"}, "analysis.plan.backend=cutlass is not one of torch, megablocks, fused, reference"),
+        ({"utilisation": 0}, "analysis.plan.utilisation=0 must be above 0 and at most 1"),
+        ({"utilisation": 1.1}, "analysis.plan.utilisation=1.1 must be above 0 and at most 1"),
+        ({"memory_share": 2}, "analysis.plan.memory_share=2 must be above 0 and at most 1"),
+        ({"memory_bytes": 0}, "hardware.memory_bytes=0 must be above 0"),
+        ({"price_per_hour": -1}, "hardware.price_per_hour=-1 must be a finite number of at least 0"),
+        ({"fp32_flops": "fast"}, "hardware.fp32_flops=fast must be a number"),
+        ({"accelerator": "tpu"}, "hardware.accelerator=tpu is not one of cpu, cuda"),
+        ({"d_model": 100}, "model.d_model=100 must be a multiple of twice model.num_heads"),
+        ({"top_k": 33}, "model.top_k=33 must lie between 1 and model.num_experts=32"),
+        ({"num_layers": 0}, "model.num_layers=0 must be a whole number of at least 1"),
+        ({"d_model": "wide"}, "model.d_model=wide must be a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}"):
+        planned(**change)
+
+
+def test_it_asks_for_a_model_and_for_hardware():
+    with pytest.raises(UserError, match="analysis=plan needs hardware=NAME: there is a100, a100_40gb, cpu, h100, h200"):
+        plan(keys_of("model", "tiny"), None, 1, **KEYS)
+    with pytest.raises(UserError, match="analysis=plan needs model=NAME: there is dense_l, dense_m, moe_l"):
+        plan(None, keys_of("hardware", "cpu"), 1, **KEYS)
+
+
+@pytest.mark.parametrize("key", ["model", "hardware", "gpus"])
+def test_its_keys_are_refused_by_other_analyses(tmp_path, key):
+    settings = {"_target_": "simbal.analysis.gram_quanta.gram_quanta"}
+    with pytest.raises(UserError, match=f"^{key}= is not for analysis=gram_quanta: leave it out$"):
+        evaluate({"gram_quanta": settings}, None, False, "cpu", str(tmp_path), {key: 1})
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["hardware=h20"], "hardware=h20: hardware has no option h20; did you mean h200?"),
+        (["model=moe_x"], "model has no option moe_x; did you mean moe_"),
+        (["hardware=h200", "hardware.price=1"], "there is no key hardware.price; did you mean hardware.price_per_hour"),
+        (["gpu=8"], "there is no key gpu; did you mean gpus?"),
+    ],
+)
+def test_a_slip_on_the_command_line_names_what_is_near(monkeypatch, capsys, arguments, sentence):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "analysis=plan", *arguments])
+    with pytest.raises(SystemExit):
+        command_line.check(CONF, "About.", "evaluate")
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_command_line_of_the_readme_works(tmp_path):
+    command = "evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8"
+    program, *arguments = [*command.split(), "hardware.price_per_hour=2"]
+    run_it = [sys.executable, str(ROOT / program), *arguments]
+    done = subprocess.run(run_it, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "training moe_m on 8 x NVIDIA H200 SXM" in done.stdout
+    written = json.loads((tmp_path / "outputs" / "analysis" / "plan.json").read_text())
+    assert written["settings"]["gpus"] == 8
+    assert written["settings"]["hardware"]["price_per_hour"] == 2
+    assert written["settings"]["model"] == keys_of("model", "moe_m")
+    assert written["metrics"]["cost"] == pytest.approx(2 * written["metrics"]["device_hours"])
+
+
+def test_the_recipes_are_those_of_the_configs():
+    for preset in PAPER:
+        model = keys_of("model", preset)
+        trainer = recipe.PAPER_TRAINERS[model["num_layers"], model["d_model"]]
+        assert trainer == f"paper_{preset[-1]}"
+        assert keys_of("trainer", trainer)["max_steps"] == PAPER[preset].steps
