@@ -46,7 +46,7 @@ def test_the_package_and_its_schedules_load_without_torch():
     assert "torch" not in loaded
 
 
-@pytest.mark.parametrize("statement", ["from simbal.balancing import *"])
+@pytest.mark.parametrize("statement", ["from simbal.balancing import *", "import simbal.attach"])
 def test_strategies_load_with_torch_alone(statement):
     loaded = loaded_by(statement)
     assert "torch" in loaded

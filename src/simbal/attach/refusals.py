@@ -59,5 +59,5 @@ def refuse_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Ro
     if last.with_gradient and torch.is_grad_enabled() and lost:
         raise UserError(
             f"{name} needs the gradient of the router's logits, and gradient checkpointing has dropped it: "
-            "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+            "enable it with {'use_reentrant': False}"
         )

@@ -1,0 +1,151 @@
+"""What cannot be attached is refused in one sentence, before the model is touched."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from simbal.attach import attach
+from simbal.balancing import (
+    ErnieOrthogonalLoss,
+    HashRouting,
+    LoadBalancingLoss,
+    LossFree,
+    OrthogonalInit,
+    OrthogonalParametrization,
+    QuantileBalancing,
+    Schedule,
+    SimBal,
+)
+from simbal.errors import UserError
+from tests.attach.hosts import SIZES, E, batch, host, padded
+from tests.attach.test_hooks import hooks
+
+
+@pytest.mark.parametrize(
+    ("strategies", "sentence"),
+    [
+        (OrthogonalInit(), "OrthogonalInit cannot be attached: it is only a start"),
+        ({"param": OrthogonalParametrization()}, "param cannot be attached: it replaces the router's weight"),
+        ([LossFree(), HashRouting()], "LossFree and HashRouting both choose a token's experts"),
+        ([SimBal(0.1), SimBal(0.2)], "several strategies of one class need names"),
+        (SimBal, "is no instance of simbal.balancing.Balancing"),
+        ({"simbal": 0.1}, "simbal: 0.1 is no instance of"),
+        (LossFree(3, 8), "LossFree: the strategy was made for num_layers=3 and num_experts=8, but the model has"),
+    ],
+)
+def test_strategies(strategies, sentence):
+    model = host()
+    with pytest.raises(UserError, match=sentence) as error:
+        attach(model, strategies)
+    assert "\n" not in str(error.value)
+    assert not hooks(model)
+    attach(model, SimBal()).detach()
+
+
+@pytest.mark.parametrize("strategy", [LoadBalancingLoss(), QuantileBalancing()])
+def test_nothing_to_choose(strategy):
+    with pytest.raises(UserError, match=f"{type(strategy).__name__}: model.top_k equals model.num_experts"):
+        attach(host(num_experts_per_tok=E), strategy)
+
+
+def test_a_model_without_routers():
+    sizes = {key: value for key, value in SIZES.items() if key != "num_experts_per_tok"}
+    with pytest.raises(UserError, match="LlamaForCausalLM has no router that attach knows: .* Mixtral, OLMoE"):
+        attach(LlamaForCausalLM(LlamaConfig(**sizes)), SimBal())
+
+
+def test_routers_that_compute_something_else():
+    model = GptOssForCausalLM(GptOssConfig(**SIZES, num_local_experts=E, head_dim=8))  # it adds a bias
+    with pytest.raises(UserError, match="router is a GptOssTopKRouter, which does not choose the K largest"):
+        attach(model, SimBal())
+
+
+def test_a_router_of_the_right_name_that_gates_by_sigmoid():
+    model = host()
+    router = model.model.layers[1].mlp.gate
+
+    def forward(x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits_NE = x_ND @ router.weight.T
+        weights_NK, experts_NK = logits_NE.sigmoid().topk(router.top_k)
+        return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), experts_NK
+
+    router.forward = forward
+    with pytest.raises(UserError, match="model.layers.1.mlp.gate is a MixtralTopKRouter, which does not"):
+        attach(model, LossFree())
+
+
+def test_routers_of_different_kinds():
+    model = host()
+    model.model.layers[1].mlp.gate.top_k = 1
+    with pytest.raises(UserError, match="the routers of MixtralForCausalLM differ in number of experts"):
+        attach(model, SimBal())
+
+
+def test_routers_alone():
+    layers = host().model.layers
+    with pytest.raises(UserError, match="ModuleList has no part that takes input_ids"):
+        attach(layers, SimBal())
+
+
+@pytest.mark.parametrize("strategy", [SimBal(), ErnieOrthogonalLoss(decoupled=True)])
+def test_frozen_routers(strategy):
+    model = host()
+    model.requires_grad_(False)
+    with pytest.raises(UserError, match="acts on the router weights, and all of them are frozen"):
+        attach(model, strategy)
+    attach(model, LossFree()).detach()
+
+
+def test_a_second_attachment():
+    model = host()
+    with attach(model, LossFree()), pytest.raises(UserError, match="has strategies attached: detach"):
+        attach(model, SimBal())
+    attach(model, SimBal()).detach()
+
+
+def test_a_schedule_of_nothing():
+    with pytest.raises(UserError, match="schedules: lf is none of the strategies SimBal"):
+        attach(host(), SimBal(), schedules={"lf": Schedule()})
+
+
+def test_a_loss_or_a_step_without_a_pass():
+    model = host()
+    with attach(model, LossFree()) as balancing:
+        with pytest.raises(UserError, match="call the model first"):
+            balancing.loss()
+        model.eval()
+        model(**batch())
+        with pytest.raises(UserError, match="call model.train()"):
+            balancing.step()
+
+
+def test_padding_where_each_sequence_is_taken_by_itself():
+    model = host()
+    with attach(model, LoadBalancingLoss(scope="sequence")) as balancing:
+        model(**padded())
+        with pytest.raises(UserError, match="LoadBalancingLoss takes each sequence by itself"):
+            balancing.loss()
+
+
+def test_a_router_that_is_passed_by():
+    model = host()
+    model.model.layers[1].mlp = nn.Identity()
+    with attach(model, SimBal()) as balancing:
+        assert len(balancing.routers) == 1
+    model = host()
+    with attach(model, SimBal()):
+        model.model.layers[1].mlp.forward = lambda x: x
+        with pytest.raises(UserError, match="model.layers.1.mlp.gate was not called in this forward pass"):
+            model(**batch())
+
+
+def test_the_models_own_loss_is_pointed_out(caplog):
+    model = host(output_router_logits=True)
+    with attach(model, SimBal()):
+        assert "set model.config.output_router_logits = False" in caplog.text
+    caplog.clear()
+    model.config.output_router_logits = False
+    with attach(model, SimBal()):
+        assert not caplog.text
+        assert model(**batch()).aux_loss is None
