@@ -8,6 +8,7 @@ from generators.markup import prose, table
 # all modules of a package, or the chosen ones
 PACKAGES: dict[str, tuple[str, ...]] = {
     "balancing": (),
+    "attach": (),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init", "memory_cost"),
     "experts": ("plan", "reference", "grouped", "select"),

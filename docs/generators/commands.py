@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from generators.markup import code, prose, table
+from generators.markup import WIDE, code, prose, table
 
 FIRST = ("train.py", "evaluate.py", "report.py", "prepare.py")  # in the order of their use; others follow
 _TARGET = re.compile(r"^([a-z-]+):.*?## (.+)$", re.MULTILINE)
@@ -15,7 +15,7 @@ _TARGET = re.compile(r"^([a-z-]+):.*?## (.+)$", re.MULTILINE)
 def commands_page(root: Path) -> str:
     """`--help` of every program at the top, and the targets of the Makefile."""
     found = [path.name for path in sorted(root.glob("*.py"))]
-    parts = ["# Commands\n", "What `--help` prints, and `make` without a target.\n"]
+    parts = [WIDE, "# Commands\n", "What `--help` prints, and `make` without a target.\n"]
     for program in sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
         parts.append(f"## {program}\n\n{code(_help(root, program))}")
     rows = [(f"`make {name}`", prose(what)) for name, what in _TARGET.findall((root / "Makefile").read_text())]

@@ -3,11 +3,14 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
+
 from generators import source
 from generators.markup import code, prose, table
 from simbal.catalogue import Catalogue, first_comment
 
 SCHEMAS = "src/simbal/config.py"
+LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
@@ -67,31 +70,50 @@ def about(file: Path) -> str:
 
 
 def _group_page(root: Path, group: str, chosen: list[str]) -> str:
-    parts = [f"# {group}\n", f"`{group}=` one of the options below; default: {_chosen(chosen)}.\n", _keys(root, group)]
+    parts = [
+        f"# {group}\n",
+        f"`{group}=` one of the options below; default: {_chosen(chosen)}.\n",
+        _keys(root, group, chosen),
+    ]
     for option, file in options(root, group).items():
         parts.append(f"## {option}\n\n{about(file)}\n{body(file)}")
     return "\n".join(part for part in parts if part)
 
 
-def _keys(root: Path, group: str) -> str:
+def _keys(root: Path, group: str, chosen: list[str]) -> str:
     """Keys of the typed schemas that carry the group's name; strategies and analyses bring their own keys."""
     classes = source.fields(root / SCHEMAS)
     whole = classes["Config"].get(group, ("",))[0]
-    if whole not in classes:
+    if whole not in classes or not chosen:
         return ""
-    variants = [whole, *(name for name in _subclasses(root / SCHEMAS, whole))]
-    rows = [
-        (f"`{group}.{key}`", f"`{kind}`", prose(meaning), "" if name == whole else name.removesuffix("Config").lower())
-        for name in variants
-        for key, (kind, meaning) in classes[name].items()
-    ]
-    if len(variants) == 1:
-        return "## Keys\n\n" + table(("key", "type", "meaning"), [row[:3] for row in rows])
-    return "## Keys\n\n" + table(("key", "type", "meaning", "only in"), rows)
+    rows = []
+    for name in (whole, *_subclasses(root / SCHEMAS, whole)):
+        variant = name.removesuffix("Config").lower()
+        option = variant if variant in options(root, group) else chosen[0]
+        values = Catalogue([root / "conf"]).option_keys(group, option)
+        comments = _comments(options(root, group)[option])
+        for key, (kind, meaning) in classes[name].items():
+            value = _default(values.get(f"{group}.{key}", ""))
+            described = prose(meaning or comments.get(key, ""))
+            rows.append((f"`{group}.{key}`", value, f"`{kind}`", described, "" if name == whole else variant))
+    headings = ("key", "default", "type", "meaning", "only in")
+    shown = len(headings) if any(row[-1] for row in rows) else -1
+    return "## Keys\n\n" + table(headings[:shown], [row[:shown] for row in rows])
 
 
 def _subclasses(file: Path, name: str) -> list[str]:
     return [node.name for node in source.classes(file) if name in source.bases(node)]
+
+
+def _comments(file: Path) -> dict[str, str]:
+    """By key, those of an option's file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {line.partition(":")[0]: source.comment(line) for line in lines if ":" in line}
+
+
+def _default(value: object) -> str:
+    text = "" if value in ("", {}) else yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
+    return f"`{text}`" if 0 < len(text) <= LONGEST else "below" * bool(text)
 
 
 def _root_part(file: Path) -> str:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import relpath
 
-from generators.markup import slug
+from generators.examples import example_page
+from generators.markup import WIDE, slug
 
 OWN_STRATEGY = "Your own strategy"  # a subsection with a page of its own
 OWN_STRATEGY_PAGE = "own-strategy.md"
-WIDE = "---\nhide: [toc]\n---\n"  # a page without headings has no use for the column of its contents
 WHOLE_FILES = {"benchmarks/RESULTS.md": "measured.md", "CHANGELOG.md": "changes.md"}
 _HEADING = re.compile(r"(#+) (.+)")
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+://)([^)\s]+)\)")
@@ -76,7 +76,7 @@ def relinked(text: str, page: str, root: Path, anchors: Mapping[str, str]) -> st
     def target(link: re.Match[str]) -> str:
         path, _, anchor = link[2].partition("#")
         path = path.removeprefix("./").removeprefix("README.md")
-        there = WHOLE_FILES.get(path) or path.removeprefix("docs/")
+        there = WHOLE_FILES.get(path) or example_page(path.removeprefix("docs/"))
         if not path:
             own_page = anchors.get(anchor) in (None, page)
             return f"[{link[1]}]({'' if own_page else relpath(anchors[anchor], Path(page).parent)}#{anchor})"

@@ -8,10 +8,9 @@ from generators.api import api_pages
 from generators.commands import commands_page
 from generators.configuration import configuration_pages
 from generators.definitions import definitions_page
+from generators.examples import FOLDER, example_pages
 from generators.readme import OWN_STRATEGY_PAGE, readme_pages, whole_files
 from generators.strategies import strategies_page
-
-EXAMPLES = "examples"  # a folder of docs/ whose pages are listed as they come
 
 
 def generated_pages(root: Path) -> dict[str, str]:
@@ -24,13 +23,15 @@ def generated_pages(root: Path) -> dict[str, str]:
         "reference/definitions.md": definitions_page(root),
         **configuration_pages(root),
         **api_pages(root),
+        **example_pages(root / "docs"),
         **whole_files(root),
     }
 
 
 def navigation(pages: dict[str, str], docs: Path) -> list[dict[str, Any]]:
     """The tree of pages; a title is the page's own heading but where one is given."""
-    examples = sorted(path.relative_to(docs).as_posix() for path in (docs / EXAMPLES).rglob("*.md"))
+    written = {path.relative_to(docs).as_posix() for path in (docs / FOLDER).rglob("*.md")}
+    examples = sorted(written | {page for page in pages if page.startswith(f"{FOLDER}/")})
     groups = [page for page in pages if page.startswith("reference/conf/")]
     return [
         {"Home": "index.md"},

@@ -1,6 +1,7 @@
 """The strategies of conf/balancing: what each declares of itself, built with the keys of its file."""
 
 from dataclasses import fields
+from inspect import getdoc
 from pathlib import Path
 
 import yaml
@@ -52,7 +53,7 @@ def _section(root: Path, catalogue: Catalogue, option: str, parts: dict[str, Bal
         return f"{text}The same as `balancing=[{','.join(composed)}]`: {links}.\n"
     for part in parts.values():
         kind = type(part)
-        text += f"{paragraphs(kind.__doc__ or '')}\n{_declared(part)}\n{body(file)}\n"
+        text += f"{paragraphs(getdoc(kind) or '')}\n{_declared(part)}\n{body(file)}\n"
         text += f"Class: [`{kind.__name__}`][{kind.__module__}.{kind.__qualname__}]\n"
     return text
 
@@ -70,7 +71,7 @@ def _declared(part: Balancing) -> str:
 
 def _meaning(name: str, meanings: dict[str, tuple[str, str]]) -> str:
     kind, comment = meanings[name]
-    return prose(comment) or f"`{kind}`"
+    return prose(comment) or kind.removeprefix("Literal[").removesuffix("]").replace("'", "")
 
 
 def _value(declared: object) -> str:
