@@ -22,6 +22,7 @@ from simbal.hub.weight_files import SINGLE
 from simbal.hub.weights import views
 from simbal.run_spec import result_keys
 
+NAMED_BY_USERS = ("files", "dclm")  # sources whose config holds paths or URLs
 NO_TOKENIZER = "There is none: the run was trained on data=synthetic, whose symbols stand for no text."
 TOKENIZER = (
     "AutoTokenizer reads it: cl100k_base, whole or cut to its first ids; {vocab_size:,} ids, of which {eot} is end of "
@@ -65,6 +66,8 @@ def export_run(path: Path, target: Path, overwrite: bool, out: Console) -> None:
         sentence = _write(run, encoder, folder)
     out.print(f"written: {target}, a {architecture(run.model.shape)} of {path}", soft_wrap=True)
     out.print(f"tokenizer: {sentence}", soft_wrap=True)
+    if run.spec.config["data"]["source"] in NAMED_BY_USERS:
+        out.print(f"README.md and {FACTS} name the files of its data: look at them before you publish", soft_wrap=True)
 
 
 def _write(run: FinishedRun, encoder: Encoder, folder: Path) -> str:

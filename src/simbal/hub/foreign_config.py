@@ -46,7 +46,7 @@ def read_shape(file: Path) -> TransformerShape:
     try:
         return _shape(config)
     except UserError as error:
-        raise UserError(f"{file}: {printable(str(error))[:LONGEST]}") from None
+        raise UserError(f"{file}: {' '.join(printable(str(error)).split())[:LONGEST]}") from None
 
 
 def _shape(config: dict[str, Any]) -> TransformerShape:

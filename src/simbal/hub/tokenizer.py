@@ -1,7 +1,7 @@
 """The tokenizer of a run in Hugging Face's format, made by the converter that transformers has for tiktoken.
 
-Its regular expressions are Oniguruma's, tiktoken's are those of the Rust crate fancy-regex: two constructs of our
-pattern mean something else there. The tests compare the ids of both over all characters and over source code.
+Its regular expressions are Oniguruma's, tiktoken's are those of the Rust crate fancy-regex: one construct of our
+pattern means something else there. The tests compare the ids of both over characters, words and source code.
 Reference: TikTokenConverter in transformers 5.23; Oniguruma, doc/RE.
 """
 
@@ -14,19 +14,13 @@ from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-REWRITTEN = (
-    (r"\p{N}{1,3}+|", r"\p{N}{1,3}|"),  # there {1,3}+ is no possessive repetition but a repetition of one
-    (r"\s++$", r"\s++\z"),  # there $ is the end of each line
-)
+OURS, THEIRS = r"\p{N}{1,3}+|", r"\p{N}{1,3}|"  # there {1,3}+ is no possessive repetition, but a repetition of one
 
 
 def oniguruma_pattern() -> str:
     """How the text is cut before its pieces are encoded."""
-    pattern = PATTERN
-    for ours, theirs in REWRITTEN:
-        assert pattern.count(ours) == 1, "the pattern of simbal.data.tokenizer has changed"
-        pattern = pattern.replace(ours, theirs)
-    return pattern
+    assert PATTERN.count(OURS) == 1, "the pattern of simbal.data.tokenizer has changed"
+    return PATTERN.replace(OURS, THEIRS)
 
 
 def require_converter() -> None:

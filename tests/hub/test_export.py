@@ -1,0 +1,203 @@
+"""export.py writes a whole folder or none, says what it leaves out, and refuses what Mixtral and Llama cannot say."""
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from simbal import command_line, hub
+from simbal.analysis.run_tokenizer import run_tokenizer
+from simbal.errors import UserError
+from simbal.hub import target_folder
+from simbal.hub.export import NO_TOKENIZER, export
+from simbal.hub.target_folder import FILES
+from simbal.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+SPARSE = ("balancing=simbal", "model.init_std=0.2")
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    return tmp_path / "exports" / "model"
+
+
+def command(folder: Path, *arguments: str):
+    line = [sys.executable, str(ROOT / "export.py"), *arguments]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("router=sigmoid", "balancing=lbl"), "router.gating=sigmoid: Mixtral gates by a softmax"),
+        (("router.renormalize=false", "balancing=lbl"), "router.renormalize=false: Mixtral divides"),
+        (("data.document_mask=true", "balancing=lbl"), "data.document_mask=true: attention there goes beyond"),
+        (("balancing=lf",), "balancing.lf steers the choice of experts"),
+        (("balancing=lf_simbal",), "balancing.lf steers the choice of experts"),
+        (("balancing=quantile",), "balancing.quantile steers the choice"),
+        (("balancing=hash",), "balancing.hash steers the choice"),
+        (("balancing=uniform",), "balancing.uniform steers the choice"),
+        (("balancing=[lbl,logit_norm]",), "balancing.logit_norm adjusts the router's logits"),
+    ],
+)
+def test_what_mixtral_cannot_say_is_refused_with_the_reason_before_anything_is_written(run_of, target, overrides, says):
+    run = run_of(*overrides, "trainer.max_steps=2", "trainer.val_every=2")
+    with pytest.raises(UserError) as refused:
+        export(str(run.path), str(target), overwrite=False)
+    assert str(refused.value).startswith(f"{run.path} cannot be exported, for its {says}")
+    assert "\n" not in str(refused.value)
+    assert not target.parent.exists()
+
+
+def test_the_command_exports_a_run_on_text_without_its_data(text_run, tmp_path):
+    shutil.copytree(text_run.path, run := tmp_path / "run")
+    for file in tmp_path.rglob("*.yaml"):  # as on another machine: neither text nor tokens are there
+        cache = text_run.spec.config["data"]["cache_dir"]
+        text = file.read_text()
+        assert cache in text
+        file.write_text(text.replace(cache, str(tmp_path / "nowhere")))
+    done = command(tmp_path, f"run={run.relative_to(tmp_path)}", "to=model")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of run" in done.stdout
+    assert "tokenizer: AutoTokenizer reads it" in done.stdout
+    assert "name the files of its data: look at them before you publish" in done.stdout
+    assert {file.name for file in (tmp_path / "model").iterdir()} == FILES
+    assert {file.name for file in tmp_path.iterdir()} == {"run", "model"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt = tokenizer("one two three", return_tensors="pt")
+    assert prompt.input_ids.tolist() == [run_tokenizer(text_run).encode(b"one two three").tolist()]
+    assert tokenizer.eos_token_id == model.config.eos_token_id == text_run.store.meta["eot"]
+    assert model.generate(**prompt, max_new_tokens=3, pad_token_id=0).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "to", "says"),
+    [
+        (None, "x", "give run=outputs/<name>/<run> and to=FOLDER"),
+        ("x", None, "give run=outputs/<name>/<run> and to=FOLDER"),
+        (3, "", "give run=outputs/<name>/<run> and to=FOLDER"),
+        ("nowhere", "x", "there is no folder nowhere"),
+    ],
+)
+def test_a_run_and_a_place_must_be_given(tmp_path, monkeypatch, run, to, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=says):
+        export(run, to, overwrite=False)
+    assert not list(tmp_path.iterdir())
+
+
+def said(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command_line.check(ROOT / "conf", "About.", "export")
+    return end.value.code, *capsys.readouterr()
+
+
+def test_a_misspelt_key_is_one_sentence(monkeypatch, capsys):
+    assert said(monkeypatch, capsys, "rum=x") == (2, "", "error: rum=x: there is no key rum; did you mean run?\n")
+
+
+def test_help_explains_the_keys_and_offers_no_groups(monkeypatch, capsys):
+    code, page, _ = said(monkeypatch, capsys, "--help")
+    assert code == 0
+    assert "to=null" in page
+    assert "group" not in page.lower()
+
+
+def test_a_run_on_symbols_has_no_tokenizer_and_the_card_says_so(exported):
+    _, folder = exported(*SPARSE)
+    assert {file.name for file in folder.iterdir()} == FILES - {"tokenizer.json", "tokenizer_config.json"}
+    assert NO_TOKENIZER in (folder / "README.md").read_text()
+
+
+def test_a_place_that_is_taken_is_left_alone(run_of, target):
+    run, other = run_of(*SPARSE), run_of("balancing=lbl")
+    target.mkdir(parents=True)
+    export(str(run.path), str(target), overwrite=False)  # into an empty folder
+    first = (target / "model.safetensors").read_bytes()
+    (target / "model.safetensors").write_bytes(b"damaged")
+    export(str(run.path), str(target), overwrite=False)  # over its own
+    assert (target / "model.safetensors").read_bytes() == first
+    with pytest.raises(UserError, match="holds something other than an export of this run"):
+        export(str(other.path), str(target), overwrite=False)
+    assert (target / "model.safetensors").read_bytes() == first
+    export(str(other.path), str(target), overwrite=True)
+    assert json.loads((target / "simbal.json").read_text())["config_hash"] == other.spec.hash
+    (target / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds 'thesis.tex', which is no file of an export: choose another to="):
+            export(str(other.path), str(target), overwrite)
+    assert (target / "thesis.tex").read_text() == "years of work"
+    assert [file.name for file in target.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("failing", ["_sync", "Path.rename"])
+def test_a_disk_that_fails_leaves_what_was_there(run_of, target, monkeypatch, earlier, failing):
+    run = run_of(*SPARSE)
+    if earlier:
+        export(str(run.path), str(target), overwrite=False)
+    before = {file: file.read_bytes() for file in target.rglob("*")}
+    rename = Path.rename
+
+    def refuse(path, *to):
+        if failing == "Path.rename" and not path.name.endswith(".part"):
+            return rename(path, *to)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    name = failing.rpartition(".")[2]
+    monkeypatch.setattr(target_folder if name == failing else Path, name, refuse)
+    with pytest.raises(UserError, match="cannot write .*model: No space left on device; free some space, or choose"):
+        export(str(run.path), str(target), overwrite=False)
+    assert {file: file.read_bytes() for file in target.rglob("*")} == before
+    assert [file.name for file in target.parent.iterdir()] == (["model"] if earlier else [])
+
+
+def test_a_file_in_the_way_is_one_sentence(run_of, tmp_path):
+    (tmp_path / "file").write_text("")
+    for to in ("file", "file/model"):
+        with pytest.raises(UserError, match="cannot write .*file.*: Not a directory"):
+            export(str(run_of(*SPARSE).path), str(tmp_path / to), overwrite=False)
+
+
+def test_a_folder_of_runs_is_a_folder_of_exports_and_says_which_it_could_not_write(run_of, tmp_path, target, capsys):
+    runs = tmp_path / "runs"
+    short = ("trainer.max_steps=2", "trainer.val_every=2")
+    whole, steered, dense = (
+        shutil.copytree(run.path, runs / run.path.name)
+        for run in (run_of(*SPARSE), run_of("balancing=lf", *short), run_of("balancing=none", "model.num_experts=0"))
+    )
+    with pytest.raises(UserError, match="1 of the 3 finished runs in .*runs could not be exported"):
+        export(str(runs), str(target), overwrite=False)
+    assert f"not exported: {steered} cannot be exported, for its balancing.lf steers" in capsys.readouterr().out
+    assert {file.name for file in target.iterdir()} == {whole.name, dense.name}
+    assert hub.load(target / whole.name).shape.num_experts == 4
+    shutil.rmtree(steered)
+    export(str(runs), str(target), overwrite=False)
+
+
+def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
+    run = shutil.copytree(run_of(*SPARSE).path, tmp_path / "run")
+    checkpoint = run / "checkpoints" / "final.ckpt"
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[:-50])
+    with pytest.raises(UserError, match="final.ckpt is damaged"):
+        export(str(run), str(target), overwrite=False)
+    checkpoint.write_bytes((run_of("balancing=lbl").path / "checkpoints" / "final.ckpt").read_bytes())
+    with pytest.raises(UserError, match="final.ckpt belongs to another run"):
+        export(str(run), str(target), overwrite=False)
+    record = RunFolder(run).read_record()
+    RunFolder(run).write_record(record | {"status": "killed"})
+    with pytest.raises(UserError, match="is not finished"):
+        export(str(run), str(target), overwrite=False)
+    (run / "record.json").write_text("{}")
+    with pytest.raises(UserError, match="record.json is damaged"):
+        export(str(run), str(target), overwrite=False)
+    assert not target.parent.exists()
