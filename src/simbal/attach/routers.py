@@ -59,7 +59,9 @@ def _router(name: str, module: nn.Module, layer: int) -> HostRouter:
     weight_ED, top_k = getattr(module, "weight", None), getattr(module, "top_k", None)
     if isinstance(weight_ED, DTensor):
         raise UserError(f"the weight of {name} is sharded over processes, and attach needs the whole of it in each")
-    if isinstance(weight_ED, Tensor) and weight_ED.dim() == 2 and isinstance(top_k, int):
+    tensors = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
+    # a bias that is 0 as yet would pass the probe
+    if tensors == ["weight"] and weight_ED is not None and weight_ED.dim() == 2 and isinstance(top_k, int):
         renormalize = renormalizes(module, weight_ED.shape, top_k)
         if renormalize is not None:
             return HostRouter(name, module, layer, top_k, renormalize)
@@ -82,7 +84,7 @@ def renormalizes(module: nn.Module, shape: torch.Size, top_k: int) -> bool | Non
     x_ND = torch.randn(PROBE_TOKENS, d_model, generator=generator)
     try:
         logits_NE, weights_NK, experts_NK = functional_call(module, {"weight": weight_ED}, (x_ND,))
-    except (RuntimeError, TypeError, ValueError):  # another signature, another result, or more parameters elsewhere
+    except (RuntimeError, TypeError, ValueError):  # another signature or another result
         return None
     expected_NE = x_ND @ weight_ED.T
     probs_NE = expected_NE.softmax(-1)
