@@ -77,7 +77,14 @@ def test_a_real_corpus_needs_a_vocabulary_that_the_token_table_can_be_cut_to(sma
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_says_in_its_first_line_what_it_is(small_spec, group, option):
     assert (CONF / group / f"{option}.yaml").read_text().startswith("# ")
-    needed = {"files": ["data.files=corpus.txt"], "tiny_dense": DENSE, "dense_m": DENSE, "dense_l": DENSE, "ddp": HALF}
+    needed = {
+        "files": ["data.files=corpus.txt"],
+        "tiny_dense": DENSE,
+        "dense_m": DENSE,
+        "dense_l": DENSE,
+        "ddp": HALF,
+        "fsdp": HALF,
+    }
     spec = small_spec(f"{group}={option}", *needed.get(option, []))
     assert spec.choices[group] == option
 
@@ -89,7 +96,7 @@ FOR_A_GPU = [("experts", "fused"), ("experts", "megablocks")]  # trained in test
     ("group", "option"), [pair for pair in OPTIONS if pair[0] not in ("data", "model") and pair not in FOR_A_GPU]
 )
 def test_every_option_trains(small_spec, group, option):
-    spec = small_spec(f"{group}={option}", *(HALF if option == "ddp" else []))
+    spec = small_spec(f"{group}={option}", *(HALF if option in ("ddp", "fsdp") else []))
     train(spec)
     assert (spec.path / "record.json").exists()
 

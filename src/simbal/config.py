@@ -128,7 +128,9 @@ class TrainerConfig:
     force_precision: bool  # bf16 also on a CPU without instructions for it
     accelerator: str  # auto | cpu | cuda
     devices: int  # that train one model together: GPUs, or processes on a CPU
-    strategy: str  # auto | ddp: how they do so
+    strategy: str  # auto | ddp | fsdp: how they do so
+    activation_checkpointing: bool  # less memory, more time, the same bits
+    compile: bool  # by torch.compile; the same to rounding
     val_every: int  # steps; also validated before the first and after the last step
     log_every: int
     ckpt_every: int

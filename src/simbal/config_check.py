@@ -21,7 +21,7 @@ CHOICES = {
     "optim.aux_layer_reduce": ("sum", "mean"),
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
     "trainer.accelerator": ("auto", "cpu", "cuda"),
-    "trainer.strategy": ("auto", "ddp"),
+    "trainer.strategy": ("auto", "ddp", "fsdp"),
     "logger.kind": ("tensorboard", "none"),
 }
 DATA_CHOICES = {"txt_split": ("file", "blank_lines"), "on_bad_record": ("error", "skip")}

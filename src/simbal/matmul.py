@@ -37,7 +37,8 @@ def mm(a_MI: Tensor, b_IJ: Tensor) -> Tensor:
 
 def linear(x_MI: Tensor, weight_JI: Tensor) -> Tensor:
     """x W^T, as `F.linear` without a bias; x may have more dimensions."""
-    if torch.is_autocast_enabled(x_MI.device.type) or not by_onednn(x_MI, weight_JI):
+    compiling = torch.compiler.is_compiling()  # inductor chooses its own product
+    if compiling or torch.is_autocast_enabled(x_MI.device.type) or not by_onednn(x_MI, weight_JI):
         return F.linear(x_MI, weight_JI)
     product: Tensor = _Linear.apply(x_MI, weight_JI)  # type: ignore[no-untyped-call]
     return product

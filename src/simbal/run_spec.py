@@ -29,7 +29,6 @@ NOT_HASHED = (
     "data.threads",
     "trainer.progress_bar",
     "trainer.force_precision",
-    "trainer.strategy",
     "trainer.ckpt_every",
     "trainer.ckpt_seconds",
 )

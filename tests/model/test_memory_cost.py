@@ -24,7 +24,7 @@ def shape_of(preset, **changes):
 
 
 def build(shape, step):
-    model = Transformer(shape, step.backend if shape.num_experts else None)
+    model = Transformer(shape, step.backend if shape.num_experts else None, step.recomputes)
     initialise(model, 0, 0.02, "normal")
     return model.bfloat16() if step.precision == "bf16-true" else model
 
@@ -99,6 +99,7 @@ def test_activations_are_within_three_percent_of_what_autograd_keeps(preset, cha
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize(
     ("preset", "vocab_size", "micro_batch", "seq_len", "backend", "micro_batches"),
     [
@@ -110,12 +111,13 @@ def test_activations_are_within_three_percent_of_what_autograd_keeps(preset, cha
         ("small", 4096, 2, 128, "torch", 2),
     ],
 )
-def test_the_peak_of_a_step_is_within_ten_percent_of_what_torch_allocates(
-    preset, vocab_size, micro_batch, seq_len, backend, micro_batches, precision
+def test_the_peak_of_a_step_is_within_ten_percent_of_what_torch_allocates_or_above_if_blocks_are_computed_again(
+    preset, vocab_size, micro_batch, seq_len, backend, micro_batches, recomputes, precision
 ):
     shape = shape_of(preset, vocab_size=vocab_size)
-    step = Step(micro_batch, seq_len, micro_batches > 1, precision, backend)
-    assert memory_cost(shape, step).peak == pytest.approx(peak_bytes(shape, step, micro_batches), rel=0.1)
+    step = Step(micro_batch, seq_len, micro_batches > 1, precision, backend, recomputes=recomputes)
+    ratio = memory_cost(shape, step).peak / peak_bytes(shape, step, micro_batches)
+    assert 0.9 < ratio < (1.25 if recomputes else 1.1)
 
 
 def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter_and_half_of_it_in_bf16():

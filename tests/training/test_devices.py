@@ -7,6 +7,7 @@ import sys
 from multiprocessing import active_children
 
 import pytest
+import torch
 
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder
@@ -14,10 +15,11 @@ from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.conftest import CONF, MARKOV, SMALL
-from tests.training.run_files import assert_same_run, without_speed
+from tests.training.run_files import assert_same_run, weights, without_speed
 from tests.training.test_stop import signal_in
 
-PAIR = ("trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=2")  # two micro-batches a step on each
+PAIR = ("trainer.devices=2", "trainer.micro_batch=2")  # two micro-batches a step on each
+STRATEGIES = ("ddp", "fsdp")
 
 
 def command(folder, cache_dir, *keys: str) -> list[str]:
@@ -34,27 +36,29 @@ def leaves(value, path: str = ""):
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
     for key, child in children:
         yield from leaves(child, f"{path}/{key}")
-    if not children:
+    if not isinstance(value, dict | list):
         yield path, value
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("strategy", "keys"),
     [
-        ("balancing=simbal",),
-        ("balancing=lbl", "balancing.lbl.scope=global"),
-        ("balancing=lf_lbl", "optim.grad_clip=0.1"),
-        ("balancing=ortho_param", "trainer.skip_nonfinite=1"),
+        ("ddp", ("balancing=simbal",)),
+        ("ddp", ("balancing=lbl", "balancing.lbl.scope=global")),
+        ("ddp", ("balancing=lf_lbl", "optim.grad_clip=0.1")),
+        ("ddp", ("balancing=ortho_param", "trainer.skip_nonfinite=1")),
+        ("fsdp", ("balancing=simbal", "trainer.activation_checkpointing=true")),
+        ("fsdp", ("balancing=lf_lbl", "optim.grad_clip=0.1")),
+        ("fsdp", ("balancing=ernie_ortho", "balancing.ernie_ortho.decoupled=true")),
+        ("fsdp", ("balancing=ortho_param",)),
+        ("fsdp", ("balancing=none", "model.num_experts=0")),
     ],
 )
-def test_two_ranks_follow_the_curves_of_one_to_rounding(small_spec, tmp_path, keys):
-    shared = (
-        *keys,
-        "trainer.pes_every=5",
-        "data.validation_tokens=496",
-    )  # 31 windows: one rank has more than the other
+def test_two_ranks_follow_the_curves_of_one_to_rounding(small_spec, tmp_path, strategy, keys):
+    shared = [*keys, "data.validation_tokens=496"]  # 31 windows: one rank has more than the other
+    shared += ["trainer.pes_every=5"] if "balancing=none" not in keys else []
     one = small_spec("trainer.micro_batch=2", *shared, output_dir=tmp_path / "one")
-    two = small_spec(*PAIR, *shared, output_dir=tmp_path / "two")
+    two = small_spec(*PAIR, f"trainer.strategy={strategy}", *shared, output_dir=tmp_path / "two")
     train(one)
     train(two)
     assert active_children() == []
@@ -63,10 +67,14 @@ def test_two_ranks_follow_the_curves_of_one_to_rounding(small_spec, tmp_path, ke
     records = [RunFolder(spec.path).read_record() for spec in (one, two)]
     assert records[1]["metrics"] == pytest.approx(records[0]["metrics"], rel=2e-5, abs=1e-6)
     assert files(one) == files(two)
+    trained = weights(two)
+    assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(one).items())
 
 
-def test_it_stops_and_goes_on_to_the_bit(small_spec, tmp_path, monkeypatch):
-    whole, stopped = (small_spec(*PAIR, "balancing=lf_lbl", output_dir=tmp_path / name) for name in "ab")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_it_stops_and_goes_on_to_the_bit(small_spec, tmp_path, monkeypatch, strategy):
+    keys = (*PAIR, f"trainer.strategy={strategy}", "balancing=lf_lbl", "trainer.val_every=7")
+    whole, stopped = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
     train(whole)
     with monkeypatch.context() as patch:
         signal_in(patch, "training_step", 6, signal.SIGTERM)  # of this process alone, the first rank
@@ -110,8 +118,9 @@ def test_a_failure_of_the_first_rank_ends_the_others(small_spec, monkeypatch):
     assert active_children() == []
 
 
-def test_divergence_on_ranks_is_recorded_once(small_spec):
-    spec = small_spec(*PAIR, "optim.lr=1e30", "optim.grad_clip=0")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_divergence_on_ranks_is_recorded_once(small_spec, strategy):
+    spec = small_spec(*PAIR, f"trainer.strategy={strategy}", "optim.lr=1e30", "optim.grad_clip=0")
     with pytest.raises(UserError, match="diverged: the loss is not finite"):
         train(spec)
     record = RunFolder(spec.path).read_record()
@@ -147,7 +156,7 @@ def test_torchrun_starts_the_processes(tmp_path, cache_dir, processes, code):
     [
         (("trainer.micro_batch=8",), "micro_batch=8 times trainer.devices=2; trainer.micro_batch may be 1, 2, 4"),
         (("trainer.devices=0",), "trainer.devices=0 must be at least 1"),
-        (("trainer.strategy=fsdp9",), "trainer.strategy=fsdp9 is not one of auto, ddp"),
+        (("trainer.strategy=fsdp9",), "trainer.strategy=fsdp9 is not one of auto, ddp, fsdp"),
         (("data.validation_tokens=16",), "1 windows of the validation data are less than trainer.devices=2"),
     ],
 )

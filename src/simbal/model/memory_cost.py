@@ -27,6 +27,7 @@ class Step:
     precision: str = "32-true"  # one of PRECISIONS
     backend: str | None = "torch"  # of the experts
     device: str = "cpu"  # its type
+    recomputes: bool = False  # trainer.activation_checkpointing
 
     @property
     def tokens(self) -> int:
@@ -73,7 +74,8 @@ def memory_cost(shape: TransformerShape, step: Step) -> MemoryCost:
     with torch.device("meta"):
         model = Transformer(shape, step.backend if shape.num_experts else None)
     stored = step.stored * count_parameters(model)["total"]
-    working = max(_head_working(shape, step), _feed_forward_working(shape, step))
+    of_layer = _feed_forward_working(shape, step) + (layer_bytes(shape, step) if step.recomputes else 0)
+    working = max(_head_working(shape, step), of_layer)
     return MemoryCost(stored, stored, 2 * stored, activation_bytes(shape, step), working, step.accumulates)
 
 
@@ -89,18 +91,29 @@ def activation_bytes(shape: TransformerShape, step: Step) -> int:
         experts    c (N D + 2 R F) + 16 R   input, gate and up; order and its inverse (int64): backend torch
         dense      c (N D + 4 N K F)     input, gate, up, silu(gate), their product
         head       8 N D + 4 N + c (N D + V D)   the last norm; the gradients of its input and of its weight
-    bf16-mixed adds c for each weight that is multiplied in bf16: 4 D^2 and 3 D F E in a layer.
+    bf16-mixed adds c for each weight that is multiplied in bf16: 4 D^2 and 3 D F E in a layer. With
+    trainer.activation_checkpointing a layer keeps its input alone.
     """
     N, D, c = step.tokens, shape.d_model, step.compute
-    norm = 2 * FP32 * N * D + FP32 * N
+    layer = step.stored * N * D if step.recomputes else layer_bytes(shape, step)
+    rotation = 2 * FP32 * step.seq_len * D // shape.num_heads
+    return shape.num_layers * layer + _norm(shape, step) + c * D * (N + shape.vocab_size) + rotation + INT64 * N
+
+
+def layer_bytes(shape: TransformerShape, step: Step) -> int:
+    """What one layer keeps, as `activation_bytes` says."""
+    N, D, c = step.tokens, shape.d_model, step.compute
     attention = 7 * c * N * D + FP32 * N * shape.num_heads
     if shape.document_end is not None:
         attention += c * N * step.seq_len
-    layer = 2 * norm + attention + (_mixture(shape, step) if shape.num_experts else _dense(shape, step))
+    layer = 2 * _norm(shape, step) + attention + (_mixture(shape, step) if shape.num_experts else _dense(shape, step))
     if step.precision == "bf16-mixed":
         layer += c * (4 * D * D + _feed_forward_weights(shape))
-    rotation = 2 * FP32 * step.seq_len * D // shape.num_heads
-    return shape.num_layers * layer + norm + c * D * (N + shape.vocab_size) + rotation + INT64 * N
+    return layer
+
+
+def _norm(shape: TransformerShape, step: Step) -> int:
+    return 2 * FP32 * step.tokens * shape.d_model + FP32 * step.tokens
 
 
 def _mixture(shape: TransformerShape, step: Step) -> int:

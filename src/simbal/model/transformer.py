@@ -4,10 +4,14 @@ Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from simbal.model.attention import Attention, LayerPast, document_mask, rotary_angles
 from simbal.model.key_value_cache import KeyValueCache
@@ -74,10 +78,18 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens to the normalised hidden state that the head reads; the head's weight is `head_VD`."""
 
-    def __init__(self, shape: TransformerShape, backend: str | None = "reference") -> None:
-        """`backend` computes the experts (a resolved name); None for a dense model."""
+    def __init__(
+        self, shape: TransformerShape, backend: str | None = "reference", activation_checkpointing: bool = False
+    ) -> None:
+        """
+        Args:
+            shape: of everything.
+            backend: that computes the experts (a resolved name); None for a dense model.
+            activation_checkpointing: keep only the input of a block for the backward pass, which computes the rest
+                again; the same bits for more time.
+        """
         super().__init__()
-        self.shape, self.backend = shape, backend
+        self.shape, self.backend, self.activation_checkpointing = shape, backend, activation_checkpointing
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
         self.blocks = nn.ModuleList(Block(shape, layer, backend) for layer in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
@@ -102,10 +114,14 @@ class Transformer(nn.Module):
         routings = []
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else cache.layers[layer]
-            x_BSD, routing = block(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
+            x_BSD, routing = self._run(block)(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings
+
+    def _run(self, block: nn.Module) -> Callable[..., Any]:
+        again = self.activation_checkpointing and torch.is_grad_enabled()
+        return partial(checkpoint, block, use_reentrant=False) if again else block
 
     @property
     def feed_forwards(self) -> list[MoELayer | FeedForward]:

@@ -93,10 +93,13 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}
     balancing = build_balancing(spec.config["balancing"], facts, trainer["max_steps"], optim["aux_layer_reduce"])
     choice = choose_backend(spec, device, precision)
-    model = Transformer(shape, choice.name if choice else None)
+    model = Transformer(shape, choice.name if choice else None, trainer["activation_checkpointing"])
     router_init = resolve_router_init(spec.config["router"]["init"], balancing)
     initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
     balancing.prepare(model.routers)
+    if trainer["compile"]:
+        for block in model.blocks:  # alike, so that the first is compiled for all; names of weights stay
+            block.compile()
     return LitMoE(
         model,
         balancing,

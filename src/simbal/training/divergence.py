@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from simbal.metrics.load import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
+from simbal.training.ranks import whole
 
 
 class DivergedError(Exception):
@@ -36,7 +37,7 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
             statistics |= {
                 f"{name}/weight_norm": _norm(parameters),
                 f"{name}/gradient_norm": _norm(gradients),
-                f"{name}/nonfinite_gradients": sum(int((~gradient.isfinite()).sum()) for gradient in gradients),
+                f"{name}/nonfinite_gradients": sum(int(whole((~gradient.isfinite()).sum())) for gradient in gradients),
             }
         if counts_LE is not None:
             statistics["load/max_vio"] = max_vio(counts_LE[layer]).item()
@@ -45,5 +46,5 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
 
 
 def _norm(tensors: Iterable[Tensor]) -> float | None:
-    norm = nn.utils.get_total_norm(tensors).item()
+    norm = whole(nn.utils.get_total_norm(tensors)).item()
     return norm if math.isfinite(norm) else None

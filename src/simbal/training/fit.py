@@ -14,8 +14,8 @@ from simbal.data.loader import TokenData
 from simbal.run_spec import RunSpec, result_keys
 from simbal.training import checkpoint
 from simbal.training.lit_moe import LitMoE
+from simbal.training.parallel import on_devices
 from simbal.training.pes import PES
-from simbal.training.processes import on_devices
 from simbal.training.progress import ProgressBar
 from simbal.training.ranks import from_first, is_first
 from simbal.training.saving import Saving
@@ -27,6 +27,7 @@ EXPECTED_WARNINGS = (
     ".*does not have many workers",  # our loader is a memory map
     ".*exists and is not empty",  # the checkpoints of the run that is continued
     ".*isinstance.treespec, LeafSpec",  # Lightning 2.6 under torch 2.13
+    ".*returned a view tensor",  # of fsdp: no layer's output is changed in place
     ".*broadcast_buffers. is deprecated",  # its successor is not in torch 2.11
 )
 
@@ -98,7 +99,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         warnings.filterwarnings("ignore", message)
     return L.Trainer(
         accelerator=accelerator,
-        **on_devices(keys["devices"]),
+        **on_devices(keys["devices"], keys["strategy"]),
         precision=precision,  # type: ignore[arg-type]
         max_steps=keys["max_steps"],
         max_epochs=-1,

@@ -35,7 +35,8 @@ def memory_warning(
         return None
     keys = spec.config["trainer"]
     batch, whole = keys["micro_batch"], keys["global_batch"] // keys["devices"]
-    step = Step(batch, spec.config["data"]["seq_len"], batch < whole, precision, backend, device.type)
+    recomputes, seq_len = keys["activation_checkpointing"], spec.config["data"]["seq_len"]
+    step = Step(batch, seq_len, batch < whole, precision, backend, device.type, recomputes)
     needed = still_needed(memory_cost(shape, step), device)
     if needed <= free:
         return None

@@ -17,7 +17,8 @@ from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
 from simbal.training.optim import OptimSettings, build_optimizer
-from simbal.training.ranks import sum_over_ranks, world_size
+from simbal.training.parallel import shard, whole_routers
+from simbal.training.ranks import sum_over_ranks, whole, world_size
 from simbal.training.step_totals import StepTotals
 from simbal.training.validation import Validation, ValidationTotals
 
@@ -58,6 +59,11 @@ class LitMoE(L.LightningModule):
         self.step_loss = torch.zeros(())  # of the optimizer step in progress, summed over its micro-batches
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.validation: Validation | None = None
+
+    def configure_model(self) -> None:
+        """Called before every fit and validation; a device mesh is there if each rank is to hold a part."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[HeadLoss, list[Routing]]:
         """Loss of the language model alone, and every layer's routing."""
@@ -107,8 +113,8 @@ class LitMoE(L.LightningModule):
         self.step_loss = torch.zeros(())
         if totals.counts_LE is not None:
             self.finished_counts_LE = totals.counts_LE
-        weights = [router.weight_ED for router in self.model.routers]
-        self.balancing.update(totals.over_ranks(), totals.micro_batches * world_size(), weights, lr, step)
+        with whole_routers(self.model) as weights:
+            self.balancing.update(totals.over_ranks(), totals.micro_batches * world_size(), weights, lr, step)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip the norm of the whole gradient, and keep what it was before.
@@ -117,10 +123,10 @@ class LitMoE(L.LightningModule):
             DivergedError: loss or gradient are not finite, and no more steps may be skipped.
         """
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        self.grad_norm = nn.utils.get_total_norm(gradients)
-        loss = sum_over_ranks(self.step_loss)
+        norm = nn.utils.get_total_norm(gradients)
+        self.grad_norm, loss = whole(norm), sum_over_ranks(self.step_loss)
         if (self.grad_norm + loss).isfinite():
-            nn.utils.clip_grads_with_norm_(self.parameters(), self.grad_clip or float("inf"), self.grad_norm)
+            nn.utils.clip_grads_with_norm_(self.parameters(), self.grad_clip or float("inf"), norm)
         else:
             self._skip_step(loss)
 

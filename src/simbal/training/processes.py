@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from simbal.errors import UserError
@@ -44,44 +42,9 @@ class Place:
     store: Store
 
 
-class Joined(LightningEnvironment):
-    """Tells Lightning that all processes run already; `local_size` of them on this machine."""
-
-    def __init__(self, local_size: int) -> None:
-        super().__init__()
-        self.local_size = local_size
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """Nothing is left to start."""
-        return True
-
-    def local_rank(self) -> int:
-        """Which of this machine's devices is ours."""
-        return dist.get_rank() % self.local_size
-
-    def node_rank(self) -> int:
-        """Which machine this is."""
-        return dist.get_rank() // self.local_size
-
-    def teardown(self) -> None:
-        """Lightning's would change the environment."""
-
-
 def local_devices(devices: int) -> int:
     """How many of a run's devices this machine has: all, unless torchrun has started processes on several."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if _under_torchrun() else devices
-
-
-def on_devices(devices: int) -> dict[str, Any]:
-    """What Lightning's Trainer is told of the devices: one, or a copy of the model on each of several."""
-    if devices == 1:
-        return {"devices": 1}
-    local = local_devices(devices)
-    # strategies keep their buffers equal; buckets of gradients that are made anew after the first step would sum in
-    # another order after a restart, and they are not where unused parameters are looked for
-    ddp = DDPStrategy(cluster_environment=Joined(local), broadcast_buffers=False, find_unused_parameters=True)
-    return {"devices": local, "num_nodes": devices // local, "strategy": ddp}
 
 
 def together(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
@@ -118,7 +81,8 @@ def _among_others(work: Callable[..., None], arguments: tuple[Any, ...], devices
 
 def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
     store = TCPStore(HOST, 0, devices, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    context, others = get_context("spawn"), []
+    context = get_context("spawn")
+    others: list[SpawnProcess] = []
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(others, store, done), daemon=True)
     try:

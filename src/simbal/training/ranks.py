@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from simbal.errors import UserError
 
@@ -29,6 +30,11 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(total)
     return total
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which this rank may hold a part; every rank has to ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def largest(number: int) -> int:

@@ -1,0 +1,104 @@
+"""How several devices share a model: each holds all of it (ddp), or a part (fsdp).
+
+Reference: FSDP2 of torch; Zhao et al. 2023 (arXiv 2304.11277).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils.parametrize import is_parametrized
+
+from simbal.model.moe import MoELayer
+from simbal.model.router import Router
+from simbal.model.transformer import Transformer
+from simbal.training.processes import local_devices
+from simbal.training.ranks import whole
+
+
+class Joined(LightningEnvironment):
+    """Tells Lightning that all processes run already; `local_size` of them on this machine."""
+
+    def __init__(self, local_size: int) -> None:
+        super().__init__()
+        self.local_size = local_size
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Nothing is left to start."""
+        return True
+
+    def local_rank(self) -> int:
+        """Which of this machine's devices is ours."""
+        return dist.get_rank() % self.local_size
+
+    def node_rank(self) -> int:
+        """Which machine this is."""
+        return dist.get_rank() // self.local_size
+
+    def teardown(self) -> None:
+        """Lightning's would change the environment."""
+
+
+def on_devices(devices: int, strategy: str) -> dict[str, Any]:
+    """What Lightning's Trainer is told: one device, a copy of the model on each of several, or a part of it on each."""
+    if devices == 1:
+        return {"devices": 1}
+    local = local_devices(devices)
+    joined = Joined(local)
+    if strategy == "fsdp":
+        sharing: Any = ModelParallelStrategy(devices, 1, save_distributed_checkpoint=False)
+        sharing.cluster_environment = joined
+    else:
+        # strategies keep their buffers equal; buckets of gradients that are made anew after the first step would sum in
+        # another order after a restart, and they are not where unused parameters are looked for
+        sharing = DDPStrategy(cluster_environment=joined, broadcast_buffers=False, find_unused_parameters=True)
+    return {"devices": local, "num_nodes": devices // local, "strategy": sharing}
+
+
+def shard(model: Transformer, mesh: DeviceMesh) -> None:
+    """Leave a part of every parameter, gradient and moment on each of the mesh's devices; no more if that is done.
+
+    A layer's feed-forward, most of a model, is put together for its forward pass and again for its backward pass; the
+    rest, routers among it, from a forward pass to its backward pass, as losses read routers and the head.
+    """
+    if isinstance(model, FSDPModule):
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # a validation has left it whole
+        return
+    for layer in model.feed_forwards:
+        if isinstance(layer, MoELayer):
+            fully_shard(layer.router, mesh=mesh, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+@contextmanager
+def whole_routers(model: Transformer) -> Iterator[list[Tensor]]:
+    """The (E, D) weight of each router after an optimizer step, also where a rank holds a part; changes to it stay."""
+    weights = [
+        _whole_weight(router) if isinstance(router, FSDPModule) else router.weight_ED for router in model.routers
+    ]
+    yield weights
+    for router, weight_ED in zip(model.routers, weights, strict=True):
+        if weight_ED.is_leaf and isinstance(part := router.weight_ED, DTensor):
+            with torch.no_grad():
+                part.copy_(distribute_tensor(weight_ED, part.device_mesh, part.placements, src_data_rank=None))
+
+
+def _whole_weight(router: Router) -> Tensor:
+    """Computed again if it is parametrised, and no leaf then."""
+    if is_parametrized(router):
+        computed: Any = router.get_submodule("parametrizations.weight_ED")
+        weight_ED: Tensor = computed[0](whole(computed.original))
+        return weight_ED
+    return nn.Parameter(whole(router.weight_ED.detach()).clone())

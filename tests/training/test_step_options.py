@@ -1,0 +1,51 @@
+"""What makes a step cheaper changes nothing that is learnt: checkpointing not a bit, torch.compile the rounding."""
+
+import shutil
+
+import pytest
+import torch
+
+from simbal.model.transformer import Transformer, TransformerShape
+from simbal.run_folder import RunFolder
+from simbal.training.run import train
+from tests.training.run_files import weights, without_speed
+
+
+def trained(small_spec, folder, *keys: str):
+    spec = small_spec(*keys, output_dir=folder)
+    train(spec)
+    return spec
+
+
+@pytest.mark.parametrize("balancing", ["lf_lbl", "simbal", "ortho_param", "lbl"])
+def test_activation_checkpointing_keeps_every_bit(small_spec, tmp_path, balancing):
+    keys = (f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=5")
+    plain = trained(small_spec, tmp_path / "plain", *keys)
+    again = trained(small_spec, tmp_path / "again", *keys, "trainer.activation_checkpointing=true")
+    assert without_speed(plain) == without_speed(again)
+    other = weights(again)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(plain).items())
+
+
+def test_activation_checkpointing_keeps_less_for_the_backward_pass(small_spec):
+    shape = TransformerShape(64, 4, 32, 2, 16, 4, 2, 1e4, 1e-5, "softmax", True)
+
+    def kept(activation_checkpointing: bool) -> int:
+        model = Transformer(shape, "torch", activation_checkpointing)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            model(torch.zeros(2, 16, dtype=torch.int64))
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 3
+
+
+@pytest.mark.filterwarnings("ignore")  # of dynamo itself
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_follows_the_same_curve_to_rounding(small_spec, tmp_path):
+    keys = ("balancing=lf_lbl", "trainer.micro_batch=4")
+    plain = trained(small_spec, tmp_path / "plain", *keys)
+    compiled = trained(small_spec, tmp_path / "compiled", *keys, "trainer.compile=true")
+    assert weights(plain).keys() == weights(compiled).keys()
+    losses = [RunFolder(spec.path).read_record()["metrics"]["val/loss"] for spec in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
