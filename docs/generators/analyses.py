@@ -7,6 +7,9 @@ from generators.configuration import about, body, options
 from generators.definitions import definitions, rows
 from generators.markup import prose, table
 
+SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
+LEGENDS = ("Reference: ", "Shapes: ")
+
 
 def analyses_page(root: Path) -> str:
     """One section for each file of conf/analysis."""
@@ -24,9 +27,15 @@ def analyses_page(root: Path) -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring as Markdown, with its references and its legend of letters on lines of their own."""
-    lines = docstring.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith(("Reference: ", "Shapes: ")):
-            lines[number] = f"\n{line}"
-    return prose("\n".join(lines)) + "\n"
+    """A docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
+
+    Indented lines are code, but in sections such as `Args:`.
+    """
+    made, in_section = [], False
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            in_section = line in SECTIONS
+        if line.startswith(LEGENDS):
+            made.append("")
+        made.append(line if line.startswith("    ") and not in_section else prose(line))
+    return "\n".join(made) + "\n"

@@ -9,6 +9,7 @@ from generators.markup import prose, table
 PACKAGES: dict[str, tuple[str, ...]] = {
     "balancing": (),
     "attach": (),
+    "hub": (),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init", "memory_cost"),
     "experts": ("plan", "reference", "grouped", "select"),

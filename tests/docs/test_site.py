@@ -1,0 +1,131 @@
+"""The documentation site: complete, sound, and sufficient unto itself."""
+
+import ast
+import re
+from posixpath import join, normpath
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from simbal.catalogue import Catalogue, first_comment
+from simbal.overrides import check_overrides
+from simbal.sweep import spans
+from simbal.table.metric import METRICS
+from tests.conftest import CONF
+
+ROOT = CONF.parent
+STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
+ANALYSES = sorted(path.stem for path in (CONF / "analysis").glob("*.yaml"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FAULTS = "guide/what-survives-what.html"
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
+def definitions() -> dict[str, str]:
+    """Of every module, found by the name of the dictionary in the text."""
+    found = {}
+    for file in (ROOT / "src/simbal").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for literal in re.findall(r"^DEFINITIONS? = (\{.*?^\})", text, re.MULTILINE | re.DOTALL):
+            found |= {f"{file.stem}: {key}": meaning for key, meaning in ast.literal_eval(literal).items()}
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_is_there_with_what_it_says_of_itself(site, name):
+    page = site.page("reference/strategies.html")
+    assert name in page.ids
+    assert all(plain(line) in page.text for line in first_comment(CONF / "balancing" / f"{name}.yaml"))
+    own = yaml.safe_load((CONF / "balancing" / f"{name}.yaml").read_text()).get(name)
+    assert own is None or [row for row in page.rows if row[0] == name and {"yes", "no"} & set(row)]
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_every_analysis_is_there(site, name):
+    page = site.page("reference/analyses.html")
+    assert name in page.ids
+    assert all(plain(line) in page.text for line in first_comment(CONF / "analysis" / f"{name}.yaml"))
+
+
+def test_every_definition_of_a_number_is_there(site):
+    text, known = site.page("reference/definitions.html").text, definitions()
+    assert len(known) > 60
+    assert {key for key, meaning in known.items() if plain(meaning) not in text} == set()
+    assert {metric.title for metric in METRICS if metric.title not in text} == set()
+
+
+def test_every_group_and_option_has_its_place_and_its_comments(site):
+    for file in CONF.glob("*/*.yaml"):
+        page = site.page(f"reference/conf/{file.parent.name}.html")
+        assert file.stem in page.ids, file
+        for comment in re.findall(r"# (.*)", file.read_text(encoding="utf-8")):
+            assert comment.startswith("@package") or plain(comment) in plain(page.text), (file, comment)
+
+
+def test_the_help_of_every_program_is_there(site):
+    text = site.page("reference/commands.html").text
+    for program in ROOT.glob("*.py"):
+        assert plain(ast.get_docstring(ast.parse(program.read_text()))) in text
+
+
+def test_the_table_of_faults_is_the_readmes(site):
+    table = README.partition("## What survives what")[2].partition("\n## ")[0]
+    rows = [[plain(cell) for cell in line.strip("| ").split(" | ")] for line in table.splitlines() if line[:1] == "|"]
+    assert len(rows) > 10
+    assert site.page(FAULTS).rows == [rows[0], *rows[2:]]
+
+
+def test_every_section_of_the_readme_has_a_page(site):
+    titles = re.findall(r"^## (.*)", README, re.MULTILINE)
+    shown = [site.page(path).text for path in site.pages if path.startswith("guide/")]
+    assert len(shown) == len(titles)
+    assert "Your own strategy" in site.page("own-strategy.html").text
+    assert "class Importance(Balancing):" in site.page("own-strategy.html").text
+
+
+def test_every_link_and_anchor_inside_the_site_leads_somewhere(site):
+    broken = []
+    for path in site.pages:
+        for link in {*site.page(path).links, *site.page(path).resources}:
+            parts = urlsplit(link)
+            if parts.scheme or path == "404.html":  # the server decides under which address a 404 is shown
+                continue
+            target = normpath(join(path, "..", unquote(parts.path))) if parts.path else path
+            anchors = site.page(target).ids if target in site.pages else set()
+            if not (site.folder / target).is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append((path, link))
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_another_host(site):
+    resources = {resource for path in site.pages for resource in site.page(path).resources}
+    assert [resource for resource in resources if urlsplit(resource).netloc] == []
+    styles = "".join(file.read_text(encoding="utf-8") for file in site.folder.rglob("*.css"))
+    assert "@media" in styles
+    assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']+", styles) == []
+
+
+def test_no_page_names_a_place_on_the_machine_that_built_it(site):
+    assert [path for path in site.pages if str(ROOT) in (site.folder / path).read_text(encoding="utf-8")] == []
+
+
+def test_the_generators_are_no_part_of_the_site(site):
+    assert list(site.folder.rglob("*.py")) == []
+
+
+def test_every_command_of_the_tutorial_is_one_that_the_programs_take():
+    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:\$ )?python (train|evaluate)\.py (.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    assert len(commands) >= 6
+    new_strategy = {"importance"}
+    for program, line in commands:
+        words = [word for word in line.split() if word not in ("-m", "&")]
+        catalogue = Catalogue([CONF], {"train": "config", "evaluate": "evaluate"}[program])
+        for name in new_strategy:
+            catalogue.options.get("balancing", {}).setdefault(name, CONF / "balancing/lbl.yaml")
+        check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)
