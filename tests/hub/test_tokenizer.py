@@ -17,9 +17,9 @@ from simbal.hub.tokenizer import END_OF_TEXT, oniguruma_pattern, write_tokenizer
 VOCABULARIES = (400, 4096, FULL)
 PIECES = [
     "a", "'s", "'LL", "\u017f", "'\u017f", "\u212a", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028",
-    "\x85", "1", "12345", "\u0663", "\u00b2", "\u00bd", "\u00e9", "\u00df", "\u6587\u5b57", "\U0001f469\u200d\U0001f467",
-    "!", "====", "####", "\n\n\n   ", "</", END_OF_TEXT, "<|unused_100256|>", "x_y", "Don't", "\u0301", "\x00", "\ufeff",
-    "\u0130", " the", "ing", "\x0b", "\x1c",
+    "\x85", "1", "123", "\u0663", "\u00b2", "\u00bd", "\u00e9", "\u00df", "\u6587\u5b57", "\U0001f469\u200d\U0001f467",
+    "!", "====", "####", "\n\n\n   ", "</", END_OF_TEXT, "<|unused_100256|>", "x_y", "Don't", "\u0301", "\x00",
+    "\ufeff", "\u0130", " the", "ing", "\x0b", "\x1c",
 ]  # fmt: skip
 
 
