@@ -160,6 +160,19 @@ def test_padding_is_in_no_count():
         model(**inputs)
         for routing in balancing.routings:
             assert routing.tokens_per_expert_E.sum() == K * (8 + 5 + 3)
+            assert routing.num_sequences == 1  # the three are no longer of one length
         model(**batch())
         for routing in balancing.routings:
             assert routing.tokens_per_expert_E.sum() == K * B * S
+
+
+def test_after_a_cache_the_mask_of_the_new_tokens_counts():
+    model = host().eval()
+    tokens_BS, mask_BS = batch()["input_ids"], torch.ones(B, S, dtype=torch.int64)
+    mask_BS[0, :5] = 0  # padding on the left, as for generation
+    mask_BS[1, -1] = 0
+    with attach(model, RouterZLoss()) as balancing, torch.no_grad():
+        cache = model(tokens_BS[:, :6], attention_mask=mask_BS[:, :6], use_cache=True).past_key_values
+        assert len(balancing.routings[0].logits_NE) == 6 * B - 5
+        model(tokens_BS[:, 6:], attention_mask=mask_BS, past_key_values=cache)
+        assert len(balancing.routings[0].logits_NE) == 2 * B - 1

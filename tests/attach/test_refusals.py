@@ -62,16 +62,21 @@ def test_routers_that_compute_something_else():
         attach(model, SimBal())
 
 
-def test_a_router_of_the_right_name_that_gates_by_sigmoid():
+def by_sigmoid(logits_NE: torch.Tensor, top_k: int) -> tuple[torch.Tensor, ...]:
+    weights_NK, experts_NK = logits_NE.sigmoid().topk(top_k)
+    return weights_NK / weights_NK.sum(-1, keepdim=True), experts_NK
+
+
+def to_other_experts(logits_NE: torch.Tensor, top_k: int) -> tuple[torch.Tensor, ...]:
+    weights_NK, experts_NK = logits_NE.softmax(-1).topk(top_k)
+    return weights_NK / weights_NK.sum(-1, keepdim=True), (experts_NK + 1) % E
+
+
+@pytest.mark.parametrize("choose", [by_sigmoid, to_other_experts])
+def test_a_router_of_the_right_name_that_chooses_otherwise(choose):
     model = host()
     router = model.model.layers[1].mlp.gate
-
-    def forward(x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logits_NE = x_ND @ router.weight.T
-        weights_NK, experts_NK = logits_NE.sigmoid().topk(router.top_k)
-        return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), experts_NK
-
-    router.forward = forward
+    router.forward = lambda x_ND: (x_ND @ router.weight.T, *choose(x_ND @ router.weight.T, router.top_k))
     with pytest.raises(UserError, match="model.layers.1.mlp.gate is a MixtralTopKRouter, which does not"):
         attach(model, LossFree())
 

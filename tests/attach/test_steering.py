@@ -41,10 +41,11 @@ def test_experts_and_weights_are_those_of_our_own_router(name, strategy, train):
                 module.register_forward_pre_hook(lambda module, args: given.append(args))
         model(**batch(1))
         assert len(given) == len(balancing.routers)
+        reference = copy.deepcopy(balancing.strategies).train(train)
         for router, (x_ND, experts_NK, weights_NK) in zip(balancing.routers, given, strict=True):
             ours = Router(x_ND.shape[1], E, K, router.gating, router.renormalize, router.layer)
             ours.weight_ED = router.weight_ED
-            expected = ours(x_ND, batch(1)["input_ids"], balancing.strategies)
+            expected = ours(x_ND, batch(1)["input_ids"], reference)
             assert torch.equal(experts_NK, expected.topk_experts_NK)
             torch.testing.assert_close(weights_NK, expected.topk_probs_NK)
             recorded = balancing.routings[router.layer]
@@ -117,8 +118,23 @@ def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(strategies, tmp_p
         assert torch.equal(model(**batch(9)).logits, expected)
 
 
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_steered_model_computes_in_its_own_dtype(name):
+    model, dtypes = host(HOSTS[name]).bfloat16(), []
+    for module in model.modules():
+        if type(module).__name__.endswith("Experts"):
+            module.register_forward_pre_hook(lambda module, args: dtypes.append([tensor.dtype for tensor in args]))
+    model(**batch())
+    plain, dtypes = dtypes, []
+    with attach(model, LossFree()):
+        output = model(**batch(), output_router_logits=True)
+    assert dtypes == plain
+    assert output.router_logits[0].dtype == torch.bfloat16
+
+
 def test_router_logits_that_transformers_returns_are_those_that_were_used():
     model = host()
+    model(**batch(), output_router_logits=True)  # transformers installs its hooks for them here, before ours
     with attach(model, LogitNorm(3.0)) as balancing:
         output = model(**batch(), output_router_logits=True)
         for logits_NE, routing in zip(output.router_logits, balancing.routings, strict=True):
