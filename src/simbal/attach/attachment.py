@@ -49,7 +49,7 @@ def attach(
     `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
 
     Args:
-        model: of any class that holds such routers, also wrapped (PEFT, DDP), but with whole weights in each process.
+        model: of any class that holds such routers, with whole weights in each process.
         strategies: one or several, by name or under the names of their classes. Initial weights are left alone.
         schedules: the factor of a strategy's coefficient over the steps, by the strategy's name.
         layer_reduce: sum or mean of a loss over layers, where the strategy does not say.

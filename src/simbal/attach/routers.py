@@ -98,7 +98,7 @@ def renormalizes(module: nn.Module, shape: torch.Size, top_k: int) -> bool | Non
 
 
 def find_backbone(model: nn.Module, routers: list[HostRouter]) -> nn.Module:
-    """The innermost module that takes `input_ids` and holds all routers; every wrapper calls it, PEFT's too.
+    """The innermost module that takes `input_ids` and holds all routers; all wrappers lead to it.
 
     Raises:
         UserError: there is none.
