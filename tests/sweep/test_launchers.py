@@ -1,7 +1,10 @@
 """Sweeps by launchers that are not ours: the same command, and the folders say what came of it."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from simbal.errors import UserError
 from simbal.run_folder import RunFolder
 from simbal.sweep.launcher_extras import EXTRAS, PACKAGES, check_launcher
+from tests.child_processes import wait_until
+from tests.conftest import CONF, MARKOV, SMALL
 
 JOBLIB, SUBMITIT = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), ("hydra/launcher=submitit_local",)
 RAY = pytest.param(
@@ -144,3 +149,22 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_remedy(name, monkeyp
     with pytest.raises(UserError, match=rf"hydra/launcher={name} is not installed: pip install 'simbal\[.*\]'"):
         check_launcher(overrides)
     assert EXTRAS[name] in PACKAGES
+
+
+def test_a_job_of_submitit_that_is_pre_empted_is_queued_again_and_goes_on_from_where_it_was(tmp_path, cache_dir):
+    """With the signal that Slurm sends first; submitit's own executor of this machine queues as Slurm does."""
+    long = ("trainer.max_steps=400", "trainer.ckpt_every=100000", "trainer.val_every=400")
+    places = (f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}")
+    command = [sys.executable, CONF.parent / "train.py", "-m", *SMALL, *MARKOV, *long, *places, *SUBMITIT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
+        wait_until(lambda: sweep.poll() is not None or any(tmp_path.glob("default/*/progress.json")))
+        (lock,) = tmp_path.glob("default/*/.lock")
+        os.kill(int(lock.read_text().split()[1]), signal.SIGUSR2)
+        out, _ = sweep.communicate()
+    assert sweep.returncode == 0, out
+    (log,) = tmp_path.glob("default/*/train.log")
+    starts = [line.split("from step ")[1].split()[0] for line in log.read_text().splitlines() if "from step" in line]
+    assert len(starts) == 2, log.read_text()
+    assert int(starts[1]) > 0
+    (record,) = tmp_path.glob("default/*/record.json")
+    assert json.loads(record.read_text())["status"] == "finished"

@@ -60,20 +60,36 @@ def test_it_saves_and_goes_on_to_the_same_result(
     assert RunFolder(stopped.path).read_record()["warnings"] == []
 
 
-def test_a_signal_that_somebody_waits_for_is_left_to_him():
-    """As submitit does, which puts the job back into the queue."""
-    heard = []
-    before = signal.signal(signal.SIGUSR2, lambda *_: heard.append("theirs"))
+@pytest.mark.parametrize("method", ["training_step", "validation_step"])
+def test_a_signal_that_somebody_waits_for_is_his_once_the_run_is_saved_and_the_run_goes_on_if_he_returns(
+    small_spec, tmp_path, monkeypatch, method
+):
+    """As submitit waits for the warning of a pre-emption."""
+    whole, warned = (small_spec("trainer.ckpt_every=100", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    saved = []
+    folder = warned.path / "checkpoints"
+    before = signal.signal(signal.SIGUSR2, lambda *_: saved.extend(path.name for path in folder.iterdir()))
+    try:
+        signal_in(monkeypatch, method, 6, signal.SIGUSR2)
+        train(warned)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert saved == ["step-00000007.ckpt"]  # a validation comes to its end before
+    assert_same_run(whole, warned)
+
+
+def test_a_second_signal_that_somebody_waits_for_ends_nothing():
+    """Slurm sends several when it takes a job's machine."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         request = StopRequest()
         with request.heard():
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert heard == ["theirs"]
-            assert request.number == 0
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert request.number == signal.SIGUSR1
+            for number in (signal.SIGUSR2, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            assert request.number == signal.SIGTERM
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])

@@ -34,10 +34,17 @@ class Task:
             try:
                 self.function(cfg)
             except (Exception, SystemExit) as error:
+                if _queued_again(error):
+                    raise
                 traceback.print_exc()
                 if folder.whole_record() is None:
                     with suppress(BusyError):  # another process is at it, which is no failure of the run
                         write_failure(folder, spec, *_end(error))
+
+
+def _queued_again(error: BaseException) -> bool:
+    """Whether submitit leaves to start the job once more, as it has a process for each."""
+    return isinstance(error, SystemExit) and isinstance(error.code, int) and "SUBMITIT_EXECUTOR" in os.environ
 
 
 def _end(error: BaseException) -> tuple[str, str]:

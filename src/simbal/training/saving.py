@@ -48,7 +48,7 @@ class Saving(Checkpoint):
         self._listening.close()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Raises StoppedError once what was asked for is saved."""
+        """Raises StoppedError once what was asked for is saved, if nobody else waits for the signal."""
         step = trainer.global_step
         if step == self._step:  # a micro-batch of a step that is not complete
             return
@@ -59,15 +59,15 @@ class Saving(Checkpoint):
         if number or step % self.every == 0 or self._time_is_up():
             self._save(trainer)
         if number:
-            raise StoppedError(number, step)
+            self.request.obey(number, step)
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        """A validation is made again, whole, when the run goes on."""
+        """A validation is made again, whole, when the run goes on; one that may go on at once is not broken off."""
         if trainer.state.fn != "fit" or batch_idx >= cast(ValidationBatches, trainer.val_dataloaders).on_every_rank:
             return
-        if number := largest(self.request.number):
+        if number := largest(self.request.urgent):
             trainer.fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end()
             self._save(trainer)
             raise StoppedError(number, trainer.global_step)
