@@ -146,7 +146,23 @@ class TrainerConfig:
 class LoggerConfig:
     """Curves beside metrics.jsonl."""
 
-    kind: str  # tensorboard | none
+    kind: str  # tensorboard | csv | mlflow | wandb | none
+
+
+@dataclass
+class MLFlowConfig(LoggerConfig):
+    """A store of MLflow."""
+
+    tracking_uri: str | None  # None: sqlite in the output folder
+    experiment: str | None  # None: the run's name=
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """Weights & Biases."""
+
+    project: str
+    offline: bool  # kept in the run's folder until it is synced
 
 
 @dataclass
@@ -175,6 +191,13 @@ DATA_SCHEMAS: dict[str, type[DataConfig]] = {
     "files": FilesConfig,
     "dclm": DCLMConfig,
     "synthetic": SyntheticConfig,
+}
+LOGGER_SCHEMAS: dict[str, type[LoggerConfig]] = {
+    "tensorboard": LoggerConfig,
+    "csv": LoggerConfig,
+    "mlflow": MLFlowConfig,
+    "wandb": WandbConfig,
+    "none": LoggerConfig,
 }
 
 

@@ -10,9 +10,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from simbal.balancing.schedule import Schedule
 from simbal.checks import not_negative, one_of
-from simbal.config import DATA_SCHEMAS, Config, flatten
+from simbal.config import DATA_SCHEMAS, LOGGER_SCHEMAS, Config, flatten
 from simbal.config_values import check_kinds, check_leaves, check_name
 from simbal.errors import UserError
+from simbal.logger_extras import check_logger
 
 CHOICES = {
     "router.gating": ("softmax", "sigmoid"),
@@ -22,7 +23,6 @@ CHOICES = {
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "bf16-true"),
     "trainer.accelerator": ("auto", "cpu", "cuda"),
     "trainer.strategy": ("auto", "ddp", "fsdp"),
-    "logger.kind": ("tensorboard", "none"),
 }
 DATA_CHOICES = {"txt_split": ("file", "blank_lines"), "on_bad_record": ("error", "skip")}
 LARGEST_VOCABULARY = 2**31  # of ids in four bytes
@@ -57,6 +57,7 @@ def check(config: dict[str, Any]) -> None:
     betas = config["optim"]["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"optim.betas={betas} must be two numbers of at least 0 and below 1")
+    check_logger(config["logger"]["kind"])
     _check_model(config)
     _check_balancing(config["balancing"], config["trainer"]["max_steps"])
     _check_data(config["data"])
@@ -79,10 +80,12 @@ def check_data(data: Any) -> None:
 
 def _check_types(config: dict[str, Any]) -> None:
     schema, of_data = OmegaConf.structured(Config), _data_schema(config.get("data"))
-    schema.data = OmegaConf.structured(of_data)
+    of_logger = _logger_schema(config.get("logger"))
+    schema.data, schema.logger = OmegaConf.structured(of_data), OmegaConf.structured(of_logger)
     _check_schema(config, schema)
     check_kinds(config, Config)
     check_kinds(config["data"], of_data, "data.")
+    check_kinds(config["logger"], of_logger, "logger.")
 
 
 def _data_schema(data: Any) -> Any:
@@ -90,6 +93,13 @@ def _data_schema(data: Any) -> Any:
     if not isinstance(source, str) or source not in DATA_SCHEMAS:
         raise UserError(f"data.source={source} is not one of {', '.join(DATA_SCHEMAS)}")
     return DATA_SCHEMAS[source]
+
+
+def _logger_schema(logger: Any) -> Any:
+    kind = logger.get("kind") if isinstance(logger, dict) else logger
+    if not isinstance(kind, str) or kind not in LOGGER_SCHEMAS:
+        raise UserError(f"logger.kind={kind} is not one of {', '.join(LOGGER_SCHEMAS)}")
+    return LOGGER_SCHEMAS[kind]
 
 
 def _check_schema(config: dict[str, Any], schema: Any) -> None:

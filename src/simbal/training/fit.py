@@ -8,11 +8,10 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from simbal.data.loader import TokenData
-from simbal.run_spec import RunSpec, result_keys
-from simbal.training import checkpoint
+from simbal.run_spec import RunSpec
+from simbal.training import checkpoint, loggers
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import on_devices
 from simbal.training.pes import PES
@@ -57,6 +56,7 @@ def fit(
 
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
     telemetry.rewind(start.curves)
+    loggers.attach(trainer, spec, folder, start.step, telemetry.rows)
     if start.step % keys["val_every"] == 0 and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys["max_steps"])
@@ -70,10 +70,7 @@ def fit(
         measured = pes.measure(trainer, module)
         layers = layers | measured.pop("layers")
         metrics = metrics | measured
-    if isinstance(trainer.logger, TensorBoardLogger):
-        known = {f"final/{key}": value for key, value in metrics.items() if value is not None}
-        trainer.logger.log_hyperparams(result_keys(spec.config), known, keys["max_steps"])  # the tab HParams
-        trainer.logger.finalize("success")
+    loggers.finish(trainer, spec, metrics)
     return {
         "seconds": time.perf_counter() - started,
         "tokens_per_second": telemetry.tokens_per_second,
@@ -92,7 +89,6 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
     callbacks: list[Callback] = [telemetry, saving, TrialPruning(folder)]
     if keys["progress_bar"] and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
-    tensorboard = spec.config["logger"]["kind"] == "tensorboard"
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
@@ -109,7 +105,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         num_sanity_val_steps=0,
         log_every_n_steps=1,  # of `self.log`, which nothing here uses
         use_distributed_sampler=False,
-        logger=TensorBoardLogger(folder, "tensorboard", version="") if tensorboard else False,
+        logger=False,  # `loggers.attach` gives it one
         callbacks=callbacks,
         plugins=[checkpoint.AtomicCheckpointIO(spec.hash)],
         enable_progress_bar=False,

@@ -1,4 +1,4 @@
-"""The curves of a run: metrics.jsonl, TensorBoard and progress.json.
+"""The curves of a run: metrics.jsonl, the logger and progress.json.
 
 Values stay on the device between logged steps, so that watching a run does not slow it down.
 """
@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from simbal.metrics.load import max_vio
 from simbal.record_schema import digest
 from simbal.run_folder import CURVES_FILE, write_json, write_text
+from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE
 from simbal.training.pes import PES
 from simbal.training.ranks import from_first, is_first, sum_over_ranks, world_size
@@ -42,7 +43,7 @@ class Telemetry(Callback):
     def tokens_per_second(self) -> float:
         """Harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
         key = "tokens_per_second"
-        return from_first(lambda: float(harmonic_mean([row[key] for row in self._rows() if key in row])))
+        return from_first(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
 
     @property
     def shown(self) -> str:
@@ -72,9 +73,10 @@ class Telemetry(Callback):
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""
-        return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self._rows()))
+        return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
+        """Those of metrics.jsonl."""
         if not self.file.exists():
             return []
         return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
@@ -84,7 +86,7 @@ class Telemetry(Callback):
         assert isinstance(module, LitMoE)
         first = trainer.global_step == 0 and not self._losses
         # a process that was killed before its first checkpoint has left the row of step 0
-        if first and self.pes.due(0, module) and not from_first(lambda: any("pes/min" in r for r in self._rows())):
+        if first and self.pes.due(0, module) and not from_first(lambda: any("pes/min" in r for r in self.rows())):
             self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 
@@ -157,5 +159,4 @@ class Telemetry(Callback):
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
         if trainer.logger:
-            scalars = {key: value for key, value in row.items() if isinstance(value, float)}
-            trainer.logger.log_metrics(scalars, row["step"])
+            trainer.logger.log_metrics(loggers.scalars(row), row["step"])

@@ -1,0 +1,164 @@
+"""Where curves go besides metrics.jsonl: TensorBoard, a CSV file, MLflow or Weights & Biases.
+
+All of them get the rows of metrics.jsonl, the config once and the final metrics at the end; none has a part in the
+training. When a run goes on from a checkpoint, so does what it logged:
+
+    tensorboard  what a killed process logged after the checkpoint is marked as replaced
+    csv          the file is written anew from metrics.jsonl
+    mlflow       the same run goes on; what it has of a step already is not logged again
+    wandb        offline, the folder is written anew under the same id. Online, the same run goes on, and steps after
+                 the checkpoint appear twice: nothing that has been sent can be taken back
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+from simbal.disk import write_json
+from simbal.run_spec import RunSpec, result_keys
+from simbal.training.ranks import is_first
+
+IDS_FILE = "logger.json"  # in the run's folder: its ids where it is logged
+Built = tuple[Logger, int]  # and the first step whose rows it lacks
+
+
+def attach(
+    trainer: L.Trainer, spec: RunSpec, folder: Path, step: int, rows: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Give the trainer of the first rank the logger that the config names.
+
+    Args:
+        trainer: that logs from now on.
+        spec: of the run.
+        folder: of the run.
+        step: where the run goes on; 0 at its start.
+        rows: reads those of metrics.jsonl, which end there.
+    """
+    kind = spec.config["logger"]["kind"]
+    if kind == "none" or not is_first():
+        return
+    logger, lacking = BUILDERS[kind](spec, folder, step)
+    if kind != "tensorboard":  # whose tab HParams wants the final metrics with them
+        logger.log_hyperparams(result_keys(spec.config))
+    for row in rows():
+        if row["step"] >= lacking:
+            logger.log_metrics(scalars(row), row["step"])
+    trainer.logger = logger
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """What can be drawn of a row of metrics.jsonl."""
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
+
+
+def finish(trainer: L.Trainer, spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
+    """Log how the run ended."""
+    logger, step = trainer.logger, spec.config["trainer"]["max_steps"]
+    if logger is None:
+        return
+    final = {f"final/{key}": value for key, value in metrics.items() if value is not None}
+    if isinstance(logger, TensorBoardLogger):
+        logger.log_hyperparams(result_keys(spec.config), final, step)
+    else:
+        logger.log_metrics(final, step)
+    logger.finalize("success")
+    if isinstance(logger, WandbLogger):
+        logger.experiment.finish()
+
+
+def _tensorboard(spec: RunSpec, folder: Path, step: int) -> Built:
+    purge_step = step if (folder / "tensorboard").exists() else None  # readers drop what was logged from there on
+    return TensorBoardLogger(folder, "tensorboard", version="", purge_step=purge_step), purge_step or 0
+
+
+def _csv(spec: RunSpec, folder: Path, step: int) -> Built:
+    return CSVLogger(folder, "csv", version="", flush_logs_every_n_steps=1), 0  # removes the file that is there
+
+
+def _mlflow(spec: RunSpec, folder: Path, step: int) -> Built:
+    from simbal.training.mlflow_run import open_run  # a package that may be absent
+
+    keys, output_dir = spec.config["logger"], Path(spec.config["output_dir"]).resolve()
+    local = f"sqlite:///{output_dir / 'mlflow.db'}"
+    known = _ids(folder).get("mlflow")
+    with _one_at_a_time(output_dir):  # of several jobs, the first makes the tables and the experiment
+        logger = open_run(
+            keys["tracking_uri"] or local,
+            keys["experiment"] or spec.config["name"],
+            artifacts=(output_dir / "mlflow").as_uri() if keys["tracking_uri"] is None else None,
+            name=folder.name,
+            run_id=known,
+        )
+    if logger.version != known:
+        _remember(folder, "mlflow", str(logger.version))
+    return logger, 0
+
+
+def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of its own errors, before it is imported
+    import wandb
+
+    keys = spec.config["logger"]
+    if (run_id := _ids(folder).get("wandb")) is None:
+        run_id = token_hex(8)
+        _remember(folder, "wandb", run_id)
+    if keys["offline"]:
+        shutil.rmtree(folder / "wandb", ignore_errors=True)
+    run = wandb.init(
+        project=keys["project"],
+        name=folder.name,
+        id=run_id,
+        dir=folder,
+        mode="offline" if keys["offline"] else "online",
+        resume=None if keys["offline"] else "allow",
+        save_code=False,
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return _WandbLogger(experiment=run), 0 if keys["offline"] or not step else step + 1
+
+
+class _WandbLogger(WandbLogger):
+    """Ends the run when training fails, so that the process that writes it ends too."""
+
+    def finalize(self, status: str) -> None:
+        """As Lightning calls it."""
+        super().finalize(status)
+        if status == "failed" and self._experiment is not None:
+            self._experiment.finish(exit_code=1)
+
+
+BUILDERS: dict[str, Callable[[RunSpec, Path, int], Built]] = {
+    "tensorboard": _tensorboard,
+    "csv": _csv,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+}
+
+
+def _ids(folder: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads((folder / IDS_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # absent or damaged: it is logged under a new id
+        return {}
+
+
+def _remember(folder: Path, kind: str, run_id: str) -> None:
+    write_json(folder / IDS_FILE, _ids(folder) | {kind: run_id})
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    with (folder / ".mlflow.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
