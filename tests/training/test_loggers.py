@@ -1,0 +1,217 @@
+"""Whatever the logger, the run is the same, it has every row once, it goes on where it was, and it asks no network."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from simbal import logger_extras
+from simbal.errors import UserError
+from simbal.run_folder import RunFolder
+from simbal.training.lit_moe import LitMoE
+from simbal.training.run import train
+from tests.conftest import CONF, MARKOV, SMALL
+from tests.training.logged import expected, logged, mlflow_client
+from tests.training.run_files import assert_same_run, rows
+
+KINDS = ("tensorboard", "csv", "mlflow", "wandb")
+HOME = {"mlflow": "sqlite", "wandb": "offline"}  # where the two keep a run that nobody has asked them to send
+CI = ("CI", "PYTEST_CURRENT_TEST")  # variables at which libraries say nothing to their makers
+ROOT = CONF.parent
+
+
+def break_at(monkeypatch, step: int, times: int = 1) -> None:
+    """The process fails in that step, after rows that no checkpoint has seen."""
+    original, left = LitMoE.training_step, [times]
+
+    def run(self, *args):
+        if self.global_step == step and left[0]:
+            left[0] -= 1
+            raise RuntimeError("broken")
+        return original(self, *args)
+
+    monkeypatch.setattr(LitMoE, "training_step", run)
+
+
+def command(folder, cache_dir, *keys: str) -> list[str]:
+    places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
+    return [sys.executable, str(ROOT / "train.py"), *SMALL, *MARKOV, *places, *keys]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_the_same_and_has_every_row_its_config_and_its_end_once(small_spec, tmp_path, kind):
+    plain, spec = small_spec(output_dir=tmp_path / "plain"), small_spec(f"logger={kind}", output_dir=tmp_path / "own")
+    assert plain.hash == spec.hash
+    assert plain.path.name == spec.path.name
+    train(plain)
+    train(spec)
+    assert_same_run(plain, spec)
+    found = logged(spec)
+    assert found.points == expected(spec)
+    assert ("final/val/ppl", 12) in {(key, step) for key, step, _ in found.points}
+    if kind != "tensorboard":  # whose hparams have a test of their own
+        assert str(found.config["balancing.simbal.coef"]) == "0.1"
+        assert str(found.config["seed"]) == "0"
+        assert not [key for key in found.config if "dir" in key or "path" in key]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(small_spec, tmp_path, monkeypatch, kind):
+    whole, broken = (small_spec(f"logger={kind}", output_dir=tmp_path / name) for name in "ab")
+    train(whole)
+    break_at(monkeypatch, 7)  # steps 2, 4 and 6 are logged, and the validation of 6; the checkpoint is of step 4
+    with pytest.raises(RuntimeError, match="broken"):
+        train(broken)
+    assert max(row["step"] for row in rows(broken)) == 6
+    before = (broken.path / "logger.json").read_text() if kind in HOME else ""
+    train(broken)
+    assert_same_run(whole, broken)
+    assert logged(broken).points == expected(broken) == expected(whole)
+    if kind in HOME:
+        assert (broken.path / "logger.json").read_text() == before
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "csv", "mlflow"])
+def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(small_spec, monkeypatch, kind):
+    spec = small_spec(f"logger={kind}")
+    break_at(monkeypatch, 3)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(spec)
+    train(spec)
+    assert logged(spec).points == expected(spec)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_with_another_logger_has_all_of_its_rows_there(small_spec, monkeypatch, kind):
+    break_at(monkeypatch, 7)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(small_spec("logger=none"))
+    spec = small_spec(f"logger={kind}")
+    train(spec)
+    assert logged(spec).points == expected(spec)
+
+
+def test_mlflow_has_one_run_whose_status_is_that_of_the_process(small_spec, tmp_path, monkeypatch):
+    spec = small_spec("logger=mlflow", "name=study")
+    break_at(monkeypatch, 7)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(spec)
+    client = mlflow_client(tmp_path / "outputs")
+    place = client.get_experiment_by_name("study").experiment_id
+    (run,) = client.search_runs([place])
+    assert run.info.status == "FAILED"
+    train(spec)
+    (run,) = client.search_runs([place])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", spec.path.name)
+
+
+def test_mlflows_experiment_and_store_can_be_chosen(small_spec, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    store = f"sqlite:///{tmp_path / 'elsewhere' / 'mlflow.db'}"
+    train(small_spec("logger=mlflow", "logger.experiment=ours", f"logger.tracking_uri={store}"))
+    client = mlflow_client(tmp_path / "elsewhere")
+    assert len(client.search_runs([client.get_experiment_by_name("ours").experiment_id])) == 1
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+def test_a_lost_run_of_mlflow_is_logged_anew(small_spec, tmp_path, monkeypatch):
+    spec = small_spec("logger=mlflow")
+    break_at(monkeypatch, 7)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(spec)
+    (spec.path / "logger.json").write_text(json.dumps({"mlflow": "0" * 32}))
+    train(spec)
+    assert logged(spec).points == expected(spec)
+
+
+def test_a_store_that_cannot_be_used_is_one_sentence(small_spec):
+    with pytest.raises(UserError, match="logger.tracking_uri=nonsense://x cannot be used: ") as refusal:
+        train(small_spec("logger=mlflow", "logger.tracking_uri=nonsense://x"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_wandb_keeps_one_folder_of_the_project_and_id(small_spec, monkeypatch):
+    spec = small_spec("logger=wandb", "logger.project=ours")
+    break_at(monkeypatch, 7, times=2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            train(spec)
+    train(spec)
+    (folder,) = spec.path.glob("wandb/offline-run-*")
+    run_id = json.loads((spec.path / "logger.json").read_text())["wandb"]
+    assert folder.name.endswith(run_id)
+    content = next(folder.glob("*.wandb")).read_bytes()
+    assert b"ours" in content
+    assert spec.path.name.encode() in content
+
+
+def test_of_several_ranks_the_first_alone_logs(small_spec):
+    spec = small_spec("logger=csv", "trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=4")
+    train(spec)
+    assert logged(spec).points == expected(spec)
+    assert [file.name for file in spec.path.rglob("*.csv")] == ["metrics.csv"]
+
+
+def test_jobs_of_a_sweep_share_a_store_of_mlflow(tmp_path, cache_dir):
+    sweep = command(tmp_path, cache_dir, "-m", "logger=mlflow", "seed=0,1", "name=two", "trainer.max_steps=6")
+    done = subprocess.run(sweep, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    client = mlflow_client(tmp_path)
+    runs = client.search_runs([client.get_experiment_by_name("two").experiment_id])
+    assert sorted(run.info.status for run in runs) == ["FINISHED", "FINISHED"]
+    assert sorted(run.data.params["seed"] for run in runs) == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_what_is_not_installed_is_one_sentence_before_anything_is_made(small_spec, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(logger_extras, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as refusal:
+        small_spec(f"logger={kind}")
+    assert str(refusal.value) == f"logger={kind} is not installed: pip install 'simbal[{kind}]'"
+    small_spec("logger=csv")
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (("logger.kind=neptune",), "logger.kind=neptune is not one of tensorboard, csv, mlflow, wandb, none"),
+        (("logger=wandb", "logger.offline=maybe"), "logger.offline=maybe must be true or false|logger.offline: Value"),
+        (("logger=mlflow", "logger.tracking_uri=3"), "logger.tracking_uri=3 must be text or null"),
+        (("logger=csv", "+logger.project=x"), "logger.project: Key 'project' not in"),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_one_sentence(small_spec, keys, sentence):
+    with pytest.raises(UserError, match=f"^({sentence})"):
+        small_spec(*keys)
+
+
+def asks_the_network(program: list[str], folder) -> bool:
+    """Whether it asks a proxy, as every request is told to; neither tests nor CI are mentioned to it."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.2)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        told = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"), address)
+        kept = {name: value for name, value in os.environ.items() if name not in CI and "proxy" not in name.lower()}
+        done = subprocess.run(program, env=kept | told, capture_output=True, text=True, check=False, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        try:
+            proxy.accept()[0].close()
+        except TimeoutError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_by_default_nothing_is_sent_anywhere(tmp_path, cache_dir, kind):
+    run = command(tmp_path, cache_dir, f"logger={kind}", "trainer.max_steps=6")
+    assert not asks_the_network(run, tmp_path)
+    assert RunFolder(next(tmp_path.glob("default/*"))).read_record()["status"] == "finished"
+
+
+def test_a_request_would_have_been_seen(tmp_path):
+    request = "import requests\ntry: requests.get('https://example.org', timeout=1)\nexcept OSError: pass"
+    assert asks_the_network([sys.executable, "-c", request], tmp_path)
