@@ -10,6 +10,7 @@ from simbal.errors import UserError
 PACKAGES = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
 EXTRAS = {
     "joblib": "joblib", "slurm": "slurm", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray",
+    "ray_cluster": "ray",
 }  # fmt: skip
 
 
