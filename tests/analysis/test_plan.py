@@ -13,7 +13,7 @@ from rich.console import Console
 
 from simbal import command_line
 from simbal.analysis import rates, recipe
-from simbal.analysis.device_memory import device_memory, largest_micro_batch
+from simbal.model.device_memory import device_memory, largest_micro_batch
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.flops import preset_shape
 from simbal.analysis.hardware import OPTIONS

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simbal.model.memory_cost import Step, memory_cost
+from simbal.model.device_memory import device_memory
+from simbal.model.memory_cost import Step
 from simbal.run_folder import RunFolder
 from simbal.training import free_memory
 from simbal.training.build import transformer_shape
@@ -34,6 +35,10 @@ def computer(tmp_path, monkeypatch):
             (tmp_path / "groups" / path).write_text(said)
 
     return fake
+
+
+def alone(shape, step):
+    return device_memory("one device", shape, step, 1)
 
 
 def group(folder, limit, used, droppable, names=free_memory.V2):
@@ -83,13 +88,13 @@ def test_the_largest_micro_batch_that_fits_is_named(computer, small_spec):
     spec = small_spec("trainer.global_batch=64", "trainer.micro_batch=64", "data.seq_len=128")
     shape = transformer_shape(spec, 0)
     step = Step(64, 128, False)
-    of_16 = memory_cost(shape, replace(step, micro_batch=16, accumulates=True))
-    computer(still_needed(of_16, CPU) + MEGABYTE // 4)
+    of_16 = alone(shape, replace(step, micro_batch=16, accumulates=True))
+    computer(still_needed(of_16, CPU, 1) + MEGABYTE // 4)
     said = memory_warning(spec, shape, "torch", CPU, "32-true")
     assert said.endswith("trainer.micro_batch=16 would fit")
     assert "with trainer.micro_batch=64" in said
     assert "\n" not in said
-    computer(still_needed(memory_cost(shape, step), CPU) + MEGABYTE)
+    computer(still_needed(alone(shape, step), CPU, 1) + MEGABYTE)
     assert memory_warning(spec, shape, "torch", CPU, "32-true") is None
 
 
@@ -105,8 +110,8 @@ def test_a_gpu_still_needs_the_weights_and_is_asked_itself(small_spec, monkeypat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4096, 80 * 2**30))
     spec = small_spec()
     shape = transformer_shape(spec, 0)
-    cost = memory_cost(shape, Step(8, 16, False, "bf16-mixed", "torch", "cuda"))
-    assert still_needed(cost, CUDA) == cost.peak == still_needed(cost, CPU) + cost.weights
+    cost = alone(shape, Step(8, 16, False, "bf16-mixed", "torch", "cuda"))
+    assert still_needed(cost, CUDA, 1) == cost.peak == still_needed(cost, CPU, 1) + cost.step.weights
     assert "are free on the GPU" in memory_warning(spec, shape, "torch", CUDA, "bf16-mixed")
 
 
@@ -118,3 +123,18 @@ def test_a_run_that_may_not_fit_says_so_on_the_screen_in_its_log_and_in_its_reco
     assert said.startswith("training is estimated to need ")
     assert f"warning: {said}" in capsys.readouterr().out
     assert f"warning: {said}" in (spec.path / "train.log").read_text()
+
+
+def test_processes_of_one_computer_share_its_memory_and_fsdp_needs_less_of_it(computer, small_spec):
+    shape = transformer_shape(small_spec(), 0)
+    needs = {}
+    for strategy in ("ddp", "fsdp"):
+        keys = ("trainer.devices=2", f"trainer.strategy={strategy}", "trainer.micro_batch=4")
+        computer(0, own="0::/\n")
+        said = memory_warning(small_spec(*keys), shape, "torch", CPU, "32-true")
+        assert "trainer.micro_batch=4" in said
+        memory = device_memory(strategy, shape, Step(4, 16, False, "32-true", "torch"), 2)
+        needs[strategy] = still_needed(memory, CPU, 2)
+        computer(needs[strategy] + MEGABYTE, own="0::/\n")
+        assert memory_warning(small_spec(*keys), shape, "torch", CPU, "32-true") is None
+    assert needs["fsdp"] < needs["ddp"]

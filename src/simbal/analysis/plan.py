@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from simbal.analysis import plan_tables
-from simbal.analysis.device_memory import DeviceMemory, device_memory, largest_micro_batch, strategies
 from simbal.analysis.finding import Finding
 from simbal.analysis.hardware import Hardware, hardware_of
 from simbal.analysis.plan_tables import Plan, Sharing
@@ -16,6 +15,7 @@ from simbal.analysis.recipe import Recipe, recipe_of
 from simbal.analysis.training_cost import parameters
 from simbal.checks import not_negative, one_of, whole_number
 from simbal.errors import UserError
+from simbal.model.device_memory import DeviceMemory, device_memory, largest_micro_batch, strategies
 from simbal.model.memory_cost import Step
 
 BACKENDS = ("torch", "megablocks", "fused", "reference")

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from simbal.analysis.device_memory import DeviceMemory
 from simbal.analysis.flops_tables import duration
 from simbal.analysis.hardware import Hardware
 from simbal.analysis.rates import Rate
 from simbal.analysis.recipe import Recipe
 from simbal.analysis.training_cost import Parameters
 from simbal.console import new_grid
+from simbal.model.device_memory import DeviceMemory
 
 DAY = 86_400  # seconds
 ON_DISK = 3  # checkpoints: two stay while the next is written

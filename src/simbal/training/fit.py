@@ -64,21 +64,20 @@ def fit(
     if module.validation is None or not telemetry.validated(keys["max_steps"]):
         validate(keys["max_steps"])
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
+    measured = final_metrics(trainer, module, pes)
+    loggers.finish(trainer, spec, measured["metrics"])
+    speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
+    return speed | measured | {"curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps}
+
+
+def final_metrics(trainer: L.Trainer, module: LitMoE, pes: PES) -> dict[str, Any]:
+    """What the last validation has found, with the experts' similarity if that is measured, as a whole and by layer."""
     assert module.validation is not None
     metrics, layers = module.validation.metrics, module.validation.layers
-    if pes.measures(module):
-        measured = pes.measure(trainer, module)
-        layers = layers | measured.pop("layers")
-        metrics = metrics | measured
-    loggers.finish(trainer, spec, metrics)
-    return {
-        "seconds": time.perf_counter() - started,
-        "tokens_per_second": telemetry.tokens_per_second,
-        "metrics": metrics,
-        "layers": layers,
-        "curves": telemetry.state_dict(),
-        "skipped_steps": module.skipped_steps,
-    }
+    if not pes.measures(module):
+        return {"metrics": metrics, "layers": layers}
+    similarity = pes.measure(trainer, module)
+    return {"layers": layers | similarity.pop("layers"), "metrics": metrics | similarity}
 
 
 def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:

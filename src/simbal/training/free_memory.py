@@ -6,10 +6,12 @@ the Linux kernel's documentation.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from simbal.model.memory_cost import MemoryCost, Step, memory_cost
+from simbal.model.device_memory import DeviceMemory, device_memory
+from simbal.model.memory_cost import Step
 from simbal.model.transformer import TransformerShape
 from simbal.run_spec import RunSpec
 from simbal.training.shortage import smaller_micro_batches
@@ -37,14 +39,14 @@ def memory_warning(
     batch, whole = keys["micro_batch"], keys["global_batch"] // keys["devices"]
     recomputes, seq_len = keys["activation_checkpointing"], spec.config["data"]["seq_len"]
     step = Step(batch, seq_len, batch < whole, precision, backend, device.type, recomputes)
-    needed = still_needed(memory_cost(shape, step), device)
-    if needed <= free:
+
+    def needed(size: int) -> int:
+        smaller = replace(step, micro_batch=size, accumulates=size < whole)
+        return still_needed(device_memory(_sharing(keys), shape, smaller, keys["devices"]), device, keys["devices"])
+
+    if needed(batch) <= free:
         return None
-    fitting = (
-        size
-        for size in smaller_micro_batches(batch, whole)
-        if still_needed(memory_cost(shape, replace(step, micro_batch=size, accumulates=True)), device) <= free
-    )
+    fitting = (size for size in smaller_micro_batches(batch, whole) if needed(size) <= free)
     fits = next(fitting, None)
     change = (
         f"trainer.micro_batch={fits} would fit"
@@ -52,14 +54,20 @@ def memory_warning(
         else "no micro-batch would fit: use a smaller data.seq_len or a smaller model"
     )
     return (
-        f"training is estimated to need {_gigabytes(needed)} more memory with trainer.micro_batch={batch}, and "
+        f"training is estimated to need {_gigabytes(needed(batch))} more memory with trainer.micro_batch={batch}, and "
         f"{_gigabytes(free)} are free on {'the GPU' if device.type == 'cuda' else 'this computer'}: {change}"
     )
 
 
-def still_needed(cost: MemoryCost, device: torch.device) -> int:
-    """Bytes of the peak that a built model does not occupy yet: its weights are made in the computer's memory."""
-    return cost.peak if device.type == "cuda" else cost.peak - cost.weights
+def _sharing(trainer: dict[str, Any]) -> str:
+    if trainer["devices"] == 1:
+        return "one device"
+    return "fsdp" if trainer["strategy"] == "fsdp" else "ddp"
+
+
+def still_needed(memory: DeviceMemory, device: torch.device, devices: int) -> int:
+    """Bytes of the peak that are not occupied yet: on a CPU, whose memory all processes share, the model is built."""
+    return memory.peak if device.type == "cuda" else devices * memory.peak - memory.step.weights
 
 
 def free_memory(device: torch.device) -> int | None:

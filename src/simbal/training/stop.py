@@ -8,6 +8,8 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal is one of the last two
+
+
 class StoppedError(SystemExit):
     """The run was asked to stop and has been saved; the exit code is 128 + the signal, as a shell's."""
 
