@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tensorboard.summary.writer import event_file_writer
 
 from simbal import logger_extras
 from simbal.errors import UserError
@@ -21,6 +22,12 @@ KINDS = ("tensorboard", "csv", "mlflow", "wandb")
 HOME = {"mlflow": "sqlite", "wandb": "offline"}  # where the two keep a run that nobody has asked them to send
 CI = ("CI", "PYTEST_CURRENT_TEST")  # variables at which libraries say nothing to their makers
 ROOT = CONF.parent
+
+
+@pytest.fixture(autouse=True)
+def first_files(monkeypatch):
+    """TensorBoard reads files by name, 10 before 9 of one second and process: only tests have so many."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def break_at(monkeypatch, step: int, times: int = 1) -> None:

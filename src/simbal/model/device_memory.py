@@ -40,6 +40,8 @@ def device_memory(strategy: str, shape: TransformerShape, step: Step, gpus: int)
     gradient_as_bucket_view). fsdp, as simbal.training.parallel cuts the model: each device holds its rows of every
     parameter, gradient and moment; beside them whole weights and gradients of all but the feed-forwards, and of two
     feed-forwards, the one in use and the next.
+
+    Two processes on a CPU (tiny, small; November 2026) took 0.98 to 1.01 of it with ddp, 0.89 to 0.93 with fsdp.
     """
     alone = memory_cost(shape, step)
     if strategy == "ddp":
