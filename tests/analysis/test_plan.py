@@ -13,13 +13,13 @@ from rich.console import Console
 
 from simbal import command_line
 from simbal.analysis import rates, recipe
-from simbal.model.device_memory import device_memory, largest_micro_batch
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.flops import preset_shape
 from simbal.analysis.hardware import OPTIONS
 from simbal.analysis.paper_models import PAPER, VOCABULARY
 from simbal.analysis.plan import plan
 from simbal.errors import UserError
+from simbal.model.device_memory import device_memory, largest_micro_batch
 from simbal.model.memory_cost import Step, memory_cost
 from simbal.training import run
 from tests.conftest import CONF
