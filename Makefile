@@ -4,13 +4,14 @@ BIN := .venv/bin
 STAMP := .venv/.up-to-date
 ARGS ?=
 NAME ?= default
+SCALE ?= cpu
 # Not the shell's own variable of this name, which counts up: make puts its value into the command.
 SECONDS ?= 600
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test chaos lint format docs dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test chaos reproduce figures lint format docs dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,12 @@ test: $(STAMP) ## the whole test suite (one file: ARGS=tests/model)
 
 chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
 	$(BIN)/python -m tests.chaos.campaign --seconds $(SECONDS) $(ARGS)
+
+reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[significance]")
+	$(BIN)/python reproduce.py scale=$(SCALE) $(ARGS)
+
+figures: $(STAMP) ## draw the figures in results/ again from their numbers (SCALE=cpu)
+	$(BIN)/python reproduce.py scale=$(SCALE) figures=true $(ARGS)
 
 lint: $(STAMP) ## linter, formatter check and type checker
 	$(BIN)/ruff check

@@ -1,0 +1,1 @@
+"""The studies behind results/: trained, analysed and written down by one command."""

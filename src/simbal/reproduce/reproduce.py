@@ -1,0 +1,60 @@
+"""Runs the studies one after another, by the commands that a user would give."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from simbal.errors import UserError
+from simbal.reproduce.drawing import draw
+from simbal.reproduce.evidence import write
+from simbal.reproduce.study import Study, missing, studies
+
+FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
+
+
+def reproduce(config: dict[str, Any], root: Path) -> None:
+    """Train, analyse and write down every study, or only draw the figures again.
+
+    Args:
+        config: of conf/reproduce.yaml, resolved.
+        root: the folder of train.py and evaluate.py.
+
+    Raises:
+        UserError: a command has failed, or the config asks for what is not there.
+    """
+    chosen, results = studies(config), Path(config["results_dir"])
+    for name, keys in config["scale"]["studies"].items():
+        if (lacking := missing(keys, config)) and (config["only"] is None or name in config["only"]):
+            print(f"left out: {name}, which needs {lacking}=")
+    for study in chosen:
+        if config["figures"]:
+            draw(results / study.name)
+            continue
+        command = _do(study, root)
+        write(study, command, results / study.name)
+        print(f"written: {results / study.name}")
+    if not config["figures"] and config["only"] is None:
+        named = ",".join(config["scale"]["analyses"])
+        _run(root, ["evaluate.py", f"analysis=[{named}]", f"output_dir={results}"])
+
+
+def _do(study: Study, root: Path) -> str:
+    """Train what is not finished and analyse it; the command that trained."""
+    command = _run(root, ["train.py", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
+    if not (study.folder / "table.json").exists():
+        raise UserError(f"{command} has left no table: what it printed says why")
+    if study.analyses:
+        _run(root, ["evaluate.py", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]"])
+    return command
+
+
+def _run(root: Path, arguments: list[str], allowed: tuple[int, ...] = (0,)) -> str:
+    command = f"python {shlex.join(arguments)}"
+    print(command, flush=True)
+    script, *rest = arguments
+    code = subprocess.run([sys.executable, root / script, *rest], check=False).returncode
+    if code not in allowed:
+        raise UserError(f"{command} ended with exit code {code}: give the same command again to go on")
+    return command
