@@ -92,7 +92,6 @@ def _automatic(device: torch.device, dtype: torch.dtype, d_model: int, d_expert:
     raise AssertionError("reference is the last of every list")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # inductor cannot lower grouped_mm on a CPU, nor is it asked to
 def apply_experts(name: str, x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
     """Run a resolved backend in the compute dtype, with autocast off: grouped_mm is not registered with it."""
     device = x_ND.device.type

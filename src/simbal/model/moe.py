@@ -21,7 +21,7 @@ class MoELayer(nn.Module):
         super().__init__()
         num_experts = len(router.weight_ED)
         assert backend is not None, "a mixture of experts needs a backend"
-        self.router, self.backend = router, backend
+        self.router, self.backend, self.apply_experts = router, backend, apply_experts
         self.w13_E2FD = nn.Parameter(torch.empty(num_experts, 2, d_expert, d_model))
         self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
 
@@ -30,7 +30,7 @@ class MoELayer(nn.Module):
         x_ND = x_BSD.flatten(0, 1)
         routing = self.router(x_ND, tokens_BS, steering)
         plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
-        y_ND = apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD)
+        y_ND = self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD)
         return y_ND.view_as(x_BSD), routing
 
 

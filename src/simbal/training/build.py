@@ -11,6 +11,7 @@ from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.experts.select import Choice, choose
 from simbal.model.init import initialise
+from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.run_spec import RunSpec
 from simbal.training.lit_moe import LitMoE
@@ -98,8 +99,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
     balancing.prepare(model.routers)
     if trainer["compile"]:
-        for block in model.blocks:  # alike, so that the first is compiled for all; names of weights stay
-            block.compile()
+        compile_blocks(model)
     return LitMoE(
         model,
         balancing,
@@ -113,6 +113,15 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
         skip_nonfinite=trainer["skip_nonfinite"],
     )  # fmt: skip
+
+
+def compile_blocks(model: Transformer) -> None:
+    """By torch.compile, all but the experts' products, which inductor cannot lower on a CPU; names of weights stay."""
+    for layer in model.feed_forwards:
+        if isinstance(layer, MoELayer):
+            layer.apply_experts = torch.compiler.disable(layer.apply_experts)  # type: ignore[no-untyped-call]
+    for block in model.blocks:
+        block.compile()
 
 
 def build_data(spec: RunSpec, store: Store) -> TokenData:
