@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simbal.table.report import report
+from tests.child_processes import wait_until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -134,5 +135,5 @@ def test_a_page_can_be_opened_where_its_name_has_odd_letters(browser, write_run,
     browser.get((odd / "index.html").as_uri())
     href = browser.find_element("css selector", "#runs a").get_attribute("href")
     assert browser.title == odd.name
-    browser.get(href)
-    assert "config.yaml" in browser.page_source
+    browser.get(href)  # a folder, which the browser lists by a script
+    wait_until(lambda: "config.yaml" in browser.page_source)
