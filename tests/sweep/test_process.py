@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_a_signal_is_a_negative_exit_code(run):
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+
+
+def test_a_server_that_was_killed_comes_back_with_its_environment(tmp_path):
+    """torch reads the number of threads when it is imported there."""
+    program, console = tmp_path / "program.py", tmp_path / "console.log"
+    program.write_text("import os\nprint('shade', os.environ.get('SHADE'))\n")
+    server = ForkServer(["decimal"], {"SHADE": "dark"})
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    assert server.start([sys.executable, str(program)], {}, console).wait() == 0
+    assert "shade dark" in console.read_text()
+    assert "SHADE" not in os.environ
 
 
 def test_a_module_runs_as_with_python_m(starter, tmp_path):

@@ -76,16 +76,18 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported, as OMP_NUM_THREADS is."""
+        self.environment = dict(environment)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([worker.__name__, *preload])
-        with _added(environment):
+        with _added(self.environment):
             forkserver.ensure_running()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], console: Path) -> Process:
         """As `Starter` says."""
         arguments = ([*command], dict(environment), str(console))
         process = self.context.Process(target=worker.become, args=arguments, daemon=False)
-        process.start()
+        with _added(self.environment):  # a server that has been killed is started again here
+            process.start()
         return Forked(process)
 
 
