@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -16,6 +17,8 @@ from typing import Protocol
 
 from simbal.sweep import worker
 from simbal.sweep.tether import SWEEP_PID
+
+TRIES, RESTART_SECONDS = 5, 0.2  # to start a process while its server dies
 
 
 class Process(Protocol):
@@ -85,9 +88,16 @@ class ForkServer:
     def start(self, command: Sequence[str], environment: Mapping[str, str], console: Path) -> Process:
         """As `Starter` says."""
         arguments = ([*command], dict(environment), str(console))
-        process = self.context.Process(target=worker.become, args=arguments, daemon=False)
-        with _added(self.environment):  # a server that has been killed is started again here
-            process.start()
+        for left in reversed(range(TRIES)):
+            process = self.context.Process(target=worker.become, args=arguments, daemon=False)
+            try:
+                with _added(self.environment):  # a server that has been killed is started again here
+                    process.start()
+                break
+            except (EOFError, ConnectionError):  # it was killed at this moment
+                if not left:
+                    raise
+                time.sleep(RESTART_SECONDS)
         return Forked(process)
 
 
