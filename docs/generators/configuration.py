@@ -9,7 +9,7 @@ from generators import source
 from generators.markup import code, prose, table
 from simbal.catalogue import Catalogue, first_comment
 
-SCHEMAS = "src/simbal/config.py"
+SCHEMAS = ("src/simbal/config.py", "src/simbal/data_config.py")
 LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
 
 
@@ -82,12 +82,12 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
 
 def _keys(root: Path, group: str, chosen: list[str]) -> str:
     """Keys of the typed schemas that carry the group's name; strategies and analyses bring their own keys."""
-    classes = source.fields(root / SCHEMAS)
+    classes = {name: keys for file in SCHEMAS for name, keys in source.fields(root / file).items()}
     whole = classes["Config"].get(group, ("",))[0]
     if whole not in classes or not chosen:
         return ""
     rows = []
-    for name in (whole, *_subclasses(root / SCHEMAS, whole)):
+    for name in (whole, *_subclasses(root, whole)):
         variant = name.removesuffix("Config").lower()
         option = variant if variant in options(root, group) else chosen[0]
         values = Catalogue([root / "conf"]).option_keys(group, option)
@@ -101,8 +101,8 @@ def _keys(root: Path, group: str, chosen: list[str]) -> str:
     return "## Keys\n\n" + table(headings[:shown], [row[:shown] for row in rows])
 
 
-def _subclasses(file: Path, name: str) -> list[str]:
-    return [node.name for node in source.classes(file) if name in source.bases(node)]
+def _subclasses(root: Path, name: str) -> list[str]:
+    return [node.name for file in SCHEMAS for node in source.classes(root / file) if name in source.bases(node)]
 
 
 def _comments(file: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)  # the rename too survives a loss of power
+        sync(path.parent)  # the rename too survives a loss of power
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,8 +40,9 @@ def remove_parts(folder: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Put a file's content, or which files are in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

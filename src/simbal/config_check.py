@@ -10,8 +10,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from simbal.balancing.schedule import Schedule
 from simbal.checks import not_negative, one_of
-from simbal.config import DATA_SCHEMAS, LOGGER_SCHEMAS, Config, flatten
+from simbal.config import LOGGER_SCHEMAS, Config, flatten
 from simbal.config_values import check_kinds, check_leaves, check_name
+from simbal.data_config import DATA_SCHEMAS
 from simbal.errors import UserError
 from simbal.logger_extras import check_logger
 

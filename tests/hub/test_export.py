@@ -139,7 +139,7 @@ def test_a_place_that_is_taken_is_left_alone(run_of, target):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-@pytest.mark.parametrize("failing", ["_sync", "Path.rename"])
+@pytest.mark.parametrize("failing", ["sync", "Path.rename"])
 def test_a_disk_that_fails_leaves_what_was_there(run_of, target, monkeypatch, earlier, failing):
     run = run_of(*SPARSE)
     if earlier:

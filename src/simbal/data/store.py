@@ -12,7 +12,6 @@ No torch here: the sweep's parent process prepares the data of its runs.
 
 import fcntl
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simbal import strict_json
+from simbal.atomic_file import sync
 from simbal.data import token_table
 from simbal.data.builder import FORMAT, build
 from simbal.data.document import SPLITS
@@ -166,9 +166,9 @@ def _build(plan: Plan, progress: bool) -> None:
             shutil.rmtree(partial)
             raise UserError(f"the input of data.source={plan.data['source']} changed while it was read: start again")
         for written in (*partial.rglob("*"), partial):
-            _sync(written)
+            sync(written)
         partial.rename(plan.path)
-        _sync(plan.path.parent)
+        sync(plan.path.parent)
     except BaseException as error:
         journal = Journal.read(partial)
         kept, total = len(journal.units), len(journal.planned)
@@ -177,14 +177,6 @@ def _build(plan: Plan, progress: bool) -> None:
         elif isinstance(error, UserError):
             raise UserError(f"{error}\nrun it again to continue after input {kept} of {total}") from error
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from simbal.atomic_file import sync
 from simbal.errors import UserError
 from simbal.hub.weight_files import SINGLE, read_json
 
@@ -49,7 +50,7 @@ def appearing(target: Path) -> Iterator[Path]:
         part.mkdir(parents=True)
         yield part
         for file in (*part.iterdir(), part):
-            _sync(file)
+            sync(file)
         if target.exists():
             target.rename(old)
         try:
@@ -58,18 +59,10 @@ def appearing(target: Path) -> Iterator[Path]:
             if old.exists():
                 old.rename(target)
             raise
-        _sync(target.parent)
+        sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"cannot write {target}: {reason}; free some space, or choose another to=") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
