@@ -79,6 +79,46 @@ def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote
     assert {round(float(row["sd"]), 4) for row in rows} == {0.7071}
 
 
+def finished(study: Study) -> list[Path]:
+    """Two of lbl, then two of simbal."""
+    return sorted(run for run in study.folder.iterdir() if not run.name.startswith("none"))
+
+
+def analyse(run: Path, value: float, tokens: int = 8) -> None:
+    """What an analysis leaves in a run's folder."""
+    (run / "analysis").mkdir()
+    found = {
+        "settings": {"tokens": tokens}, "definition": {"pes": "how *alike*"}, "metrics": {"pes": value, "none": None},
+        "layers": {"pes": [value, 2 * value], "loads": [[1, 2], [3, 4]]},
+    }  # fmt: skip
+    (run / "analysis" / "redundancy.json").write_text(json.dumps(found))
+
+
+def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=place)
+    write(study, "python train.py", tmp_path)
+    with (tmp_path / "analyses.csv").open() as file:
+        rows = {(row["arm"], row["layer"]): row for row in csv.DictReader(file)}
+    assert {key: float(row["mean"]) for key, row in rows.items()} == {
+        (arm, layer): times * mean
+        for arm, mean in (("lbl", 0.5), ("simbal", 2.5))
+        for layer, times in (("", 1), ("0", 1), ("1", 2))
+    }
+    assert {(row["n"], round(float(row["sd"]), 4)) for row in rows.values()} == {("2", 0.7071), ("2", 1.4142)}
+    text = (tmp_path / "analyses.md").read_text()
+    assert "| pes | 0.5 ± 0.7071 | 2.5 ± 0.7071 |" in text
+    assert "| pes | simbal | 2.5 ± 0.7071 | 5 ± 1.414 |" in text
+    assert "- pes: how \\*alike\\*" in text
+
+
+def test_analyses_with_other_settings_are_not_averaged(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=1.0, tokens=place)
+    with pytest.raises(UserError, match="redundancy was done with other settings of"):
+        write(study, "python train.py", tmp_path)
+
+
 def test_figures_are_drawn_again_from_the_results_alone_to_the_byte(study, tmp_path):
     results = tmp_path / "results"
     write(study, "python train.py", results)
@@ -114,7 +154,10 @@ def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
     assert "python train.py -m model=tiny" in first.stdout
     files = {str(file.relative_to(tmp_path / "results")) for file in (tmp_path / "results").rglob("*.*")}
     assert {"significance/table.md", "significance/loss.svg", "significance/origin.json"} <= files
-    assert "analysis/gram_quanta.json" in files
+    assert {"gram_quanta/analysis/gram_quanta.json", "significance/analyses.md"} <= files
+    printed = (tmp_path / "results/gram_quanta/printed.txt").read_text()
+    assert printed.startswith("$ python evaluate.py analysis=gram_quanta output_dir=results/gram_quanta\n")
+    assert "layer" in printed
     again = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
     refused = subprocess.run([*command, "only=[x]"], capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -32,10 +32,16 @@ FIGURES: dict[str, tuple[Callable[[Sequence[ShownArm]], list[Curve]], str, str]]
     "experts": (_over_tokens("load/unique_experts"), TOKENS, "experts in use"),
     "max-vio": (_over_tokens("load/max_vio"), TOKENS, "MaxVio"),
     "pes": (_over_tokens("pes/min"), TOKENS, "PES of the layer with the smallest"),
+    "pes-rate": (
+        lambda arms: series.rate(arms, "pes/min"),
+        TOKENS,
+        "change of the smallest PES per million tokens",
+    ),
     "dropping": (series.dropping, "experts dropped", "perplexity"),
     "pruning": (series.pruning, "threshold of weight", "perplexity"),
 }
 LOG = ("dropping", "pruning")
+ZERO = ("pes-rate",)  # figures with a line at 0
 
 
 def write_curves(arms: Sequence[ShownArm], folder: Path) -> None:
@@ -60,7 +66,7 @@ def draw(folder: Path) -> None:
     """
     for name, curves in _read(folder / CURVES).items():
         _, x_label, y_label = FIGURES[name]
-        figure = figures.curves(curves, x_label, y_label, log=name in LOG)
+        figure = figures.curves(curves, x_label, y_label, log=name in LOG, zero=name in ZERO)
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
         write_text(folder / f"{name}.svg", svg(figure, f"{folder.name}-{name}"))
 

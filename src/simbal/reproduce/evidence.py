@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.page import series
+from simbal.reproduce.analyses import write_analyses
 from simbal.reproduce.drawing import draw, write_curves
 from simbal.reproduce.study import Study
 from simbal.run_folder import write_json, write_text
@@ -18,10 +19,12 @@ ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data") 
 
 
 def write(study: Study, command: str, folder: Path) -> None:
-    """table.md, table.csv, table.json, curves.csv, <figure>.svg and origin.json; what people wrote there stays.
+    """table.md, table.csv, table.json, analyses.md, analyses.csv, curves.csv, <figure>.svg and origin.json.
+
+    What people wrote in the folder stays.
 
     Raises:
-        UserError: as `collect`, `choose` and `build` do.
+        UserError: as `collect`, `choose`, `build` and `write_analyses` do.
     """
     runs = collect(study.folder)
     finished = [run for run in runs if run.finished]
@@ -33,7 +36,9 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_text(folder / "table.md", markdown(table))
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
-    write_curves(series.read([row.arm for row in table.rows]), folder)
+    arms = [row.arm for row in table.rows]
+    write_analyses(arms, folder)
+    write_curves(series.read(arms), folder)
     draw(folder)
     write_json(folder / "origin.json", origin(study, command, runs))
 

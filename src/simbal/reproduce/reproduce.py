@@ -4,12 +4,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from simbal.errors import UserError
 from simbal.reproduce.drawing import draw
 from simbal.reproduce.evidence import write
-from simbal.reproduce.study import Study, missing, studies
+from simbal.reproduce.study import Study, analyses, missing, studies
+from simbal.run_folder import write_text
 
 FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
 
@@ -35,9 +37,9 @@ def reproduce(config: dict[str, Any], root: Path) -> None:
         command = _do(study, root)
         write(study, command, results / study.name)
         print(f"written: {results / study.name}")
-    if not config["figures"] and config["only"] is None:
-        named = ",".join(config["scale"]["analyses"])
-        _run(root, ["evaluate.py", f"analysis=[{named}]", f"output_dir={results}"])
+    for name, overrides in ({} if config["figures"] else analyses(config)).items():
+        _look(overrides, root, results / name)
+        print(f"written: {results / name}")
 
 
 def _do(study: Study, root: Path) -> str:
@@ -50,11 +52,19 @@ def _do(study: Study, root: Path) -> str:
     return command
 
 
-def _run(root: Path, arguments: list[str], allowed: tuple[int, ...] = (0,)) -> str:
+def _look(overrides: list[str], root: Path, folder: Path) -> None:
+    """An analysis of no run: its numbers go to analysis/<name>.json, what it prints to printed.txt."""
+    with TemporaryFile("w+", encoding="utf-8") as printed:
+        command = _run(root, ["evaluate.py", *overrides, f"output_dir={folder}"], output=printed)
+        printed.seek(0)
+        write_text(folder / "printed.txt", f"$ {command}\n\n{printed.read()}")
+
+
+def _run(root: Path, arguments: list[str], allowed: tuple[int, ...] = (0,), output: IO[str] | None = None) -> str:
     command = f"python {shlex.join(arguments)}"
     print(command, flush=True)
     script, *rest = arguments
-    code = subprocess.run([sys.executable, root / script, *rest], check=False).returncode
+    code = subprocess.run([sys.executable, root / script, *rest], stdout=output, check=False).returncode
     if code not in allowed:
         raise UserError(f"{command} ended with exit code {code}: give the same command again to go on")
     return command

@@ -1,4 +1,4 @@
-"""What a scale asks for: sweeps with their analyses and the columns of their tables."""
+"""What a scale asks for: sweeps with their analyses and the columns of their tables, and analyses of no run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,21 @@ def studies(config: dict[str, Any]) -> list[Study]:
         UserError: `only` names none of them, or one has a key that is not known.
     """
     scale, only = config["scale"], config["only"]
-    known = scale["studies"]
+    known = [*scale["studies"], *scale["analyses"]]
     unknown = [name for name in only or [] if name not in known]
     if unknown:
         raise UserError(f"only={unknown[0]} is no study of scale={scale['name']}: there are {', '.join(known)}")
     return [
         _study(name, keys, config)
-        for name, keys in known.items()
+        for name, keys in scale["studies"].items()
         if (only is None or name in only) and missing(keys, config) is None
     ]
+
+
+def analyses(config: dict[str, Any]) -> dict[str, list[str]]:
+    """By name, the overrides of evaluate.py for those that need no run."""
+    only = config["only"]
+    return {name: keys for name, keys in config["scale"]["analyses"].items() if only is None or name in only}
 
 
 def missing(keys: dict[str, Any], config: dict[str, Any]) -> str | None:

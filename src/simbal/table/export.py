@@ -33,19 +33,21 @@ def export(table: Table, folder: Path) -> None:
 
 def markdown(table: Table) -> str:
     """GitHub markdown, the same tables as on the terminal."""
-    parts = [f"# {_escape(table.name)}"]
+    parts = [f"# {escape(table.name)}"]
     for section in sections(table):
-        parts += [f"{_escape(section.title)}:", _markdown_table(section.headings, section.rows)]
-    parts.append("\n".join(f"- {_escape(note)}" for note in table.notes))
+        parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.rows)]
+    parts.append("\n".join(f"- {escape(note)}" for note in table.notes))
     return "\n\n".join(parts).rstrip() + "\n"
 
 
-def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are plain text."""
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(escape, line))} |" for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Plain text as one line that means nothing else in Markdown."""
     return MARKUP.sub(r"\\\g<0>", text).replace("\n", " ")
 
 
