@@ -8,6 +8,7 @@ from posixpath import relpath
 
 from generators.examples import example_page
 from generators.markup import WIDE, slug
+from generators.results import FOLDER as RESULTS
 
 OWN_STRATEGY = "Your own strategy"  # a subsection with a page of its own
 OWN_STRATEGY_PAGE = "own-strategy.md"
@@ -71,7 +72,7 @@ def raised(text: str, levels: int) -> str:
 
 
 def relinked(text: str, page: str, root: Path, anchors: Mapping[str, str]) -> str:
-    """Links to a section or to a file of docs/ lead there from `page`; other files are named, as they are no page."""
+    """Links to a section or to a file of docs/ or results/ lead there from `page`; other files are named only."""
 
     def target(link: re.Match[str]) -> str:
         path, _, anchor = link[2].partition("#")
@@ -80,6 +81,8 @@ def relinked(text: str, page: str, root: Path, anchors: Mapping[str, str]) -> st
         if not path:
             own_page = anchors.get(anchor) in (None, page)
             return f"[{link[1]}]({'' if own_page else relpath(anchors[anchor], Path(page).parent)}#{anchor})"
+        if path.startswith(f"{RESULTS}/"):
+            return f"[{link[1]}]({relpath(path, Path(page).parent)})"
         if path in WHOLE_FILES or (there != path and (root / path).is_file()):
             return f"[{link[1]}]({relpath(there, Path(page).parent)}{anchor and '#' + anchor})"
         return link[1] if path in link[1] else f"{link[1]} (`{path}`)"

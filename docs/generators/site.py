@@ -10,13 +10,15 @@ from generators.configuration import configuration_pages
 from generators.definitions import definitions_page
 from generators.examples import FOLDER, example_pages
 from generators.readme import OWN_STRATEGY_PAGE, readme_pages, whole_files
+from generators.results import result_files, result_pages
 from generators.strategies import strategies_page
 
 
 def generated_pages(root: Path) -> dict[str, str]:
-    """Markdown by the page's path in the site."""
+    """Text by its path in the site: pages, and what those of results/ show."""
     return {
         **readme_pages(root),
+        **result_files(root),
         "reference/commands.md": commands_page(root),
         "reference/strategies.md": strategies_page(root),
         "reference/analyses.md": analyses_page(root),
@@ -37,6 +39,7 @@ def navigation(pages: dict[str, str], docs: Path) -> list[dict[str, Any]]:
         {"Home": "index.md"},
         {"Tutorial": "tutorial.md"},
         {"Guide": [page for page in pages if page.startswith("guide/") or page == OWN_STRATEGY_PAGE]},
+        *([{"Results": results}] if (results := result_pages(pages)) else []),
         *([{"Examples": examples}] if examples else []),
         {
             "Reference": [
