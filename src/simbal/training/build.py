@@ -16,6 +16,7 @@ from simbal.model.transformer import Transformer, TransformerShape
 from simbal.run_spec import RunSpec
 from simbal.training.lit_moe import LitMoE
 from simbal.training.optim import OptimSettings
+from simbal.training.shortage import room_for_a_model
 
 CPU_FLAGS = Path("/proc/cpuinfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on Arm
@@ -87,8 +88,9 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     )
 
 
+@room_for_a_model()
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
-    """Model with its initial weights, strategies and optimizer settings."""
+    """Model with its initial weights, strategies and optimizer settings; `UserError` if memory has no room for it."""
     optim, trainer = spec.config["optim"], spec.config["trainer"]
     shape = transformer_shape(spec, store.meta["eot"])
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}

@@ -3,6 +3,7 @@
 import errno
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,6 +54,19 @@ def shortage(error: BaseException, folder: Path, micro_batch: int, global_batch:
     return None
 
 
+@contextmanager
+def room_for_a_model() -> Iterator[None]:
+    """Want of memory for a model in the making becomes a `UserError`: no smaller micro-batch helps there."""
+    try:
+        yield
+    except Exception as error:
+        short = next((hidden for hidden in _chain(error) if _is_of_memory(hidden)), None)
+        if short is None:
+            raise
+        says = f"{_where(short)} has no room for the model{_asked(short)}: use a smaller model"
+        raise UserError(says) from None
+
+
 def smaller_micro_batches(micro_batch: int, global_batch: int) -> list[int]:
     """The values of `trainer.micro_batch` below this one, the largest first; each divides the global batch."""
     return [size for size in range(micro_batch - 1, 0, -1) if global_batch % size == 0]
@@ -79,13 +93,19 @@ def _is_of_memory(error: BaseException) -> bool:
 
 
 def _out_of_memory(error: BaseException, micro_batch: int, global_batch: int) -> str:
-    where = "the GPU" if isinstance(error, torch.OutOfMemoryError) or "CU" in str(error) else "the computer"
-    asked = ASKED.search(str(error))
-    more = f", when {_readable(asked[1], asked[2])} more were asked for" if asked else ""
-    ran_out = f"{where} ran out of memory with trainer.micro_batch={micro_batch}{more}"
+    ran_out = f"{_where(error)} ran out of memory with trainer.micro_batch={micro_batch}{_asked(error)}"
     if smaller := smaller_micro_batches(micro_batch, global_batch):
         return f"{ran_out}: set trainer.micro_batch={smaller[0]}, which makes the same steps in smaller parts"
     return f"{ran_out}: use a smaller data.seq_len or a smaller model, as no micro-batch is smaller"
+
+
+def _where(error: BaseException) -> str:
+    return "the GPU" if isinstance(error, torch.OutOfMemoryError) or "CU" in str(error) else "the computer"
+
+
+def _asked(error: BaseException) -> str:
+    asked = ASKED.search(str(error))
+    return f", when {_readable(asked[1], asked[2])} more were asked for" if asked else ""
 
 
 def _readable(number: str, unit: str) -> str:
