@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from simbal.table import terminal
+from simbal.table.arms import ABSENT, short_label
 from simbal.table.collect import collect
 from simbal.table.report import report
 from simbal.table.table import build
@@ -71,6 +72,13 @@ def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run
         "simbal model=tiny coef=1.0",
     ]
     assert [bool(row.differences) for row in table.rows] == [False, False, True, True, True]
+
+
+def test_a_name_says_coef_of_the_one_strategy_and_whose_it_is_of_several():
+    alone = {"balancing": "lbl", "balancing.lbl.coef": "0.1", "balancing.lbl.scope": "micro", "a.b": ABSENT}
+    assert short_label(alone) == "lbl coef=0.1 scope=micro"
+    both = {"balancing": "lbl_x", "balancing.lbl.coef": "0.1", "balancing.x.coef": "1", "optim.lr": "0.2"}
+    assert short_label(both) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
 
 
 def test_a_key_that_confounds_the_comparison_is_a_column(write_run):

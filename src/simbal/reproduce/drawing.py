@@ -31,12 +31,8 @@ FIGURES: dict[str, tuple[Callable[[Sequence[ShownArm]], list[Curve]], str, str]]
     ),
     "experts": (_over_tokens("load/unique_experts"), TOKENS, "experts in use"),
     "max-vio": (_over_tokens("load/max_vio"), TOKENS, "MaxVio"),
-    "pes": (_over_tokens("pes/min"), TOKENS, "PES of the layer with the smallest"),
-    "pes-rate": (
-        lambda arms: series.rate(arms, "pes/min"),
-        TOKENS,
-        "change of the smallest PES per million tokens",
-    ),
+    "pes": (_over_tokens("pes/min"), TOKENS, "smallest PES of the layers"),
+    "pes-rate": (lambda arms: series.rate(arms, "pes/min"), TOKENS, "change of PES per million tokens"),
     "dropping": (series.dropping, "experts dropped", "perplexity"),
     "pruning": (series.pruning, "threshold of weight", "perplexity"),
 }

@@ -41,10 +41,18 @@ class Arm:
 
 
 def short_label(label: dict[str, str]) -> str:
-    """`simbal model=small coef=0.1`: balancing by its value alone, other columns by the last part of their key."""
-    shown = dict(zip(short_columns([*label]), label.values(), strict=True))
-    others = [f"{short}={text}" for short, text in shown.items() if short != "balancing" and text != ABSENT]
-    return " ".join([label["balancing"], *others])
+    """`simbal model=small coef=0.1`: balancing by its value alone, other keys by their last part.
+
+    A key of the strategy that is the whole balancing needs no more than its own name, whatever other arms have.
+    """
+    balancing = label["balancing"]
+    shown = {
+        column.removeprefix(f"balancing.{balancing}."): text
+        for column, text in label.items()
+        if column != "balancing" and text != ABSENT
+    }
+    keys = short_columns([*shown])
+    return " ".join([balancing, *(f"{key}={text}" for key, text in zip(keys, shown.values(), strict=True))])
 
 
 def short_columns(columns: Sequence[str]) -> list[str]:
