@@ -152,13 +152,18 @@ def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
     first = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "python train.py -m model=tiny" in first.stdout
-    files = {str(file.relative_to(tmp_path / "results")) for file in (tmp_path / "results").rglob("*.*")}
+    results = tmp_path / "outputs/smoke"
+    files = {str(file.relative_to(results)) for file in results.rglob("*.*")}
     assert {"significance/table.md", "significance/loss.svg", "significance/origin.json"} <= files
     assert {"gram_quanta/analysis/gram_quanta.json", "significance/analyses.md"} <= files
-    printed = (tmp_path / "results/gram_quanta/printed.txt").read_text()
-    assert printed.startswith("$ python evaluate.py analysis=gram_quanta output_dir=results/gram_quanta\n")
+    printed = (results / "gram_quanta/printed.txt").read_text()
+    assert printed.startswith("$ python evaluate.py analysis=gram_quanta output_dir=outputs/smoke/gram_quanta\n")
     assert "layer" in printed
     again = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
+    shutil.rmtree(results)
+    none_there = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (none_there.returncode, none_there.stderr) == (0, "")
+    assert none_there.stdout == "left out: significance, which has not been reproduced\n"
     refused = subprocess.run([*command, "only=[x]"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)

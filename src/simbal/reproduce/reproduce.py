@@ -32,7 +32,7 @@ def reproduce(config: dict[str, Any], root: Path) -> None:
             print(f"left out: {name}, which needs {lacking}=")
     for study in chosen:
         if config["figures"]:
-            draw(results / study.name)
+            _draw_again(results / study.name, asked_for=config["only"] is not None)
             continue
         command = _do(study, root)
         write(study, command, results / study.name)
@@ -40,6 +40,14 @@ def reproduce(config: dict[str, Any], root: Path) -> None:
     for name, overrides in ({} if config["figures"] else analyses(config)).items():
         _look(overrides, root, results / name)
         print(f"written: {results / name}")
+
+
+def _draw_again(folder: Path, asked_for: bool) -> None:
+    """The figures of a study that has been reproduced; of all, those that have not are named."""
+    if asked_for or folder.exists():
+        draw(folder)
+    else:
+        print(f"left out: {folder.name}, which has not been reproduced")
 
 
 def _do(study: Study, root: Path) -> str:
