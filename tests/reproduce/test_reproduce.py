@@ -115,7 +115,7 @@ def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer
 def test_analyses_with_other_settings_are_not_averaged(study, tmp_path):
     for place, run in enumerate(finished(study)):
         analyse(run, value=1.0, tokens=place)
-    with pytest.raises(UserError, match="redundancy was done with other settings of"):
+    with pytest.raises(UserError, match="redundancy was done with other settings"):
         write(study, "python train.py", tmp_path)
 
 

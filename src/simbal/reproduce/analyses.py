@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simbal.errors import UserError
 from simbal.run_folder import write_text
 from simbal.table.arms import ABSENT, Arm
 from simbal.table.export import escape, markdown_table
+from simbal.table.metric import Metric, refuse_unlike
 from simbal.table.statistics import Summary, summarize
 
 HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
-NUMBER = "{:.4g}"
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,10 @@ class Found:
     arm: str
     summary: Summary
 
-    def __str__(self) -> str:
-        mean, sd = self.summary.mean, self.summary.sd
-        return NUMBER.format(mean) + ("" if sd is None else f" ± {NUMBER.format(sd)}")
+    @property
+    def text(self) -> str:
+        """`mean ± sd` to four digits."""
+        return Metric(self.number, self.number, "{:.4g}").write(self.summary)
 
 
 def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
@@ -40,8 +40,7 @@ def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
         UserError: an analysis was done with other settings in one run than in another.
     """
     analyses = {name: analysis for arm in arms for run in arm.runs for name, analysis in run.analyses.items()}
-    for name in analyses:
-        _refuse_unlike(arms, name)
+    refuse_unlike(analyses, [run for arm in arms for run in arm.runs])
     found = [each for name in sorted(analyses) for each in _found(arms, name)]
     if not found:
         return
@@ -53,13 +52,6 @@ def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
         lines.writerow([each.analysis, each.number, each.layer, each.arm, summary.mean, summary.sd, summary.n])
     write_text(folder / "analyses.csv", text.getvalue())
     write_text(folder / "analyses.md", _markdown(found, analyses))
-
-
-def _refuse_unlike(arms: Sequence[Arm], name: str) -> None:
-    runs = [run for arm in arms for run in arm.runs if name in run.analyses]
-    for run in runs:
-        if run.analyses[name]["settings"] != runs[0].analyses[name]["settings"]:
-            raise UserError(f"{name} was done with other settings of {run.path} than of {runs[0].path}: do one again")
 
 
 def _found(arms: Sequence[Arm], name: str) -> Iterator[Found]:
@@ -103,13 +95,13 @@ def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]])
 
 def _by(model: Sequence[Found], arms: Sequence[str]) -> Iterator[list[str]]:
     """One row for each number, one column for each arm."""
-    cells = {(each.number, each.arm): str(each) for each in model}
+    cells = {(each.number, each.arm): each.text for each in model}
     for number in dict.fromkeys(each.number for each in model):
         yield [number, *(cells.get((number, arm), ABSENT) for arm in arms)]
 
 
 def _by_layer(layers: Sequence[Found], depth: int) -> Iterator[list[str]]:
     """One row for each number and arm, one column for each layer."""
-    cells = {(each.number, each.arm, each.layer): str(each) for each in layers}
+    cells = {(each.number, each.arm, each.layer): each.text for each in layers}
     for number, arm in dict.fromkeys((each.number, each.arm) for each in layers):
         yield [number, arm, *(cells.get((number, arm, layer), ABSENT) for layer in range(depth))]

@@ -1,7 +1,7 @@
 """The columns of numbers that a table can have: those of every run, and those of its analyses."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from simbal.errors import UserError
@@ -78,12 +78,13 @@ def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
             what = f"may be {' or '.join(sorted(found))}" if found else "is none of them"
             raise UserError(f"columns: {column} {what}; there is {', '.join([*own, *sorted(analysed)])}")
         chosen.append(known[found[0]])
-    _refuse_unlike([metric.key for metric in chosen if metric.key in analysed], runs)
+    refuse_unlike({metric.key.partition(".")[0] for metric in chosen if metric.key in analysed}, runs)
     return chosen
 
 
-def _refuse_unlike(keys: Sequence[str], runs: Sequence[Run]) -> None:
-    for analysis in {key.partition(".")[0] for key in keys}:
+def refuse_unlike(analyses: Iterable[str], runs: Sequence[Run]) -> None:
+    """Raise `UserError` if one of the analyses was done with other settings in one run than in another."""
+    for analysis in analyses:
         done = [run for run in runs if analysis in run.analyses]
         for run in done[1:]:
             if run.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:
