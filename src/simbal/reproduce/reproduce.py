@@ -26,18 +26,20 @@ def reproduce(config: dict[str, Any], root: Path) -> None:
     Raises:
         UserError: a command has failed, or the config asks for what is not there.
     """
-    chosen, results = studies(config), Path(config["results_dir"])
-    for name, keys in config["scale"]["studies"].items():
-        if (lacking := missing(keys, config)) and (config["only"] is None or name in config["only"]):
+    chosen, results, only = studies(config), Path(config["results_dir"]), config["only"]
+    named = {name: keys for name, keys in config["scale"]["studies"].items() if only is None or name in only}
+    if config["figures"]:
+        for name in named:
+            _draw_again(results / name, asked_for=only is not None)
+        return
+    for name, keys in named.items():
+        if lacking := missing(keys, config):
             print(f"left out: {name}, which needs {lacking}=")
     for study in chosen:
-        if config["figures"]:
-            _draw_again(results / study.name, asked_for=config["only"] is not None)
-            continue
         command = _do(study, root)
         write(study, command, results / study.name)
         print(f"written: {results / study.name}")
-    for name, overrides in ({} if config["figures"] else analyses(config)).items():
+    for name, overrides in analyses(config).items():
         _look(overrides, root, results / name)
         print(f"written: {results / name}")
 
