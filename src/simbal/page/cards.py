@@ -25,14 +25,15 @@ class Card:
     missing: str = ""
 
 
-def cards(arms: Sequence[ShownArm], folder: str) -> list[Card]:
+def cards(arms: Sequence[ShownArm], by_key: Sequence[Curve], folder: str) -> list[Card]:
     """Every figure of a sweep.
 
     Args:
         arms: with the curves of their runs.
+        by_key: what `sensitivity` has found; nothing leaves that figure out.
         folder: outputs/<name>, as a command names it.
     """
-    return [*_losses(arms), *_load(arms, folder), *_redundancy(arms), *_analyses(arms, folder)]
+    return [*_losses(arms), *_sensitivity(by_key), *_load(arms, folder), *_redundancy(arms), *_analyses(arms, folder)]
 
 
 def _losses(arms: Sequence[ShownArm]) -> list[Card]:
@@ -44,6 +45,16 @@ def _losses(arms: Sequence[ShownArm]) -> list[Card]:
         caption = "The same from half of the tokens on, where arms lie closer."
         found.append(_card("loss-late", "Validation loss, second half", caption, half, axes, ""))
     return found
+
+
+def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
+    caption = (
+        "Perplexity at the end of training against a key in which arms differ; an arm without one is a level line. "
+    )
+    caption += f"Colours are this figure's own. {_band(lines)}"
+    axes = ("value of the key", "perplexity")
+    figure = figures.curves(lines, *axes, log=True, log_x=True) if lines else None
+    return [Card("sensitivity", "Sensitivity", caption, figure)] if figure else []
 
 
 def _load(arms: Sequence[ShownArm], folder: str) -> list[Card]:

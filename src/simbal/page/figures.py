@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -44,7 +45,9 @@ def color(style: int) -> str:
     return COLORS[style % len(COLORS)]
 
 
-def curves(lines: Sequence[Curve], x_label: str, y_label: str, log: bool = False, zero: bool = False) -> Figure:
+def curves(
+    lines: Sequence[Curve], x_label: str, y_label: str, log: bool = False, log_x: bool = False, zero: bool = False
+) -> Figure:
     """Means with bands of one standard deviation.
 
     Args:
@@ -52,6 +55,7 @@ def curves(lines: Sequence[Curve], x_label: str, y_label: str, log: bool = False
         x_label: with its unit; a label that ends in `tokens` gets marks such as 20k and 1.5M.
         y_label: with its unit.
         log: a logarithmic scale for y where values differ by more than a factor of 4.
+        log_x: the same for x.
         zero: mark y = 0.
     """
     with rc_context(RC):
@@ -60,9 +64,14 @@ def curves(lines: Sequence[Curve], x_label: str, y_label: str, log: bool = False
         if zero:
             axes.axhline(0, color=MUTED, linewidth=0.8)
         _draw(axes, lines)
-        if log and _spans_decades(lines):
-            _log_scale(axes)
+        if log and _spans([mean for line in lines for mean in line.means]):
+            axes.set_yscale("log", nonpositive="clip")
+            _mark(axes.yaxis, subs=(1, 1.5, 2, 3, 5, 7))
             y_label = f"{y_label} (log scale)"
+        if log_x and _spans([x for line in lines for x in line.xs]):
+            axes.set_xscale("log")
+            _mark(axes.xaxis, subs=(1, 3))
+            x_label = f"{x_label} (log scale)"
         _label(axes, x_label, y_label)
         _legend(figure, lines)
     return figure
@@ -141,16 +150,15 @@ def _look(style: int) -> dict[str, Any]:
     }
 
 
-def _spans_decades(lines: Sequence[Curve]) -> bool:
-    means = [mean for line in lines for mean in line.means]
-    return min(means) > 0 and max(means) > 4 * min(means)
+def _spans(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) > 4 * min(values)
 
 
-def _log_scale(axes: Axes) -> None:
-    axes.set_yscale("log", nonpositive="clip")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def _mark(axis: Axis, subs: Sequence[float]) -> None:
+    """Label a logarithmic axis at these multiples of the powers of ten, in plain numbers."""
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _label(axes: Axes, x_label: str, y_label: str) -> None:

@@ -16,6 +16,7 @@ from simbal.errors import UserError
 from simbal.page import tables
 from simbal.page.cards import Card, cards
 from simbal.page.figures import COLORS, MOST_ARMS
+from simbal.page.sensitivity import sensitivity
 from simbal.page.series import read
 from simbal.page.svg import inline, svg
 from simbal.printable import printable
@@ -36,7 +37,7 @@ def write(table: Table, folder: Path) -> None:
 def html(table: Table, folder: Path) -> str:
     """The page of a table whose runs lie in `folder`; the same text for the same folder."""
     shown = figure_arms(table)
-    found = cards(read(shown), f"{folder}")
+    found = cards(read(shown), sensitivity([row.arm for row in table.rows]), f"{folder}")
     text = _template().render(
         table=table,
         command=_command(folder / "sweep.json"),

@@ -2,56 +2,72 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.patches import Rectangle
 
 from simbal.errors import UserError
 from simbal.page import figures, series
-from simbal.page.series import Curve, ShownArm
+from simbal.page.page import figure_arms
+from simbal.page.sensitivity import sensitivity
+from simbal.page.series import Curve
 from simbal.page.svg import svg
 from simbal.run_folder import write_text
+from simbal.table.table import Table
 
-TOKENS = "training tokens"
 CURVES = "curves.csv"
 HEADINGS = ["figure", "arm", "style", "x", "mean", "sd"]
-
-
-def _over_tokens(key: str) -> Callable[[Sequence[ShownArm]], list[Curve]]:
-    return lambda arms: series.over_tokens(arms, key)
-
-
-FIGURES: dict[str, tuple[Callable[[Sequence[ShownArm]], list[Curve]], str, str]] = {
-    "loss": (_over_tokens("val/loss"), TOKENS, "validation loss, nats per token"),
-    "loss-late": (
-        lambda arms: series.second_half(series.over_tokens(arms, "val/loss")),
-        TOKENS,
-        "validation loss, nats per token",
-    ),
-    "experts": (_over_tokens("load/unique_experts"), TOKENS, "experts in use"),
-    "max-vio": (_over_tokens("load/max_vio"), TOKENS, "MaxVio"),
-    "pes": (_over_tokens("pes/min"), TOKENS, "smallest PES of the layers"),
-    "pes-rate": (lambda arms: series.rate(arms, "pes/min"), TOKENS, "change of PES per million tokens"),
-    "dropping": (series.dropping, "experts dropped", "perplexity"),
-    "pruning": (series.pruning, "threshold of weight", "perplexity"),
+TOKENS, LOSS = "training tokens", "validation loss, nats per token"
+AXES = {
+    "loss": (TOKENS, LOSS),
+    "loss-late": (TOKENS, LOSS),
+    "sensitivity": ("value of the key", "perplexity"),
+    "experts": (TOKENS, "experts in use"),
+    "max-vio": (TOKENS, "MaxVio"),
+    "pes": (TOKENS, "smallest PES of the layers"),
+    "pes-rate": (TOKENS, "change of PES per million tokens"),
+    "dropping": ("experts dropped", "perplexity"),
+    "pruning": ("threshold of weight", "perplexity"),
 }
-LOG = ("dropping", "pruning")
+LOG = ("sensitivity", "dropping", "pruning")
+LOG_X = ("sensitivity",)
 ZERO = ("pes-rate",)  # figures with a line at 0
 
 
-def write_curves(arms: Sequence[ShownArm], folder: Path) -> None:
-    """Means and standard deviations over seeds of every figure that there are data for."""
+def write_curves(table: Table, folder: Path) -> None:
+    """Means and standard deviations over seeds of every figure that there are data for.
+
+    Raises:
+        UserError: the file of a run's curve is broken.
+    """
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(HEADINGS)
-    for name, (points, _, _) in FIGURES.items():
-        for curve in points(arms):
+    for name, curves in _found(table).items():
+        for curve in curves:
             sds: Sequence[float | str] = curve.sds or [""] * len(curve.xs)  # one seed has none
             lines.writerows(
                 [name, curve.name, curve.style, *point] for point in zip(curve.xs, curve.means, sds, strict=True)
             )
     write_text(folder / CURVES, text.getvalue())
+
+
+def _found(table: Table) -> dict[str, list[Curve]]:
+    """By figure, what it shows."""
+    arms = series.read(figure_arms(table))
+    loss = series.over_tokens(arms, "val/loss")
+    return {
+        "loss": loss,
+        "loss-late": series.second_half(loss),
+        "sensitivity": sensitivity([row.arm for row in table.rows]),
+        "experts": series.over_tokens(arms, "load/unique_experts"),
+        "max-vio": series.over_tokens(arms, "load/max_vio"),
+        "pes": series.over_tokens(arms, "pes/min"),
+        "pes-rate": series.rate(arms, "pes/min"),
+        "dropping": series.dropping(arms),
+        "pruning": series.pruning(arms),
+    }
 
 
 def draw(folder: Path) -> None:
@@ -61,8 +77,7 @@ def draw(folder: Path) -> None:
         UserError: there is no curves.csv, or it is none.
     """
     for name, curves in _read(folder / CURVES).items():
-        _, x_label, y_label = FIGURES[name]
-        figure = figures.curves(curves, x_label, y_label, log=name in LOG, zero=name in ZERO)
+        figure = figures.curves(curves, *AXES[name], log=name in LOG, log_x=name in LOG_X, zero=name in ZERO)
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
         write_text(folder / f"{name}.svg", svg(figure, f"{folder.name}-{name}"))
 
@@ -83,6 +98,6 @@ def _read(file: Path) -> dict[str, list[Curve]]:
         raise UserError(f"there is no {file}: reproduce the study first") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{file} does not hold the curves of a study") from None
-    if unknown := found.keys() - FIGURES.keys():
+    if unknown := found.keys() - AXES.keys():
         raise UserError(f"{file} has curves of a figure {min(unknown)!r}, which is not known")
     return {name: [*arms.values()] for name, arms in found.items()}

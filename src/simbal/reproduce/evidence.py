@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from simbal.page import series
-from simbal.page.page import figure_arms
 from simbal.reproduce.analyses import write_analyses
 from simbal.reproduce.drawing import draw, write_curves
 from simbal.reproduce.study import Study
@@ -38,7 +36,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
     write_analyses([row.arm for row in table.rows], folder)
-    write_curves(series.read(figure_arms(table)), folder)
+    write_curves(table, folder)
     draw(folder)
     write_json(folder / "origin.json", origin(study, command, runs))
 
