@@ -48,13 +48,10 @@ def _losses(arms: Sequence[ShownArm]) -> list[Card]:
 
 
 def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
-    caption = (
-        "Perplexity at the end of training against a key in which arms differ; an arm without one is a level line. "
-    )
-    caption += f"Colours are this figure's own. {_band(lines)}"
+    caption = "Perplexity at the end of training against a key in which arms differ; arms without it are level lines. "
+    caption += "Colours are this figure's own."
     axes = ("value of the key", "perplexity")
-    figure = figures.curves(lines, *axes, log=True, log_x=True) if lines else None
-    return [Card("sensitivity", "Sensitivity", caption, figure)] if figure else []
+    return [_card("sensitivity", "Sensitivity", caption, lines, axes, "", log=True, log_x=True)] if lines else []
 
 
 def _load(arms: Sequence[ShownArm], folder: str) -> list[Card]:
@@ -123,11 +120,12 @@ def _analyses(arms: Sequence[ShownArm], folder: str) -> list[Card]:
 
 
 def _card(
-    name: str, title: str, caption: str, curves: Sequence[Curve], axes: tuple[str, str], missing: str,
-    log: bool = False, zero: bool = False,
-) -> Card:  # fmt: skip
+    name: str, title: str, caption: str, curves: Sequence[Curve], axes: tuple[str, str], missing: str, **scale: bool
+) -> Card:
+    """`scale`: `log`, `log_x` and `zero` of figures.curves."""
     caption = f"{caption} {_band(curves)}"
-    return Card(name, title, caption, figures.curves(curves, *axes, log=log, zero=zero) if curves else None, missing)
+    x_label, y_label = axes
+    return Card(name, title, caption, figures.curves(curves, x_label, y_label, **scale) if curves else None, missing)
 
 
 def _band(curves: Sequence[Curve]) -> str:
