@@ -79,6 +79,15 @@ def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote
     assert {round(float(row["sd"]), 4) for row in rows} == {0.7071}
 
 
+def test_evidence_names_files_without_the_folders_of_one_machine(write_run, tmp_path):
+    data = {"source": {"name": "files", "files": [["train", "/home/a/books.txt", 3, 4]]}, "tokens": "b"}
+    run = write_run("lbl", **RECORD, data=data)
+    curve(run, [2.0, 1.0])
+    write(Study("s", [], [], ["ppl"], run.parent), "python train.py", tmp_path / "results")
+    (environment,) = json.loads((tmp_path / "results/origin.json").read_text())["environment"]
+    assert environment["data"]["source"]["files"] == [["train", "books.txt", 3, 4]]
+
+
 def finished(study: Study) -> list[Path]:
     """Two of lbl, then two of simbal."""
     return sorted(run for run in study.folder.iterdir() if not run.name.startswith("none"))

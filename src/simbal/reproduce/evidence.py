@@ -54,12 +54,23 @@ def origin(study: Study, command: str, runs: Sequence[Run]) -> dict[str, Any]:
         "runs": len(runs),
         "finished": len(records),
         "code": _different(record["code"] for record in records),
-        "environment": _different({key: record.get(key) for key in ENVIRONMENT} for record in records),
+        "environment": _different(
+            _without_folders({key: record.get(key) for key in ENVIRONMENT}) for record in records
+        ),
         "tokens": sum(record["tokens"] for record in records),
         "seconds": round(sum(record["seconds"] for record in records)),
         "first_started": min((record["started"] for record in records), default=None),
         "last_ended": max((record["ended"] for record in records), default=None),
     }
+
+
+def _without_folders(value: Any) -> Any:
+    """Files by their names alone: where they lay on one machine says nothing on another."""
+    if isinstance(value, dict):
+        return {key: _without_folders(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part) for part in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _different(values: Iterable[Any]) -> list[Any]:
