@@ -67,6 +67,12 @@ def test_a_dense_arm_beside_one_with_experts_is_left_out_of_their_figures_alone(
     assert figure_names(html()) == FIGURES[:-2]
 
 
+def test_a_coefficient_with_three_values_has_a_figure(write_run, html):
+    for coef in (0.1, 0.2, 0.3):
+        write_run(keys={"balancing.simbal.coef": coef})
+    assert "sensitivity" in figure_names(html())
+
+
 def test_no_finished_run_still_makes_a_page(write_run, html):
     write_run(status="failed", error="out of memory")
     text = html()

@@ -21,11 +21,11 @@ def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
     Returns:
         The lines, in the order of the arms; none if none has three points, or if they are more than can be told apart.
     """
-    found: dict[str, dict[float | None, list[float]]] = defaultdict(dict)
+    found: dict[str, dict[float | None, list[float]]] = defaultdict(lambda: defaultdict(list))
     for arm in arms:
         name, x = _place(arm, arms)
         if values := [*arm.values("val/ppl").values()]:
-            found[name][x] = values
+            found[name][x] += values
     places = sorted({x for points in found.values() for x in points if x is not None})
     if len(found) > MOST_ARMS or all(len(points) < 3 for points in found.values()):
         return []
