@@ -2,11 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
+# ARGS is read by the shell as if it were typed there: quotes, $ and ; mean in it what they mean on any command line.
 ARGS ?=
 NAME ?= default
 SCALE ?= cpu
 # Not the shell's own variable of this name, which counts up: make puts its value into the command.
 SECONDS ?= 600
+# The other values are text, in which neither make nor the shell finds a command.
+text = '$(subst ','\'',$(value $(1)))'
+unexport NAME SCALE SECONDS
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
@@ -31,28 +35,30 @@ test: $(STAMP) ## the whole test suite (one file: ARGS=tests/model)
 	$(BIN)/pytest -n 2 $(ARGS)
 
 chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
-	$(BIN)/python -m tests.chaos.campaign --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
 reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[significance]")
-	$(BIN)/python reproduce.py scale=$(SCALE) $(ARGS)
+	$(BIN)/python reproduce.py scale=$(call text,SCALE) $(ARGS)
 
 figures: $(STAMP) ## draw the figures in results/ again from their numbers (SCALE=cpu)
-	$(BIN)/python reproduce.py scale=$(SCALE) figures=true $(ARGS)
+	$(BIN)/python reproduce.py scale=$(call text,SCALE) figures=true $(ARGS)
 
-lint: $(STAMP) ## linter, formatter check and type checker
+lint: $(STAMP) ## linter, formatter check, order of imports and type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-format: $(STAMP) ## let the linter and formatter fix what they can
+format: $(STAMP) ## let the linter and formatter fix what they can; comments in conf/ as the schema has them
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	PYTHONPATH=docs $(BIN)/python -m generators.comments
 
 docs: $(STAMP) ## the documentation as a site: site/index.html, for any browser, no server needed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 dashboard: $(STAMP) ## TensorBoard of a sweep: make dashboard NAME=quickstart
-	$(BIN)/tensorboard --logdir outputs/$(NAME)
+	$(BIN)/tensorboard --logdir outputs/$(call text,NAME)
 
 setup-gpu: $(STAMP) ## for GPU backends: Triton and MegaBlocks, nothing compiled
 	$(BIN)/python -m simbal.experts.megablocks_setup

@@ -7,31 +7,33 @@ Examples:
     python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
 """
 
-from pathlib import Path
+import os
+import sys
 
-import hydra
-from omegaconf import DictConfig
+os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
+    del sys.path[0]
 
-from simbal import command_line
-from simbal.config import resolved
+from typing import Any
+
+from simbal.cli.command_line import run
 from simbal.errors import exit_on_user_error
 
 INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Any) -> None:
     """Run the analyses that `cfg` names."""
     with exit_on_user_error():
-        config = resolved(cfg)
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
+        from simbal.analysis.shared.trained import DataPlaces
+        from simbal.config.check import resolved
 
+        config = resolved(cfg)
         inputs = {key: config.get(key) for key in INPUTS}
         keys = (config[key] for key in ("analysis", "run", "overwrite", "accelerator", "output_dir"))
-        evaluate(*keys, inputs)
+        evaluate(*keys, inputs, DataPlaces.of(config["data"]))
 
 
 if __name__ == "__main__":
-    command_line.check(Path(__file__).with_name("conf"), __doc__, root="evaluate")
-    with command_line.exit_codes():
-        main()
+    run(main, __doc__, "evaluate")

@@ -5,27 +5,28 @@ Examples:
     python export.py run=outputs/default to=models       # every finished run, to models/RUN
 """
 
-from pathlib import Path
+import os
+import sys
 
-import hydra
-from omegaconf import DictConfig
+os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
+    del sys.path[0]
 
-from simbal import command_line
-from simbal.config import resolved
+from typing import Any
+
+from simbal.cli.command_line import run
 from simbal.errors import exit_on_user_error
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="export")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Any) -> None:
     """Export the runs that `cfg` names."""
     with exit_on_user_error():
-        config = resolved(cfg)
+        from simbal.config.check import resolved
         from simbal.hub.export import export  # torch: 3 s that --help does not pay
 
-        export(config["run"], config["to"], config["overwrite"])
+        config = resolved(cfg)
+        export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])
 
 
 if __name__ == "__main__":
-    command_line.check(Path(__file__).with_name("conf"), __doc__, root="export")
-    with command_line.exit_codes():
-        main()
+    run(main, __doc__, "export")

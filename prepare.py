@@ -6,21 +6,24 @@ Examples:
     python prepare.py check=true                # is what was prepared still whole?
 """
 
-from pathlib import Path
+import os
+import sys
 
-import hydra
-from omegaconf import DictConfig
+os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
+    del sys.path[0]
 
-from simbal import command_line
-from simbal.config import resolved
+from typing import Any
+
+from simbal.cli.command_line import run
 from simbal.errors import exit_on_user_error
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="prepare")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Any) -> None:
     """Prepare the data that `cfg` describes, unless they are there, and say what they hold; or check them."""
     with exit_on_user_error():
-        from simbal.data.command import prepare_or_check
+        from simbal.config.check import resolved
+        from simbal.data.check import prepare_or_check
 
         config = resolved(cfg)
         for line in prepare_or_check(config["data"], config["check"]):
@@ -28,6 +31,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    command_line.check(Path(__file__).with_name("conf"), __doc__, root="prepare")
-    with command_line.exit_codes():
-        main()
+    run(main, __doc__, "prepare")

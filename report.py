@@ -6,13 +6,18 @@ Examples:
     python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 
+import os
+import sys
+
+os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
+    del sys.path[0]
+
 import gc
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from simbal.errors import exit_on_user_error
-from simbal.table.report import report
-from simbal.table.report_keys import report_keys
 
 
 def main() -> None:
@@ -23,6 +28,11 @@ def main() -> None:
     parser.add_argument("keys", nargs="*", metavar="key=value", help="baseline, columns or paper, as above")
     args = parser.parse_args()
     with exit_on_user_error():
+        from simbal.report.report import (
+            report,  # with all that makes tables, which --help does not pay
+            report_keys,
+        )
+
         report(args.folder, **report_keys(args.keys))
 
 

@@ -3,25 +3,37 @@
 Examples:
     python train.py balancing=lbl seed=1 trainer.max_steps=100
     python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
+    python train.py run=outputs/default/RUN               # go on with a run, or do it again
+    python train.py from=outputs/default/RUN seed=7       # begin one like it, with a change
 """
 
 import os
-from pathlib import Path
+import sys
 
-import hydra
-from omegaconf import DictConfig
+os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
+    del sys.path[0]
 
-from simbal import command_line
+from typing import TYPE_CHECKING, Any
+
+from simbal.cli.command_line import run
 from simbal.errors import exit_on_user_error
-from simbal.run_spec import RunSpec
-from simbal.sweep import tether
+
+if TYPE_CHECKING:
+    from simbal.runs.spec import RunSpec
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Any) -> None:
     """Train the run that `cfg` describes."""
     with exit_on_user_error():
-        spec = RunSpec.from_hydra(cfg)
+        from simbal.runs.spec import RunSpec
+
+        train_run(RunSpec.from_hydra(cfg))
+
+
+def train_run(spec: "RunSpec") -> None:
+    """Train it, or go on with it."""
+    with exit_on_user_error():
         from simbal.training.run import train  # torch: 3 s that --help and a sweep's parent do not pay
 
         train(spec)
@@ -30,7 +42,4 @@ def main(cfg: DictConfig) -> None:
 if __name__ == "__main__":
     # torch reads it when it is imported; its C++ side warns of a setting of DDP at every start, which is on purpose
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    tether.die_with_sweep()
-    command_line.check(Path(__file__).with_name("conf"), __doc__)
-    with command_line.exit_codes():
-        main()
+    run(main, __doc__, again=train_run)

@@ -13,7 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from simbal.data.store import prepare
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from simbal.training.build import build_data, build_module
 from simbal.training.lit_moe import LitMoE
 
@@ -27,7 +27,7 @@ def module_and_batch(option: str, output_dir: str) -> tuple[LitMoE, torch.Tensor
     overrides = [f"output_dir={output_dir}", f"balancing={option}", *sys.argv[1:]]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         spec = RunSpec.from_hydra(compose("config", overrides, return_hydra_config=True))
-    store = prepare(spec.config["data"], progress=False)
+    store = prepare(spec.config.data, progress=False)
     module = build_module(spec, store, torch.device("cpu"), "32-true")
     return module, next(iter(build_data(spec, store).train_dataloader()))
 

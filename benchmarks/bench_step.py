@@ -33,15 +33,14 @@ from step_table import report
 from step_turns import take_turns
 from torch import Tensor
 
-from simbal.analysis.training_cost import parameters
+from simbal.cost.parameters import parameters
 from simbal.data.store import Store
-from simbal.heap import keep_freed_memory
-from simbal.run_spec import RunSpec
+from simbal.processes.heap import keep_freed_memory
+from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.fit import build_trainer
 from simbal.training.lit_moe import LitMoE
-from simbal.training.pes import PES
-from simbal.training.telemetry import Telemetry
+from simbal.training.telemetry import PES, Telemetry
 
 CONF = Path(__file__).parents[1] / "conf"
 VOCABULARY = {"tiny": 4096, "small": 8192}
@@ -59,15 +58,15 @@ def our_spec(model: str, out: str) -> RunSpec:
 
 def our_module(spec: RunSpec) -> LitMoE:
     """The module of a run, without its text."""
-    store = SimpleNamespace(meta={"eot": 0}, byte_len=np.ones(spec.config["data"]["vocab_size"], np.int32))
+    store = SimpleNamespace(meta={"eot": 0}, byte_len=np.ones(spec.config.data.vocab_size, np.int32))
     return build_module(spec, cast(Store, store), torch.device("cpu"), "32-true").train()
 
 
 def random_batches(spec: RunSpec) -> Tensor:
     """(BATCHES, B, S + 1) token ids, the same for every arm."""
-    data, trainer = spec.config["data"], spec.config["trainer"]
-    shape = (BATCHES, trainer["global_batch"], data["seq_len"] + 1)
-    return torch.randint(data["vocab_size"], shape, generator=torch.Generator().manual_seed(0))
+    data, trainer = spec.config.data, spec.config.trainer
+    shape = (BATCHES, trainer.global_batch, data.seq_len + 1)
+    return torch.randint(data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
 def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
@@ -88,10 +87,10 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Our step as `train.py` makes it."""
     keep_freed_memory()
-    out, keys = Path(spec.path), spec.config["trainer"]
+    out, keys = Path(spec.path), spec.config.trainer
     out.mkdir(parents=True)
-    tokens = keys["global_batch"] * spec.config["data"]["seq_len"]
-    telemetry = Telemetry(out, keys["log_every"], keys["max_steps"], tokens, PES(0, 0))
+    tokens = keys.global_batch * spec.config.data.seq_len
+    telemetry = Telemetry(out, keys.log_every, keys.max_steps, tokens, PES(0, 0))
     trainer = build_trainer(spec, out, telemetry, "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end once
     trainer.fit(our_module(spec), train_dataloaders=batches)
@@ -101,31 +100,31 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
     """A transformers model of our shape, trained with our optimizer's numbers."""
     if kept:
         keep_freed_memory()
-    m, optim, causal = spec.config["model"], spec.config["optim"], transformers.AutoModelForCausalLM
+    m, optim, causal = spec.config.model, spec.config.optim, transformers.AutoModelForCausalLM
     widths = {
-        "vocab_size": spec.config["data"]["vocab_size"], "hidden_size": m["d_model"],
-        "num_hidden_layers": m["num_layers"], "num_attention_heads": m["num_heads"],
-        "num_key_value_heads": m["num_heads"], "rms_norm_eps": m["norm_eps"], "tie_word_embeddings": False,
-        "use_cache": False, "max_position_embeddings": spec.config["data"]["seq_len"],
+        "vocab_size": spec.config.data.vocab_size, "hidden_size": m.d_model,
+        "num_hidden_layers": m.num_layers, "num_attention_heads": m.num_heads,
+        "num_key_value_heads": m.num_heads, "rms_norm_eps": m.norm_eps, "tie_word_embeddings": False,
+        "use_cache": False, "max_position_embeddings": spec.config.data.seq_len,
     }  # fmt: skip
     if kind == "llama":
-        config: Any = transformers.LlamaConfig(**widths, intermediate_size=m["top_k"] * m["d_expert"])
+        config: Any = transformers.LlamaConfig(**widths, intermediate_size=m.top_k * m.d_expert)
     else:
-        experts = {"num_local_experts": m["num_experts"], "num_experts_per_tok": m["top_k"]}
+        experts = {"num_local_experts": m.num_experts, "num_experts_per_tok": m.top_k}
         config = transformers.MixtralConfig(
-            **widths, **experts, intermediate_size=m["d_expert"], sliding_window=None,
+            **widths, **experts, intermediate_size=m.d_expert, sliding_window=None,
             output_router_logits=kind == "aux",
         )  # fmt: skip
     model = causal.from_config(config, attn_implementation="sdpa", **extra).float().train()
     if kind != "llama":
         assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in our_module(spec).parameters())
-    numbers = {"lr": optim["lr"], "betas": tuple(optim["betas"]), "weight_decay": optim["weight_decay"]}
+    numbers = {"lr": optim.lr, "betas": tuple(optim.betas), "weight_decay": optim.weight_decay}
     optimizer = torch.optim.AdamW(model.parameters(), **numbers, fused=True)
 
     for batch_BT in batches:
         tokens_BS = batch_BT[:, :-1]
         model(input_ids=tokens_BS, labels=tokens_BS).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim["grad_clip"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -158,7 +157,7 @@ def main() -> None:
                 spec = our_spec(model, out)
                 batches = random_batches(spec)
                 tokens = batches[0, :, :-1].numel()
-                flops = parameters(our_module(spec).model.shape).training_flops(spec.config["data"]["seq_len"], tokens)
+                flops = parameters(our_module(spec).model.shape).training_flops(spec.config.data.seq_len, tokens)
                 print(f"\n{model}, {threads} thread{'s' if threads > 1 else ''}")
                 arms = {name: partial(arm, spec) for name, arm in ARMS.items()}
                 report(take_turns(arms, batches, threads, options.rounds, WARM_UP), flops, tokens)

@@ -16,22 +16,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from simbal.config.schema import DataConfig
 
 CONF = Path(__file__).parents[1] / "conf" / "data"
 ROUNDS = 3
 HELD_OUT = 1 << 20  # bytes of text
 MEASURED = 240_000_000  # for the speeds: reading the token table, 0.1 to 0.3 s, should not count for much
+VERIFIED, REPEATED = 200_000_000, 1000  # tokens of a store that is verified; how often it is opened again
 SEQ_LEN, BATCH, BATCHES = 1024, 16, 4000
 Figures = dict[str, float]
 
 
 def main() -> None:
-    """Print two tables."""
+    """Print three tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", metavar="GLOB", help="your own .txt, .jsonl ... instead of the packages' sources")
     parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary, 100277 for all (8192)")
@@ -41,6 +47,7 @@ def main() -> None:
         corpus = alone(write_corpus, Path(folder), arguments.text, MEASURED)
         print(f"{corpus['bytes'] / 1e6:.1f} MB of text, {arguments.vocab} ids, {os.cpu_count()} cores\n")
         print_speeds(Path(folder), arguments.vocab)
+        print_verification(Path(folder), arguments.vocab)
         print("\n| MB of text | peak MB of `prepare`, 2 threads |\n|---:|---:|")
         for megabytes in (20, 200, 2000) if arguments.large else (20, 200):
             alone(write_corpus, Path(folder), arguments.text, megabytes * 1_000_000)
@@ -70,6 +77,17 @@ def print_speeds(folder: Path, vocab_size: int) -> None:
     print(f"\n`prepare` with 1 thread / tiktoken alone, in tokens/s: {tiktoken['wall'] / one['wall']:.2f}", end="")
     print(f" ({tiktoken['cpu'] / one['cpu']:.2f} of CPU time)")
     print(f"`prepare` with 2 threads / 1 thread, in tokens/s: {one['wall'] / two['wall']:.2f}", flush=True)
+
+
+def print_verification(folder: Path, vocab_size: int) -> None:
+    """Of a store that nobody has verified yet on this machine, and of one whose verification is remembered."""
+    alone(write_store, folder, vocab_size)
+    rounds = [alone(verify_store, folder) for _ in range(ROUNDS)]
+    best = {name: min(figures[name] for figures in rounds) for name in ("wall", "cpu", "again", "peak")}
+    print(f"\n| opening a store of {2e-9 * VERIFIED:.1f} GB | |\n|---|---:|")
+    print(f"| the first time, seconds per GB, wall and CPU | {best['wall']:.2f}, {best['cpu']:.2f} |")
+    print(f"| peak MB | {best['peak']:.0f} |")
+    print(f"| again, microseconds | {1e6 * best['again']:.0f} |", flush=True)
 
 
 def alone(function: Callable[..., Figures], *arguments: Any, cores: int = 1) -> Figures:
@@ -107,7 +125,7 @@ def write_corpus(folder: Path, text: str | None, size: int) -> Figures:
 
 def numbered_texts(text: str | None) -> Iterator[str]:
     """The documents of a source again and again; from the second time on with a number, so that no two are equal."""
-    from simbal.data.sources import open_source
+    from simbal.data.sources.open import open_source
 
     data = keys("pysource") if text is None else keys("files", files=text)
     number = 0
@@ -119,9 +137,11 @@ def numbered_texts(text: str | None) -> Iterator[str]:
                 yield f"{number} {content}" if repetition else content
 
 
-def keys(source: str, **changed: Any) -> dict[str, Any]:
+def keys(source: str, **changed: Any) -> "DataConfig":
     """The keys of `conf/data/<source>.yaml`, some replaced."""
-    return {**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed}
+    from simbal.config.check import checked_data
+
+    return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 
 
 def encode_corpus(folder: Path, vocab_size: int) -> Figures:
@@ -159,6 +179,54 @@ def check_store(folder: Path) -> Figures:
     with clock() as figures:
         check(store, None)
     return figures | totals(store.meta)
+
+
+def write_store(folder: Path, vocab_size: int) -> Figures:
+    """`folder/store`: ids as rare as words are, in documents of 1,000 tokens or so."""
+    import numpy as np
+
+    from simbal.data.document import SPLITS
+    from simbal.data.splits import facts_of
+    from simbal.data.store_meta import write_meta
+    from simbal.data.verification import fingerprints
+
+    random, eot = np.random.default_rng(0), vocab_size - 1
+    byte_len = random.integers(1, 9, vocab_size).astype("<u2")
+    facts, text = {}, dict.fromkeys(SPLITS, "")
+    for split, size in zip(SPLITS, (VERIFIED, VERIFIED // 200), strict=True):
+        (folder / "store" / split).mkdir(parents=True)
+        ids = (random.zipf(1.2, 1 << 20) % eot).astype("<u2")  # drawn once, repeated
+        ids = np.resize(ids, size)
+        ids[random.integers(size, size=size // 1000)] = ids[-1] = eot
+        ids.tofile(folder / "store" / split / "tokens.bin")
+        (np.flatnonzero(ids == eot) + 1).astype("<u8").tofile(folder / "store" / split / "docs.idx")
+        facts[split], _ = facts_of(folder / "store" / split, "<u2", byte_len, eot)
+    byte_len.tofile(folder / "store" / "byte_len.bin")
+    counts = {"documents": 0, "validation_documents": 0, "windows": 0, "validation_windows": 0}
+    meta = {
+        "dtype": "<u2", "vocab_size": vocab_size, "eot": eot, "source": {}, "tokenizer_sha256": None, "skipped": {},
+        "byte_len_sha256": sha256(byte_len.data).hexdigest(), "surrogates_replaced": 0, "validation_overlap": counts,
+        "splits": {split: asdict(facts[split]) | {"text_sha256": text[split]} for split in SPLITS}, "versions": {},
+        "fingerprints": fingerprints(facts, text, vocab_size),
+    }  # fmt: skip
+    write_meta(folder / "store", meta)
+    return {}
+
+
+def verify_store(folder: Path) -> Figures:
+    """Open it without a memory of it, and with one."""
+    from simbal.data.store import Store
+    from simbal.data.verification import MEMORY
+
+    (folder / "store" / MEMORY).unlink(missing_ok=True)
+    with clock() as figures:
+        Store.verified(folder / "store", remember=True)
+    gigabytes = 2e-9 * VERIFIED
+    started = time.perf_counter()
+    for _ in range(REPEATED):
+        Store.verified(folder / "store", remember=True)
+    again = (time.perf_counter() - started) / REPEATED
+    return {"wall": figures["wall"] / gigabytes, "cpu": figures["cpu"] / gigabytes, "again": again}
 
 
 def load_batches(folder: Path) -> Figures:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function
 
 from simbal.balancing.composition import Composition
+from simbal.balancing.step import StepInProgress
 from simbal.experts.plan import RoutingPlan
 from simbal.model import moe
 from simbal.model.attention import Attention
@@ -30,7 +31,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (Composition, "measure", "balancing"),
     (Composition, "update", "balancing"),
     (lit_moe.LitMoE, "configure_gradient_clipping", "clipping"),
-    (lit_moe.StepTotals, "add", "telemetry"),
+    (StepInProgress, "add", "telemetry"),
 )
 
 

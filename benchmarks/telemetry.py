@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder
-from simbal.run_spec import RunSpec
+from simbal.config.check import checked
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
 
 REPOSITORY = Path(__file__).parents[1]
 ARMS = [(balancing, 1e-4 * (i + 1)) for balancing in ("lbl", "simbal") for i in range(20)]
@@ -35,8 +36,9 @@ def validation(loss: float) -> dict[str, Any]:
 
 def write_run(specs: dict[str, RunSpec], out: str, balancing: str, lr: float, seed: int) -> None:
     """One finished run."""
-    config = {**specs[balancing].config, "seed": seed, "output_dir": out}
-    spec = RunSpec(config | {"optim": config["optim"] | {"lr": lr}}, specs[balancing].choices)
+    base = specs[balancing]
+    plain = {**base.written, "seed": seed, "output_dir": out, "optim": base.written["optim"] | {"lr": lr}}
+    spec = RunSpec(checked(plain), base.choices, plain)
     folder = RunFolder(spec.path)
     folder.write_spec(spec)
     rows: list[dict[str, Any]] = []

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import HealthCheck, settings
 
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 
 pytest_plugins = ["tests.run_folders"]
 

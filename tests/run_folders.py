@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder
-from simbal.run_spec import RunSpec
+from simbal.config.check import checked, typed
+from simbal.config.schema import Config
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -25,7 +29,7 @@ def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
     """Writes one finished run folder, its record with a checksum, to tmp_path/outputs/fake and returns its path."""
 
     def write(balancing: str = "simbal", seed: int = 0, status: str | None = "finished", **fields: Any) -> Path:
-        spec = changed_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))
+        spec = fake_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))
         folder = RunFolder(spec.path)
         folder.write_spec(spec)
         record = {
@@ -47,18 +51,30 @@ def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def changed_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: dict[str, Any]) -> RunSpec:
-    """The base run with another balancing, seed and dotted keys; a key without a dot is a group's option."""
-    config, choices = deepcopy(base.config), base.choices | {"balancing": balancing}
-    config |= {"balancing": {balancing: {"coef": 0.1}}, "seed": seed}
-    config |= {"name": "fake", "output_dir": str(tmp_path / "outputs")}
+def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: dict[str, Any]) -> RunSpec:
+    """The base run as a run of tmp_path/outputs/fake; a key without a dot is a group's option where there is one."""
+    options = {key: value for key, value in keys.items() if key in base.choices and isinstance(value, str)}
+    values = {
+        "balancing": {balancing: {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}},
+        "seed": seed,
+        "name": "fake",
+        "output_dir": str(tmp_path / "outputs"),
+    } | {key: value for key, value in keys.items() if key not in options}
+    choices = base.choices | {"balancing": balancing} | options
+    plain = changed(base.written, values)
+    return RunSpec(typed(Config, plain, saved=True), choices, plain)  # a folder may be anybody's: not checked
+
+
+def changed_spec(base: RunSpec, keys: dict[str, Any], **options: str) -> RunSpec:
+    """The base run with other values by dotted key, and other options by group."""
+    plain = changed(base.written, keys)
+    return RunSpec(checked(plain), base.choices | options, plain)
+
+
+def changed(plain: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """A copy of nested dicts with other values by dotted key."""
+    copy = deepcopy(plain)
     for key, value in keys.items():
-        node = config
         *parents, last = key.split(".")
-        if not parents and key in choices:
-            choices[key] = value
-            continue
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return RunSpec(config, choices)
+        reduce(getitem, parents, copy)[last] = value
+    return copy

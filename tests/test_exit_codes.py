@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from simbal import command_line
+from simbal.cli import command_line
 
 
 def raised(error: BaseException) -> object:

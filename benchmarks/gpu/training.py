@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.gpu.timing import Clock
 from simbal.analysis.flops import preset_shape
-from simbal.analysis.training_cost import parameters
+from simbal.cost.parameters import parameters
 from simbal.experts.select import BACKENDS, Backend
 from simbal.model.head import head_loss
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.optim import OptimSettings, build_optimizer
+from simbal.training.lit_moe import OptimSettings, build_optimizer
 
 OPTIM = OptimSettings(5e-4, 0.01, (0.9, 0.95), 1e-8, True, 2000)
 HOST_WAITS = ("megablocks", "fused", "reference")  # what torch.compile must not look into; `torch` it traces

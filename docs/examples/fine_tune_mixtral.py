@@ -5,7 +5,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from simbal.attach import attach
 from simbal.balancing import SimBal
-from simbal.metrics.orthogonality import mean_deviation
+from simbal.metrics.similarity import mean_deviation
 
 STEPS = 100
 torch.manual_seed(0)

@@ -11,9 +11,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "attach": (),
     "hub": (),
     "metrics": (),
-    "model": ("transformer", "attention", "moe", "router", "head", "init", "memory_cost"),
-    "experts": ("plan", "reference", "grouped", "select"),
-    "table": ("statistics", "comparison", "tokens_to_loss", "metric", "arms", "collect", "curves", "paper", "report"),
+    "model": ("transformer", "attention", "moe", "router", "head", "init"),
+    "experts": ("plan", "backends", "select"),
+    "cost": ("parameters", "memory"),
+    "report": ("statistics", "compare", "metric", "arms", "collect", "paper", "report"),
 }
 
 

@@ -1,16 +1,18 @@
-"""One page for each folder of conf/: its options as they stand there, and what their keys mean."""
+"""One page for each folder of conf/: what its keys mean, as the schema says it, and its options as they stand there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from generators import source
 from generators.markup import code, prose, table
-from simbal.catalogue import Catalogue, first_comment
+from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.schema import GROUPS, VARIANTS, Config, Field, Key, fields_of
+from simbal.config.values import words
 
-SCHEMAS = ("src/simbal/config.py", "src/simbal/data_config.py")
 LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
+HEADINGS = ("key", "default", "type", "bounds", "meaning", "another value is")
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
@@ -81,34 +83,50 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
 
 
 def _keys(root: Path, group: str, chosen: list[str]) -> str:
-    """Keys of the typed schemas that carry the group's name; strategies and analyses bring their own keys."""
-    classes = {name: keys for file in SCHEMAS for name, keys in source.fields(root / file).items()}
-    whole = classes["Config"].get(group, ("",))[0]
-    if whole not in classes or not chosen:
+    """The keys of a group that has a schema; strategies and analyses bring their own."""
+    field = fields_of(Config).get(group)
+    if field is None or not field.is_group:
         return ""
-    rows = []
-    for name in (whole, *_subclasses(root, whole)):
-        variant = name.removesuffix("Config").lower()
-        option = variant if variant in options(root, group) else chosen[0]
-        values = Catalogue([root / "conf"]).option_keys(group, option)
-        comments = _comments(options(root, group)[option])
-        for key, (kind, meaning) in classes[name].items():
-            value = _default(values.get(f"{group}.{key}", ""))
-            described = prose(meaning or comments.get(key, ""))
-            rows.append((f"`{group}.{key}`", value, f"`{kind}`", described, "" if name == whole else variant))
-    headings = ("key", "default", "type", "meaning", "only in")
-    shown = len(headings) if any(row[-1] for row in rows) else -1
-    return "## Keys\n\n" + table(headings[:shown], [row[:shown] for row in rows])
+    catalogue = Catalogue([root / "conf"])
+    shared, forms = fields_of(field.kind), VARIANTS.get(field.kind, ("", {}))[1]
+    text = "## Keys\n\n" + _table(f"{group}.", shared, catalogue.option_keys(group, chosen[0]), field.key.hashed)
+    for option, form in forms.items():
+        own = {name: key for name, key in fields_of(form).items() if name not in shared}
+        if own:
+            rows = _table(f"{group}.", own, catalogue.option_keys(group, option), field.key.hashed)
+            text += f"\n### Only in {option}\n\n{rows}"
+    return text
 
 
-def _subclasses(root: Path, name: str) -> list[str]:
-    return [node.name for file in SCHEMAS for node in source.classes(root / file) if name in source.bases(node)]
+def _table(prefix: str, keys: Mapping[str, Field], defaults: Mapping[str, Any], hashed: bool = True) -> str:
+    """`hashed`: whether the group that the keys are of can change the result."""
+    return table(
+        HEADINGS,
+        [
+            (
+                f"`{prefix}{name}`",
+                _default(defaults.get(f"{prefix}{name}", "")),
+                _type(kind),
+                _bounds(key),
+                prose(key.meaning),
+                "another run" if hashed and key.hashed else "the same run",
+            )
+            for name, (kind, key, is_group) in keys.items()
+        ],
+    )
 
 
-def _comments(file: Path) -> dict[str, str]:
-    """By key, those of an option's file."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return {line.partition(":")[0]: source.comment(line) for line in lines if ":" in line}
+def _type(kind: Any) -> str:
+    """In words, but choices as they are typed, one below the other."""
+    if get_origin(kind) is Literal:
+        return "<br>".join(f"`{choice}`" for choice in get_args(kind))
+    return prose(words(kind).removeprefix("a "))
+
+
+def _bounds(key: Key) -> str:
+    if key.most is not None:
+        return f"{key.least:,} to {key.most:,}"
+    return f"> {key.above}" if key.above is not None else f"≥ {key.least}" * (key.least is not None)
 
 
 def _default(value: object) -> str:
@@ -117,7 +135,12 @@ def _default(value: object) -> str:
 
 
 def _root_part(file: Path) -> str:
-    return f"## {file.name}\n\n{about(file)}\n{body(file)}"
+    """Of a program; the keys of `train.py` have a schema."""
+    keys = ""
+    if file.stem == "config":
+        own = {name: field for name, field in fields_of(Config).items() if name not in GROUPS}
+        keys = _table("", own, Catalogue([file.parent]).root_keys())
+    return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 
 def _chosen(chosen: list[str]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from generators import source
 from generators.markup import prose, table
-from simbal.table.metric import METRICS
+from simbal.report.metric import METRICS
 
 NAMES = {"DEFINITION", "DEFINITIONS"}
 BETTER = {"↓": "lower", "↑": "higher"}

@@ -39,6 +39,7 @@ def navigation(pages: dict[str, str], docs: Path) -> list[dict[str, Any]]:
         {"Home": "index.md"},
         {"Tutorial": "tutorial.md"},
         {"Guide": [page for page in pages if page.startswith("guide/") or page == OWN_STRATEGY_PAGE]},
+        {"What is trusted": "trust.md"},
         *([{"Results": results}] if (results := result_pages(pages)) else []),
         *([{"Examples": examples}] if examples else []),
         {

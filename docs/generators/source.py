@@ -45,13 +45,3 @@ def dictionaries(package: Path, names: set[str]) -> Iterator[tuple[Path, Mapping
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)]) if name in names:
                     yield file, ast.literal_eval(node.value)
-
-
-def classes(file: Path) -> list[ast.ClassDef]:
-    """Of a module, in its order."""
-    return [node for node in parse(file).body if isinstance(node, ast.ClassDef)]
-
-
-def bases(node: ast.ClassDef) -> list[str]:
-    """The names that a class inherits from."""
-    return [ast.unparse(base) for base in node.bases]

@@ -12,7 +12,7 @@ from generators.configuration import about, body, options
 from generators.markup import prose, slug, table
 from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.build import build_strategy
-from simbal.catalogue import Catalogue
+from simbal.config.catalogue import Catalogue
 
 FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # those of model=tiny; nothing shown depends on them
 

@@ -2,8 +2,8 @@
 
 from hydra import compose, initialize_config_dir
 
-from simbal.analysis.trained import TrainedRun, load
-from simbal.run_spec import RunSpec
+from simbal.analysis.shared.trained import TrainedRun, load
+from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from tests.conftest import CONF, MARKOV, SMALL
 

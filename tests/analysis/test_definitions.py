@@ -5,7 +5,7 @@ import yaml
 from hydra.utils import get_method
 
 from simbal.analysis.evaluate import evaluate
-from simbal.table.collect import collect
+from simbal.report.collect import collect
 from tests.analysis.module_runs import trained_run
 from tests.conftest import CONF
 

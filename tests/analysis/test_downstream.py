@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal.analysis import benchmark_items, harness
-from simbal.analysis.benchmark_items import BENCHMARKS, package_folder, read_items
-from simbal.analysis.downstream import evenly_spaced
+from simbal.analysis import downstream as benchmark_items
+from simbal.analysis import downstream as harness
+from simbal.analysis.downstream import BENCHMARKS, evenly_spaced, package_folder, read_items
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.run_tokenizer import run_tokenizer
-from simbal.analysis.trained import load
+from simbal.analysis.shared.trained import DataPlaces, load, run_tokenizer
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
@@ -113,7 +112,8 @@ def run(tmp_path_factory):
 
 
 def accuracies(run, **changes) -> dict:
-    evaluate({"downstream": KEYS | changes}, str(run.path), True, "cpu", "unused")
+    places = DataPlaces(cache_dir=run.config.data.cache_dir)
+    evaluate({"downstream": KEYS | changes}, str(run.path), True, "cpu", "unused", places=places)
     return json.loads((run.path / "analysis" / "downstream.json").read_text())
 
 
@@ -183,3 +183,8 @@ def test_a_run_on_symbols_is_refused(small_spec, package, monkeypatch):
     train(spec)
     with pytest.raises(UserError, match="was trained on data=synthetic"):
         accuracies(spec)
+
+
+def test_what_the_harness_would_execute_lies_in_no_place_of_the_runs_config(run, package):
+    with pytest.raises(UserError, match="analysis=downstream keeps its tasks in data.cache_dir: give one"):
+        evaluate({"downstream": KEYS}, str(run.path), True, "cpu", "unused")

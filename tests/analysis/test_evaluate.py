@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simbal import command_line
 from simbal.analysis.evaluate import evaluate
+from simbal.cli import command_line
 from simbal.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -3,14 +3,15 @@
 import pytest
 from rich.console import Console
 
-from simbal.analysis import flops_tables
+from simbal.analysis import flops as flops_tables
 from simbal.analysis.flops import PRESETS, flops, preset_shape
-from simbal.analysis.paper_models import PAPER, VOCABULARY
-from simbal.analysis.training_cost import parameters
+from simbal.config.schema import CL100K_IDS
+from simbal.cost.parameters import parameters
+from simbal.cost.recipe import PAPER
 from simbal.errors import UserError
 
 KEYS = {
-    "preset": "moe_l", "vocab_size": VOCABULARY, "seq_len": 2048, "steps": None, "batch_tokens": 2**20,
+    "preset": "moe_l", "vocab_size": CL100K_IDS, "seq_len": 2048, "steps": None, "batch_tokens": 2**20,
     "micro_batch": 4, "precision": "bf16-mixed",
     "device_flops": 312e12, "utilisation": 0.4,
 }  # fmt: skip
@@ -39,7 +40,7 @@ BIASED = {
 
 
 def counted(preset):
-    return parameters(preset_shape(preset, VOCABULARY))
+    return parameters(preset_shape(preset, CL100K_IDS))
 
 
 def numbers(preset, **changes):
@@ -144,13 +145,11 @@ def test_large_counts_are_shortened_as_in_the_paper():
         ({"vocab_size": 0}, "vocab_size=0 must be a whole number of at least 1"),
         ({"seq_len": 0}, "seq_len=0 must be a whole number of at least 1"),
         ({"micro_batch": 0}, "micro_batch=0 must be a whole number of at least 1"),
-        ({"precision": "fp8"}, "precision=fp8 is not one of 32-true, bf16-mixed, bf16-true"),
         ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 1"),
         ({"batch_tokens": True}, "batch_tokens=True must be a whole number of at least 1"),
         ({"device_flops": 0}, "device_flops=0 must be a number above 0"),
         ({"device_flops": float("inf")}, "device_flops=inf must be a number above 0"),
         ({"utilisation": 1.1}, "utilisation=1.1 must be above 0 and at most 1"),
-        ({"utilisation": "half"}, "utilisation=half must be above 0 and at most 1"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import harmless
-from simbal.analysis.sampling import Drawing, continue_tokens
-from simbal.analysis.trained import load
-from simbal.analysis.whole_prefix import WholePrefix
+from simbal.analysis.generate import Drawing, WholePrefix, continue_tokens, harmless
+from simbal.analysis.shared.trained import load
 from simbal.balancing.composition import Composition
 from simbal.errors import UserError
+from simbal.model.attention import KeyValueCache
 from simbal.model.init import initialise
-from simbal.model.key_value_cache import KeyValueCache
 from simbal.model.transformer import Transformer
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
@@ -165,10 +163,10 @@ def test_a_sample_ends_where_the_document_ends(run, monkeypatch):
         ({"seed": -1}, "analysis.generate.seed=-1 must be a whole number of at least 0"),
         ({"temperature": -1}, "analysis.generate.temperature=-1 must be a finite number of at least 0"),
         ({"temperature": math.inf}, "analysis.generate.temperature=inf must be a finite number"),
-        ({"temperature": "warm"}, "analysis.generate.temperature=warm must be a finite number"),
+        ({"temperature": "warm"}, "analysis.generate.temperature=warm must be a number"),
         ({"top_p": 0}, "analysis.generate.top_p=0.* must be above 0 and at most 1"),
         ({"top_p": 1.5}, "analysis.generate.top_p=1.5 must be above 0 and at most 1"),
-        ({"prompt": 3}, "analysis.generate.prompt=3 must be a text"),
+        ({"prompt": 3}, "analysis.generate.prompt=3 must be text"),
         ({"prompt": "\ud83d"}, "prompt is no valid UTF-8"),
         ({"tokens": 17}, "tokens=17 after a prompt of 0 tokens is longer than the 16 .* at most 16 fit"),
         ({"prompt": "x " * 40}, "longer than the 16 tokens that the run was trained on: at most 0 fit"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from simbal.analysis.gram_quanta import PAPER, QUANTUM, decode, gram_quanta
-from simbal.metrics.orthogonality import mean_squared_deviation
+from simbal.metrics.similarity import mean_squared_deviation
 
 MOE_M, MOE_L = PAPER.values()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simbal.analysis.likelihood import Ending, endings
+from simbal.analysis.harness_model import Ending, endings
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer
 from tests.model.test_transformer import shape

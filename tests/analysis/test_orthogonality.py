@@ -5,9 +5,9 @@ import torch
 from rich.console import Console
 
 from simbal.analysis.orthogonality import FORMATS, measured, orthogonality
-from simbal.analysis.trained import load
+from simbal.analysis.shared.trained import load
 from simbal.errors import UserError
-from simbal.metrics.orthogonality import max_cosine, mean_squared_cosine, off_diagonal_cosines, row_norms
+from simbal.metrics.similarity import max_cosine, mean_squared_cosine, off_diagonal_cosines, row_norms
 from simbal.training.run import train
 
 WEIGHT_ED = torch.tensor([[1, 0.5, 0], [0, 1, -0.5]])

@@ -6,11 +6,10 @@ from rich.console import Console
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from simbal.analysis import orthonormal
-from simbal.analysis.deviations import PAPER, Spread, notes, table, verdict
-from simbal.analysis.orthogonalization import measured, orthogonalization
+from simbal.analysis import orthogonalization as orthonormal
+from simbal.analysis.orthogonalization import PAPER, Spread, measured, notes, orthogonalization, table, verdict
 from simbal.errors import UserError
-from simbal.metrics.orthogonality import identity_deviation, max_deviation, mean_deviation, mean_squared_deviation
+from simbal.metrics.similarity import identity_deviation, max_deviation, mean_deviation, mean_squared_deviation
 from simbal.model.init import generator
 
 SMALL = {"num_experts": 4, "d_model": 16, "trials": 2, "steps": 3, "lr": 1e-4, "final_lr": 1e-5, "seed": 0}

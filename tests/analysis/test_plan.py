@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from simbal.analysis import rates, recipe
 from simbal.analysis.flops import preset_shape
-from simbal.analysis.hardware import OPTIONS
-from simbal.analysis.paper_models import PAPER, VOCABULARY
-from simbal.model.device_memory import device_memory, largest_micro_batch
-from simbal.model.memory_cost import Step, memory_cost
+from simbal.config.schema import CL100K_IDS
+from simbal.cost import rates, recipe
+from simbal.cost.hardware import OPTIONS
+from simbal.cost.memory import Step, device_memory, largest_micro_batch, memory_cost
+from simbal.cost.recipe import PAPER
 from simbal.training import run
 from tests.analysis.plans import ROOT, keys_of, metrics, planned, shown
 from tests.conftest import CONF
@@ -36,7 +36,7 @@ def test_the_papers_models_have_its_tokens_steps_and_batch(preset):
     assert record["metrics"]["tokens"] == pytest.approx(printed, rel=2e-3)
     assert record["recipe"]["steps"] == PAPER[preset].steps
     assert record["recipe"]["global_batch"] * record["recipe"]["seq_len"] == 2**20
-    assert record["recipe"]["shape"]["vocab_size"] == VOCABULARY
+    assert record["recipe"]["shape"]["vocab_size"] == CL100K_IDS
     assert record["recipe"]["trainer"] == ("paper_m" if preset.endswith("_m") else "paper_l")
 
 
@@ -100,7 +100,7 @@ def test_nothing_of_a_gpu_is_called_measured():
 
 def test_ddp_has_all_on_each_device_and_buckets_of_gradients():
     step = Step(16, 2048, True, "bf16-true", device="cuda")
-    alone = memory_cost(preset_shape("moe_m", VOCABULARY), step)
+    alone = memory_cost(preset_shape("moe_m", CL100K_IDS), step)
     memory = planned().record["memory"]["ddp"]
     assert memory["weights"] == memory["gradients"] == 2 * 626_094_336
     assert memory["sharing"] == memory["gradients"]
@@ -122,14 +122,14 @@ def test_fsdp_has_its_part_and_what_it_puts_together():
 
 def test_more_devices_than_experts_do_not_make_their_part_smaller():
     step = Step(1, 2048, True, "32-true")
-    shape = preset_shape("moe_m", VOCABULARY)
+    shape = preset_shape("moe_m", CL100K_IDS)
     experts = 8 * 32 * 3 * 768 * 768
     on_64 = device_memory("fsdp", shape, step, 64).step.weights
     assert on_64 == pytest.approx(4 * (experts / 32 + (626_094_336 - experts) / 64), rel=1e-3)
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
-    shape, step = preset_shape("moe_l", VOCABULARY), Step(1, 2048, True, "bf16-mixed", device="cuda")
+    shape, step = preset_shape("moe_l", CL100K_IDS), Step(1, 2048, True, "bf16-mixed", device="cuda")
 
     def peak(size, sequences=64):
         return device_memory("ddp", shape, replace(step, micro_batch=size, accumulates=size < sequences), 8).peak

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from simbal import command_line
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.plan import plan
+from simbal.cli import command_line
 from simbal.errors import UserError
 from tests.analysis.plans import KEYS, ROOT, keys_of, planned
 from tests.conftest import CONF
@@ -24,19 +24,17 @@ from tests.conftest import CONF
         ({"gpus": 1024}, "gpus=1024 cannot share the 512 sequences"),
         ({"micro_batch": 3}, "analysis.plan.micro_batch=3 must divide the 64 sequences of a device: it may be 1, 2, 4"),
         ({"steps": 0}, "analysis.plan.steps=0 must be a whole number of at least 1"),
-        ({"precision": "fp8"}, "analysis.plan.precision=fp8 is not one of 32-true, bf16-mixed, bf16-true"),
         ({"hardware": "cpu"}, "analysis.plan.precision=bf16-true: one core of an AMD EPYC with AVX-512 has no bf16"),
-        ({"backend": "cutlass"}, "analysis.plan.backend=cutlass is not one of torch, megablocks, fused, reference"),
         ({"utilisation": 0}, "analysis.plan.utilisation=0 must be above 0 and at most 1"),
         ({"utilisation": 1.1}, "analysis.plan.utilisation=1.1 must be above 0 and at most 1"),
         ({"memory_share": 2}, "analysis.plan.memory_share=2 must be above 0 and at most 1"),
-        ({"memory_bytes": 0}, "hardware.memory_bytes=0 must be above 0"),
+        ({"memory_bytes": 0}, "hardware.memory_bytes=0 must be a finite number above 0"),
         ({"price_per_hour": -1}, "hardware.price_per_hour=-1 must be a finite number of at least 0"),
         ({"fp32_flops": "fast"}, "hardware.fp32_flops=fast must be a number"),
         ({"accelerator": "tpu"}, "hardware.accelerator=tpu is not one of cpu, cuda"),
         ({"d_model": 100}, "model.d_model=100 must be a multiple of twice model.num_heads"),
         ({"top_k": 33}, "model.top_k=33 must lie between 1 and model.num_experts=32"),
-        ({"num_layers": 0}, "model.num_layers=0 must be a whole number of at least 1"),
+        ({"num_layers": 0}, "model.num_layers=0 must be at least 1"),
         ({"d_model": "wide"}, "model.d_model=wide must be a whole number"),
     ],
 )

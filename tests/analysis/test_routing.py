@@ -7,9 +7,15 @@ import torch
 from rich.console import Console
 
 from simbal.analysis.routing import routing
-from simbal.analysis.routing_totals import RoutingTotals, over_layers
-from simbal.analysis.token_pairs import TokenPairs, correlation, inputs_of, mean_in_bins
-from simbal.analysis.trained import load
+from simbal.analysis.shared.routing_totals import (
+    RoutingTotals,
+    TokenPairs,
+    correlation,
+    inputs_of,
+    mean_in_bins,
+    over_layers,
+)
+from simbal.analysis.shared.trained import load
 from simbal.errors import UserError
 from simbal.model.router import Routing, count
 from simbal.training.run import train
@@ -195,7 +201,6 @@ def test_a_dense_model_is_refused(trained):
         ({"pairs": 1}, "pairs=1 must be a whole number of at least 2"),
         ({"bins": 2.5}, "bins=2.5 must be a whole number of at least 1"),
         ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-        ({"against": 3}, "against=3 must be the path of a run or of its weights, or null"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(trained, change, sentence):

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from simbal.analysis.routing import routing
-from simbal.analysis.trained import load
+from simbal.analysis.shared.trained import load
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.module_runs import trained_run
@@ -59,7 +59,7 @@ def test_what_is_no_run_and_no_weights_is_refused(trained, tmp_path):
         saturation(run, run.path.parent)
     with pytest.raises(UserError, match=r"weights-00000003\.ckpt is missing"):
         saturation(run, run.path / "checkpoints" / "weights-00000003.ckpt")
-    moved = run.path / "checkpoints" / "weights-00000007.ckpt"
+    moved = run.path / "checkpoints" / "moved.ckpt"
     moved.write_bytes((trained("balancing=lbl").path / "checkpoints" / "weights-00000002.ckpt").read_bytes())
     with pytest.raises(UserError, match="belongs to another run"):
         saturation(run, moved)

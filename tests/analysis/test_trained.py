@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+import yaml
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.trained import load, runs_in
+from simbal.analysis.shared.trained import load, runs_in
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training.run import train
+from tests.forged_runs import forge
+from tests.no_file import KINDS, take_place
 
 QUALITY = {
     "quality": {
@@ -32,7 +35,7 @@ def quality_of(spec, **changes) -> dict:
 
 def test_the_quality_of_a_run_is_that_of_its_record_and_no_matter_of_batches(run):
     record = RunFolder(run.path).read_record()["metrics"]
-    tokens = run.config["data"]["validation_tokens"]
+    tokens = run.config.data.validation_tokens
     one, other = (quality_of(run, tokens=tokens, batch_size=size)["metrics"] for size in (3, 16))
     assert one["loss"] == pytest.approx(record["val/loss"], rel=1e-6)
     assert one["ppl"] == pytest.approx(record["val/ppl"], rel=1e-6)
@@ -43,7 +46,7 @@ def test_the_quality_of_a_run_is_that_of_its_record_and_no_matter_of_batches(run
 
 def test_every_token_of_the_split_is_counted_once_and_belongs_to_a_document(run):
     found, trained = quality_of(run), load(run.path)
-    seq_len = run.config["data"]["seq_len"]
+    seq_len = run.config.data.seq_len
     assert found["tokens"] == (trained.store.meta["splits"]["validation"]["tokens"] - 1) // seq_len * seq_len
     assert found["documents"] == trained.store.meta["splits"]["validation"]["documents"]
     assert found["settings"]["seed"] == 0
@@ -97,9 +100,37 @@ def test_damaged_and_foreign_checkpoints_are_refused_by_name(run, small_spec):
     file.write_bytes((other.path / "checkpoints" / "final.ckpt").read_bytes())
     with pytest.raises(UserError, match="final.ckpt belongs to another run than the folder that it is in"):
         load(run.path)
+    torch.save(torch.load(file, weights_only=True) | {"config_hash": run.hash, "global_step": 4}, file)
+    with pytest.raises(UserError, match="final.ckpt is not that of step 12, the last of its run"):
+        load(run.path)
     file.unlink()
     with pytest.raises(UserError, match="final.ckpt is missing"):
         load(run.path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/final.ckpt", "config.yaml", "analysis/quality.json"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_in_the_place_of_one_is_a_sentence(run, name, kind):
+    file = run.path / name
+    take_place(file, kind)
+    with pytest.raises(UserError) as refused:
+        evaluate(QUALITY, str(run.path), False, "cpu", "unused")
+    assert str(run.path) in str(refused.value)
+
+
+def test_a_config_that_trains_nothing_is_a_sentence(run):
+    by_itself, together = "a config written by simbal", "config that trains"
+    for key, value, is_no in (
+        ("trainer.max_steps", "many", by_itself), ("data.seq_len", -1, by_itself), ("model.d_model", 17, together),
+    ):  # fmt: skip
+        spec = yaml.safe_load((run.path / "config.yaml").read_text())
+        group, _, name = key.partition(".")
+        before = spec[group][name]
+        forge(run.path, key, value)
+        with pytest.raises(UserError, match=f"config.yaml is (no|not) {is_no}: .*{name}"):
+            load(run.path)
+        forge(run.path, key, before)
+    assert load(run.path).path == run.path
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from tests.conftest import CONF, SMALL
 
 

@@ -102,7 +102,7 @@ def test_the_next_forward_pass_frees_the_last_one():
 
 def counts(balancing) -> int:
     """Tokens of the step in progress that layer 0 has sent to experts."""
-    counts_LE = balancing._totals.counts_LE
+    counts_LE = balancing._step.counts_LE
     return 0 if counts_LE is None else int(counts_LE[0].sum())
 
 

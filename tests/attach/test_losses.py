@@ -106,7 +106,7 @@ def test_two_micro_batches_have_the_gradient_of_one_batch():
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_foreseen_counts_make_micro_batches_the_same_as_one_batch():
+def test_a_counting_pass_makes_micro_batches_the_same_as_one_batch():
     inputs, loss = batch(sequences=4), LoadBalancingLoss(scope="global")
     halves = [{key: value[2 * part : 2 * part + 2] for key, value in inputs.items()} for part in range(2)]
     whole, cut = host(), host()
@@ -114,7 +114,7 @@ def test_foreseen_counts_make_micro_batches_the_same_as_one_batch():
         whole(**inputs)
         balancing.loss().backward()
     with attach(cut, loss) as balancing:
-        with balancing.foresee():
+        with balancing.counting_pass():
             for half in halves:
                 cut(**half)
         for half in halves:
@@ -124,7 +124,7 @@ def test_foreseen_counts_make_micro_batches_the_same_as_one_batch():
         cut(**halves[0])
         balancing.loss()
         cut(**halves[1])
-        with pytest.raises(UserError, match="several micro-batches: run them all under foresee"):
+        with pytest.raises(UserError, match="several micro-batches: run them all under counting_pass"):
             balancing.loss()
     for one, other in zip(router_weights(whole).values(), router_weights(cut).values(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-7)

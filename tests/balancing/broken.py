@@ -77,7 +77,7 @@ class RunningGlobal(LoadBalancingLoss):
     def __init__(self):
         super().__init__(scope="global", **READING)
 
-    def losses(self, routings, foreseen_LE):
+    def losses(self, routings, step_counts_LE):
         return super().losses(routings, self.measure(routings))
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from simbal.balancing.build import build_balancing, build_strategy
 from simbal.balancing.composition import Composition
 from simbal.balancing.none import NoBalancing
-from simbal.balancing.schedule import Schedule
+from simbal.config.schedule import Schedule
 from simbal.errors import UserError
 from tests.balancing.cases import FACTS, SIZES, registered
 from tests.balancing.example import example, mirrored
-from tests.balancing.tiny_training import LitMoE, batch_of, module_of, tiny_model, train
+from tests.balancing.tiny_training import batch_of, composed_module, tiny_model, train
 
 STRATEGIES = registered()
 
@@ -37,15 +37,9 @@ def test_losses_add_and_layers_stay_apart():
     assert mean["lbl"].item() == pytest.approx(0.01 * 19 / 8)
 
 
-def module_with(*names: str) -> LitMoE:
-    module = module_of(NoBalancing())
-    module.balancing = together(*names)
-    return module
-
-
 @pytest.mark.parametrize(("pair", "alone"), [(("lf", "lbl"), "lbl"), (("lf", "simbal"), "simbal")])
 def test_the_parts_of_a_loss_free_pair_give_the_same_numbers_alone_and_together(pair, alone):
-    composed, loss_free, single = module_with(*pair), module_with("lf"), module_with(alone)
+    composed, loss_free, single = (composed_module(together(*names)) for names in (pair, ["lf"], [alone]))
     for module in (composed, loss_free, single):
         module.training_step(batch_of(0), 0)
         module.finish_step(0, 0.1)
@@ -90,8 +84,7 @@ def test_a_coefficient_of_zero_trains_as_no_balancing_does():
     outcomes = []
     for part in ("none", "lbl", "simbal", "router_z_loss", "ernie_ortho", "offdiag_cosine", "row_norm"):
         changes = {} if part == "none" else {"coef": 0.0}
-        module = module_of(NoBalancing())
-        module.balancing = Composition({part: strategy(part, **changes)}, {})
+        module = composed_module(Composition({part: strategy(part, **changes)}, {}))
         train(module, range(3))
         outcomes.append(torch.cat([parameter.flatten() for parameter in module.model.parameters()]))
     assert all(torch.equal(outcomes[0], other) for other in outcomes[1:])
@@ -141,7 +134,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(value, says):
 
 
 def test_a_key_that_a_strategy_does_not_take_is_refused():
-    with pytest.raises(UserError, match="balancing.simbal: SimBal: got an unexpected keyword argument 'colour'"):
+    with pytest.raises(UserError, match="there is no key balancing.simbal.colour: SimBal takes coef, reduction"):
         strategy("simbal", colour="red")
 
 

@@ -2,11 +2,20 @@
 
 import pytest
 
+from simbal import balancing
 from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import CASES
+from tests.balancing.loss_values import values_of
 
 
 @pytest.mark.parametrize("check", loss_checks.CHECKS + training_checks.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conformance(case, check):
     check(case)
+
+
+def test_the_values_of_every_loss_of_the_package_are_worked_out_by_hand():
+    strategies = [case.make() for case in CASES]
+    own = [strategy for strategy in strategies if type(strategy).__name__ in balancing.__all__]
+    assert len(own) > 20
+    assert [strategy for strategy in own if values_of(strategy) is None] == []

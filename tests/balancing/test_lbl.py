@@ -61,8 +61,8 @@ def test_the_global_scope_of_micro_batches_averages_to_that_of_the_batch():
     logits_NE, _ = example()
     strategy = lbl(scope="global")
     halves = [routing_of(half_NE, 1) for half_NE in logits_NE.chunk(2)]
-    foreseen_LE = sum(strategy.measure([half]) for half in halves)
-    losses = [strategy.losses([half], foreseen_LE).item() for half in halves]
+    step_counts_LE = sum(strategy.measure([half]) for half in halves)
+    losses = [strategy.losses([half], step_counts_LE).item() for half in halves]
     assert sum(losses) / 2 == pytest.approx(171 / 80)
     running = [strategy.losses([half], strategy.measure([half])).item() for half in halves]
     assert sum(running) / 2 == pytest.approx(19 / 8)  # what is known of one half at a time is another loss

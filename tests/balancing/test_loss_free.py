@@ -74,7 +74,7 @@ def test_the_batch_of_a_step_moves_the_choice_of_the_next_one_only():
         train(module, range(batches[0], batches[0] + 1))
         assert not torch.equal(before, module.balancing.parts["it"].bias_LE)
         module.training_step(batch_of(batches[1]), 0)
-        counts.append(module.step_totals.counts_LE)
+        counts.append(module.balancing_step.counts_LE)
     assert not torch.equal(*counts)
 
 

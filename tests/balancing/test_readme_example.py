@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.run_folder import RunFolder
-from simbal.run_spec import RunSpec
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import cases_of, registered

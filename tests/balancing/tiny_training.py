@@ -6,11 +6,10 @@ from torch.utils.checkpoint import checkpoint
 
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
+from simbal.distributed import world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import LitMoE
-from simbal.training.optim import OptimSettings
-from simbal.training.ranks import world_size
+from simbal.training.lit_moe import LitMoE, OptimSettings
 from tests.balancing.cases import SIZES, Case
 
 B, S, V = 4, 8, 32
@@ -35,7 +34,11 @@ def tiny_module(case: Case) -> LitMoE:
 def module_of(strategy: Balancing, gating: str = "softmax") -> LitMoE:
     if strategy.coef:
         strategy.coef = 1.0
-    model, balancing = tiny_model(gating), Composition({"it": strategy}, {})
+    return composed_module(Composition({"it": strategy}, {}), gating)
+
+
+def composed_module(balancing: Composition, gating: str = "softmax") -> LitMoE:
+    model = tiny_model(gating)
     balancing.prepare(model.routers)
     settings = OptimSettings(LR, 0.0, (0.9, 0.95), 1e-8, True, 0)
     return LitMoE(model, balancing, settings, 100, 0.0, 0.0, torch.ones(V, dtype=torch.int64))
@@ -59,8 +62,8 @@ def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[dict]:
     for step in steps:
         mine_BT = batch_of(step)[rank() :: world_size()]
         chunks = mine_BT.chunk(micro_batches)
-        if module.balancing.foresees and micro_batches > 1:
-            module.foresee(chunks)
+        if module.balancing.needs_step_counts and micro_batches > 1:
+            module.count_step(chunks)
         for chunk_BT in chunks:
             returned.append(module.training_step(chunk_BT, 0))
             (returned[-1]["loss"] / micro_batches).backward()

@@ -26,6 +26,7 @@ from tests.chaos.small_disk import SmallDisk, mountable
 from tests.chaos.verdict import Verdict, compare, traceback
 
 MIN_FAULTS, MAX_FAULTS = 4, 9  # tried in a round
+NO_FLOCK_SHARE = 0.3  # of the rounds, on a disk that has no flock
 LOGGERS = ("none", "tensorboard")  # no result depends on it
 
 
@@ -58,7 +59,11 @@ class Campaign:
         folder = self.folder / f"round-{self.rounds}"
         with ExitStack() as stack:
             disk = stack.enter_context(SmallDisk(folder / "outputs")) if self.mounts else None
-            scene = Scene(folder, self.folder / "data", disk, f"logger={draws.choice(LOGGERS)}")
+            data = shutil.copytree(self.folder / "data", folder / "data")
+            flock = draws.random() > NO_FLOCK_SHARE
+            scene = Scene(folder, data, disk, f"logger={draws.choice(LOGGERS)}", flock=flock)
+            if not flock:
+                scene.note("no_flock", "all of this round")
             stack.callback(scene.clear)
             disturb(scene, self.bag, draws.randint(MIN_FAULTS, MAX_FAULTS), self.seconds, self.deadline)
             finish(scene, self.seconds)

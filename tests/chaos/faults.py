@@ -2,16 +2,30 @@
 
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from simbal.data.verification import MEMORY
 from tests.chaos.damage import flip, tear, truncate
+from tests.chaos.foreign import ATTACKS
 from tests.chaos.scene import END_SECONDS, Scene
 
+# a program that holds a run's folder, unless another one does
+HOLD = """
+import sys, time
+from pathlib import Path
+from simbal.errors import exit_on_user_error
+from simbal.runs.folder import RunFolder
+with exit_on_user_error(), RunFolder(Path(sys.argv[1])).lock():
+    time.sleep(float(sys.argv[2]))
+"""
 Damage = Callable[[Path, Random], str]
 
 
@@ -134,6 +148,54 @@ def second_sweep(kind: str, scene: Scene, draws: Random) -> None:
         scene.note(kind, sweep.output.stem)
 
 
+def damage_data(kind: str, scene: Scene, draws: Random) -> None:
+    """Damage a file of the prepared data: no sweep may believe them; then do what its sentence says."""
+    scene.rest()
+    files = sorted(file for file in scene.data.rglob("[!.]*") if file.is_file() and file.name != MEMORY)
+    if not files:
+        return
+    file = draws.choice(files)
+    damage = draws.choice((flip, flip, truncate))
+    _damage_all(kind, scene, draws, damage, [file])
+    sweep = scene.start()
+    scene.await_end([sweep], END_SECONDS)
+    said = sweep.output.read_text()
+    if sweep.process.returncode != 1 or "delete" not in said or scene.jobs():
+        scene.complain(f"{file.name} is damaged, but {sweep.output.stem} ended with {sweep.process.returncode}: {said}")
+    shutil.rmtree(next(place for place in scene.data.iterdir() if file.is_relative_to(place)))
+
+
+def busy_folder(kind: str, scene: Scene, draws: Random) -> None:
+    """Hold the folder of a run for some seconds, as another program that writes it."""
+    if not scene.running() or not (runs := scene.runs()):
+        return
+    run, seconds = draws.choice(runs), draws.uniform(0.2, 4.0)
+    command = [sys.executable, "-c", HOLD, str(scene.outputs / "default" / run), str(seconds)]
+    held = subprocess.run(command, env=scene.environment, capture_output=True, text=True, check=False)
+    if held.returncode == 0:
+        scene.note(kind, f"{run} for {seconds:.1f} s")
+
+
+def foreign_run(kind: str, scene: Scene, draws: Random) -> None:
+    """Put a hostile folder beside the runs, look at it with the programs, and take it away again."""
+    attack = draws.choice(sorted(ATTACKS))
+    found = sorted(scene.outputs.glob("default/*/record.json"))
+    finished = [file.parent for file in found if '"finished"' in file.read_text(errors="replace")]
+    if not finished:
+        return
+    folder = scene.outputs / "default" / "foreign"
+    shutil.copytree(finished[0], folder, ignore=shutil.ignore_patterns(".*"))
+    try:
+        marker = ATTACKS[attack](folder)
+        scene.note(kind, f"{attack}, made of {finished[0].name}")
+        for program in (["report.py", str(folder.parent)], ["evaluate.py", f"run={folder}", "analysis=orthogonality"]):
+            said = scene.call(program, folder.parent)
+            if "Traceback" in said or marker.exists():
+                scene.complain(f"{program[0]} of a foreign run ({attack}): {said}")
+    finally:
+        shutil.rmtree(folder)
+
+
 FAULTS = (
     Fault("kill_job SIGKILL", 4, kill_job(signal.SIGKILL)),
     Fault("kill_job SIGTERM", 4, kill_job(signal.SIGTERM)),
@@ -149,6 +211,9 @@ FAULTS = (
     Fault("full_disk", 2, full_disk),
     Fault("limit_files", 1, limit_files),
     Fault("second_sweep", 2, second_sweep),
+    Fault("damage_data", 2, damage_data),
+    Fault("busy_folder", 3, busy_folder),
+    Fault("foreign_run", 2, foreign_run, after_end=True),
 )
 
 

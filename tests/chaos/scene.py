@@ -1,21 +1,26 @@
 """A folder, the sweeps that work in it, what they print and the processes that they start."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simbal.sweep.slots import THREADS
+from simbal.processes.slots import THREADS
 from tests.chaos.small_disk import SmallDisk
 from tests.child_processes import alive
 from tests.sweep.small_sweep import command
 
+REPOSITORY = Path(__file__).parents[2]
+NO_FLOCK = REPOSITORY / "tests" / "no_flock"  # makes every program of Python that finds it there do without
 MARK = "SIMBAL_CHAOS"  # environment variable that children inherit: orphans are found by it too
 POLL_SECONDS = 0.05
+CALL_SECONDS = 120.0  # of a program that reads folders
 END_SECONDS = 40.0  # for processes that were told to end, or whose sweep is gone; they take 5 and what a busy core adds
 KEYS = ("trainer.max_steps=120", "trainer.micro_batch=4", "retry_failed=true")
 
@@ -33,9 +38,13 @@ class Sweep:
 class Scene:
     """The sweeps of one folder, one after another or two at once; `injected` and `problems` grow as things happen."""
 
-    def __init__(self, folder: Path, cache_dir: Path, disk: SmallDisk | None = None, *keys: str) -> None:
-        """`keys`: overrides of the sweep beside KEYS."""
-        self.folder, self.outputs, self.disk = folder, folder / "outputs", disk
+    def __init__(
+        self, folder: Path, cache_dir: Path, disk: SmallDisk | None = None, *keys: str, flock: bool = True
+    ) -> None:
+        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS; `flock`: whether the disk knows it."""
+        self.folder, self.outputs, self.data, self.disk = folder, folder / "outputs", cache_dir, disk
+        self.environment = {key: value for key, value in os.environ.items() if key not in THREADS}
+        self.environment |= {MARK: str(folder)} | ({} if flock else {"PYTHONPATH": str(NO_FLOCK)})
         self.command = command(self.outputs, cache_dir, *KEYS, *keys)
         self.sweeps: list[Sweep] = []
         self.injected: list[str] = []  # the kind of each fault
@@ -66,13 +75,38 @@ class Scene:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,  # read by us: a limit on the size of files is not to hit this one
             stderr=subprocess.STDOUT,
-            env={key: value for key, value in os.environ.items() if key not in THREADS} | {MARK: str(self.folder)},
+            env=self.environment,
         )
         reader = threading.Thread(target=_copy, args=(process, output), daemon=True)
         reader.start()
         self.sweeps.append(Sweep(process, output, reader))
         self.say(f"{output.stem} started as process {process.pid}")
         return self.sweeps[-1]
+
+    def call(self, program: list[str], place: Path) -> str:
+        """What a program of the repository says, started in the folder `place`; a problem if it does not end."""
+        command = [sys.executable, str(REPOSITORY / program[0]), *program[1:], f"data.cache_dir={self.data}"]
+        command = command if program[0] == "evaluate.py" else command[:-1]
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=place,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=CALL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            self.complain(f"{' '.join(program)} does not end")
+            return ""
+        return ended.stdout + ended.stderr
+
+    def runs(self) -> list[str]:
+        """The folders of all runs that the sweep is to make, once it has said so."""
+        if not (self.outputs / "default" / "sweep.json").exists():
+            return []
+        return [*json.loads((self.outputs / "default" / "sweep.json").read_text())["runs"]]
 
     def running(self) -> list[Sweep]:
         """Those that have not ended."""

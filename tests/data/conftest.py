@@ -1,4 +1,4 @@
-"""What the tests of the data share: a resolved `config["data"]` and small files to read."""
+"""What the tests of the data share: checked keys of the data and small files to read."""
 
 import json
 from collections import Counter
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simbal.data import remote
-from simbal.data.sources import open_source
+from simbal.config.check import checked_data
+from simbal.config.schema import DataConfig
+from simbal.data.sources import remote
+from simbal.data.sources.open import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
@@ -17,8 +19,9 @@ CONF = Path(__file__).parents[2] / "conf" / "data"
 def load_keys():
     """`load_keys("files", cache_dir, files=...)`: the keys of conf/data/files.yaml with some replaced."""
 
-    def load(source: str, cache_dir: Path, **changed) -> dict:
-        return {**yaml.safe_load((CONF / f"{source}.yaml").read_text()), "cache_dir": str(cache_dir), **changed}
+    def load(source: str, cache_dir: Path, **changed) -> DataConfig:
+        shipped = yaml.safe_load((CONF / f"{source}.yaml").read_text())
+        return checked_data({**shipped, "cache_dir": str(cache_dir), **changed})
 
     return load
 

@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 
 from simbal.data import check as check_module
-from simbal.data import split_facts
+from simbal.data import splits as split_facts
 from simbal.data.check import check
 from simbal.data.document import SPLITS
 from simbal.data.store import Store, prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
+from simbal.runs import record as record_schema
 
+OF_FILES = {"ends_sha256": "train/docs.idx", "byte_len_sha256": "byte_len.bin"}
 ESCAPE = "\x1b]0;title\x07"
 
 
@@ -44,7 +46,7 @@ def change(path, dtype, at, value):
 
 
 def edit(store, value, *keys):
-    """Replace one entry of `meta.json`; None removes it."""
+    """Replace one entry of `meta.json`, its checksum too; None removes it."""
     meta = json.loads((store.path / "meta.json").read_text())
     entry = meta
     for key in keys[:-1]:
@@ -52,12 +54,13 @@ def edit(store, value, *keys):
     entry[keys[-1]] = value
     if value is None:
         del entry[keys[-1]]
-    (store.path / "meta.json").write_text(json.dumps(meta))
+    (store.path / "meta.json").write_text(json.dumps(record_schema.sealed(meta)))
 
 
 def state_anew(store, split):
     """Let `meta.json` say of the tokens what they are now, as if they had been written so."""
-    facts = {split: split_facts.facts_of(store.path / split, store.meta["dtype"], store.byte_len) for split in SPLITS}
+    dtype, eot = store.meta["dtype"], store.meta["eot"]
+    facts = {split: split_facts.facts_of(store.path / split, dtype, store.byte_len, eot)[0] for split in SPLITS}
     for name in ("sha256", "bytes", "distinct_ids"):
         edit(store, getattr(facts[split], name), "splits", split, name)
     lines = [*(f"{name} {fact.sha256}" for name, fact in facts.items()), f"vocab_size {store.meta['vocab_size']}"]
@@ -147,6 +150,8 @@ def test_a_last_document_without_an_end_of_text_is_found(good, refused):
         ("tokenizer_sha256",),
         ("splits", "validation", "bytes"),
         ("splits", "train", "distinct_ids"),
+        ("splits", "train", "ends_sha256"),
+        ("byte_len_sha256",),
         ("splits", "train", "text_sha256"),
         ("fingerprints", "text"),
         ("fingerprints", "tokens"),
@@ -154,6 +159,9 @@ def test_a_last_document_without_an_end_of_text_is_found(good, refused):
 )
 def test_an_edited_or_missing_entry_of_meta_is_found(good, refused, keys_of_entry):
     edit(good, "<i2" if keys_of_entry == ("dtype",) else 7, *keys_of_entry)
+    if keys_of_entry[-1] in OF_FILES:
+        refused(OF_FILES[keys_of_entry[-1]], "but 7 in meta.json")
+        return
     name = "fingerprints.text" if "text_sha256" in keys_of_entry else ".".join(keys_of_entry)
     refused("meta.json", f"{name} is ")
     if keys_of_entry != ("dtype",):  # without which the store does not open

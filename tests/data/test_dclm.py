@@ -7,10 +7,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.catalogue import first_comment
-from simbal.config_check import check_data
-from simbal.data import remote
-from simbal.data.sources import open_source
+from simbal.config.catalogue import first_comment
+from simbal.data.sources import remote
+from simbal.data.sources.open import open_source
 from simbal.data.store import prepare
 from simbal.errors import UserError
 
@@ -85,10 +84,10 @@ def test_a_location_without_a_place_for_the_number_is_refused(keys, location):
     ],
 )  # fmt: skip
 def test_shards_that_make_no_sense_are_refused(keys, changed, sentence):
-    check_data(keys("dclm"))
-    check_data(keys("dclm", validation_shard=258))
+    keys("dclm")
+    keys("dclm", validation_shard=258)
     with pytest.raises(UserError, match=sentence):
-        check_data(keys("dclm", **changed))
+        keys("dclm", **changed)
 
 
 def test_without_a_network_the_commands_for_copies_by_hand_are_given(keys, unreachable, shards, tmp_path):

@@ -11,9 +11,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simbal.data import lines
 from simbal.data.document import split_of
-from simbal.data.sources import open_source
+from simbal.data.sources import records as lines
+from simbal.data.sources.open import open_source
 from simbal.data.store import prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError

@@ -81,6 +81,12 @@ def test_damage_in_the_middle_stops_with_the_record(texts):
         texts("a.parquet", whole[:at] + b"junk" + whole[at + 4 :])
 
 
+def test_a_text_that_is_too_long_to_be_held_stops_with_the_record(texts, monkeypatch):
+    monkeypatch.setattr("simbal.data.sources.corpus.LONGEST", 64)
+    with pytest.raises(UserError, match="a.parquet, record 2: the text is longer than 0 MiB"):
+        texts("a.parquet", parquet(["x" * 64, "x" * 65]))
+
+
 def test_a_file_without_rows_holds_no_text(texts):
     with pytest.raises(UserError, match="a.parquet: the file is empty or holds no text"):
         texts("a.parquet", parquet([], pa.string()))

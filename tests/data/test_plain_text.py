@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simbal.data import lines, plain_text
+from simbal.data.sources import corpus as plain_text
+from simbal.data.sources import records as lines
 from simbal.errors import UserError
 
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n")).filter(lambda text: text.encode().strip())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simbal.data.pysource import PySource
+from simbal.data.sources.pysource import PySource
 from simbal.data.store import prepare
 from simbal.errors import UserError
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from simbal.data import remote
-from simbal.data.sources import open_source
+from simbal.data.sources import remote
+from simbal.data.sources.open import open_source
 from simbal.data.store import prepare
 from simbal.errors import UserError
 from tests.data.remote_files import CONTENT, TEXTS
@@ -153,7 +153,7 @@ def test_a_full_disk_is_not_taken_for_a_lost_connection(keys, memory, monkeypatc
 
     memory.pipe("/folder/a.jsonl", CONTENT)
     monkeypatch.setattr(remote, "fetch", fail)
-    with pytest.raises(UserError, match="cannot write .*: No space left on device: free some space"):
+    with pytest.raises(UserError, match="cannot write .*: No space left on device; free some space"):
         prepare(keys("files", files="memory://folder/a.jsonl"), progress=False)
 
 

@@ -3,23 +3,29 @@
 import errno
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from simbal.data.files import Files
-from simbal.data.split_writer import SplitWriter
+from simbal.config.schema import as_dict
+from simbal.data.sources.files import Files
+from simbal.data.splits import SplitWriter
 from simbal.data.store import Plan, prepare
+from simbal.data.verification import MEMORY
 from simbal.errors import UserError
 
 DIES = """
 import json, os, sys
-from simbal.data import split_writer, store
+from simbal.config.check import checked_data
+from simbal.data import splits, store
 
 keys, last = json.loads(sys.argv[1]), int(sys.argv[2])
-write, written = split_writer.SplitWriter.write, 0
+write, written = splits.SplitWriter.write, 0
 
 def dying(self, *document):
     global written
@@ -30,9 +36,65 @@ def dying(self, *document):
             file.flush()  # some of it has reached the disk
         os._exit(9)
 
-split_writer.SplitWriter.write = dying
-store.prepare(keys, progress=False)
+splits.SplitWriter.write = dying
+store.prepare(checked_data(keys), progress=False)
 """
+
+DIES_AT = """
+import importlib, json, os, signal, sys
+from simbal.config.check import checked_data
+from simbal.data import store
+
+keys, module, names, number, moment = json.loads(sys.argv[1])
+target = importlib.import_module(module)
+*path, name = names.split(".")
+for step in path:
+    target = getattr(target, step)
+function, calls = getattr(target, name), 0
+
+def dying(*arguments, **options):
+    global calls
+    calls += 1
+    if calls == number and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = function(*arguments, **options)
+    if calls == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(target, name, dying)
+store.prepare(checked_data(keys), progress=False)
+"""
+DIES_ANYWHERE = """
+import json, os, signal, sys
+from simbal.config.check import checked_data
+from simbal.data import store, tokenizer
+
+keys, last = json.loads(sys.argv[1])
+events = 0
+
+def count(*_):
+    global events
+    events += 1
+    if events == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tokenizer.load_tokenizer(300)  # takes most of the time, and writes nothing
+data = checked_data(keys)
+sys.setprofile(count)
+store.prepare(data, progress=False)
+sys.setprofile(None)
+print(events)
+"""
+PHASES = [
+    ("simbal.data.builder", "replace_text", 1), ("simbal.data.builder", "replace_text", 4),
+    ("os", "fsync", 15), ("os", "fsync", 9),
+    ("simbal.data.builder", "shared_windows", 1), ("simbal.data.builder", "facts_of", 1),
+    ("simbal.data.builder", "facts_of", 2), ("simbal.data.builder", "write_meta", 1),
+    ("pathlib", "Path.unlink", 5), ("pathlib", "Path.unlink", 7), ("pathlib", "Path.rename", 1),
+    ("simbal.data.store", "sync", 3), ("simbal.data.verification", "verify", 1),
+    ("simbal.data.verification", "facts_of", 2), ("simbal.data.verification", "json.dumps", 1),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -46,11 +108,13 @@ def corpus(keys, jsonl):
 
 @pytest.fixture
 def whole(corpus, tmp_path):
-    return contents(prepare({**corpus, "cache_dir": str(tmp_path / "whole")}, progress=False).path)
+    return contents(prepare(replace(corpus, cache_dir=str(tmp_path / "whole")), progress=False).path)
 
 
 def contents(folder) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    """All files but the memory of when they were verified, which is of times and places."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != MEMORY]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 @pytest.fixture
@@ -75,13 +139,43 @@ def stopped(corpus, monkeypatch):
 
 @pytest.mark.parametrize("document", [1, 30, 31, 75, 120])
 def test_a_killed_build_goes_on_to_the_same_files(corpus, whole, document):
-    killed = subprocess.run([sys.executable, "-c", DIES, json.dumps(corpus), str(document)], check=False)
+    killed = subprocess.run([sys.executable, "-c", DIES, json.dumps(as_dict(corpus)), str(document)], check=False)
     assert killed.returncode == 9
     partial = Plan.of(corpus).path.with_name(Plan.of(corpus).path.name + ".partial")
     finished = json.loads((partial / "journal.json").read_text())["units"] if document > 30 else []
     assert len(finished) == (document - 1) // 30
     assert contents(prepare(corpus, progress=False).path) == whole
     assert not partial.exists()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: f"{phase[1]} {phase[2]}")
+def test_a_build_killed_in_any_phase_ends_in_the_same_files(corpus, whole, phase, moment):
+    killed = subprocess.run([sys.executable, "-c", DIES_AT, json.dumps([as_dict(corpus), *phase, moment])], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert contents(prepare(corpus, progress=False).path) == whole
+    require_nothing_left(corpus)
+
+
+def test_a_build_killed_again_and_again_anywhere_ends_in_the_same_files(corpus, whole, tmp_path):
+    def run(keys, last):
+        command = [sys.executable, "-c", DIES_ANYWHERE, json.dumps([as_dict(keys), last])]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    undisturbed = run(replace(corpus, cache_dir=str(tmp_path / "undisturbed")), 0)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    draw, ended = random.Random(0), []
+    for _ in range(8):
+        ended.append(run(corpus, draw.randrange(1, int(undisturbed.stdout))).returncode)
+    assert ended.count(-signal.SIGKILL) >= 3
+    assert contents(prepare(corpus, progress=False).path) == whole
+    require_nothing_left(corpus)
+
+
+def require_nothing_left(corpus):
+    store = Plan.of(corpus).path
+    assert sorted(path.name for path in store.parent.iterdir()) == [f".{store.name}.lock", store.name]
+    assert not [path for path in store.rglob("*") if path.name.endswith(".part")]
 
 
 def test_what_is_finished_is_not_read_again(corpus, stopped, monkeypatch):
@@ -99,7 +193,7 @@ def test_what_is_finished_is_not_read_again(corpus, stopped, monkeypatch):
 
 
 def test_a_full_disk_keeps_what_is_finished(corpus, stopped, whole):
-    with pytest.raises(UserError, match="No space left on device: free some space"):
+    with pytest.raises(UserError, match="No space left on device; free some space"):
         stopped(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 70)
     assert contents(prepare(corpus, progress=False).path) == whole
 

@@ -1,20 +1,35 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from simbal.data import builder, encode, store
-from simbal.data.files import Files
+from simbal.config.schema import as_dict
+from simbal.data import builder, store
+from simbal.data import builder as encode
+from simbal.data.sources.files import Files
+from simbal.data.sources.synthetic import Symbols
 from simbal.data.store import Store, prepare
-from simbal.data.synthetic import Symbols
 from simbal.errors import UserError
+from simbal.runs import record as record_schema
 
+NO_FLOCK = """
+import errno
+from simbal.files import locks
+
+def refuse(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+locks.fcntl.flock = refuse
+"""
 BUILDS_WHEN_TOLD = """
 import json, sys
+from simbal.config.check import checked_data
 from simbal.data import store
 
 build = store.build
@@ -25,7 +40,7 @@ def told(*arguments):
     build(*arguments)
 
 store.build = told
-print(store.prepare(json.loads(sys.argv[1]), progress=False).fingerprints["tokens"])
+print(store.prepare(checked_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
 assert "torch" not in sys.modules
 """
 
@@ -48,14 +63,14 @@ def fail(*_):
 def test_a_prepared_corpus_is_read_and_not_built_again(corpus, monkeypatch):
     first = prepare(corpus, progress=False)
     monkeypatch.setattr(store, "build", fail)
-    again = prepare({**corpus, "seq_len": 8, "validation_tokens": None, "tokenizer_path": "/nowhere"}, progress=False)
+    again = prepare(replace(corpus, seq_len=8, validation_tokens=None, tokenizer_path="/nowhere"), progress=False)
     assert again == first
 
 
 def test_what_decides_the_tokens_decides_the_folder(corpus, folders, jsonl):
     prepare(corpus, progress=False)
-    prepare({**corpus, "vocab_size": 301}, progress=False)
-    prepare({**corpus, "validation_one_in": 3}, progress=False)
+    prepare(replace(corpus, vocab_size=301), progress=False)
+    prepare(replace(corpus, validation_one_in=3), progress=False)
     jsonl(["another text"] * 3 + [str(number) for number in range(40)])
     prepare(corpus, progress=False)
     assert len(folders()) == 4
@@ -65,13 +80,13 @@ def test_fingerprints_do_not_depend_on_names_times_or_compression(corpus, jsonl,
     first = prepare(corpus, progress=False)
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes((tmp_path / "corpus.jsonl").read_bytes())
-    second = prepare({**corpus, "files": [str(moved)]}, progress=False)
+    second = prepare(replace(corpus, files=[str(moved)]), progress=False)
     assert second.path != first.path
     assert second.fingerprints == first.fingerprints
 
 
 def test_the_text_fingerprint_ignores_the_vocabulary(corpus):
-    first, second = (prepare({**corpus, "vocab_size": size}, progress=False).fingerprints for size in (300, 400))
+    first, second = (prepare(replace(corpus, vocab_size=size), progress=False).fingerprints for size in (300, 400))
     assert first["text"] == second["text"]
     assert first["tokens"] != second["tokens"]
 
@@ -80,7 +95,7 @@ def test_any_number_of_threads_writes_the_same_bytes(corpus, monkeypatch, tmp_pa
     monkeypatch.setattr(encode, "GROUP", 1000)
     fingerprints = []
     for threads in (1, 7, None):
-        store = prepare({**corpus, "threads": threads, "cache_dir": str(tmp_path / str(threads))}, progress=False)
+        store = prepare(replace(corpus, threads=threads, cache_dir=str(tmp_path / str(threads))), progress=False)
         fingerprints.append(store.fingerprints)
     assert fingerprints[0] == fingerprints[1] == fingerprints[2]
 
@@ -110,7 +125,9 @@ def test_a_damaged_store_is_refused(corpus):
 
 def test_a_full_disk_stops_with_a_sentence_and_leaves_no_folder(corpus, monkeypatch, folders):
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError, match="cannot write .*: No space left on device: free some space or set data.cache"):
+    with pytest.raises(
+        UserError, match="cannot write .*: No space left on device; free some space, or choose another data.cache"
+    ):
         prepare(corpus, progress=False)
     assert folders() == []
 
@@ -128,11 +145,14 @@ def test_an_interrupted_build_leaves_no_folder(corpus, monkeypatch, folders):
 @pytest.mark.parametrize("key", ["format", "source", "vocab_size", "tokenizer_sha256"])
 def test_a_store_that_is_not_what_its_name_says_is_refused(corpus, key):
     path = prepare(corpus, progress=False).path
-    meta = json.loads((path / "meta.json").read_text())
-    if key == "vocab_size":  # its size on disk goes with it
-        (path / "byte_len.bin").write_bytes(bytes(2 * 301))
-    meta[key] = {"source": {"name": "files"}, "vocab_size": 301}.get(key, "another")
-    (path / "meta.json").write_text(json.dumps(meta))
+    if key == "vocab_size":
+        other = prepare(replace(corpus, vocab_size=301), progress=False).path
+        shutil.rmtree(path)
+        other.rename(path)
+    else:
+        meta = json.loads((path / "meta.json").read_text())
+        meta[key] = {"name": "files"} if key == "source" else "another"
+        (path / "meta.json").write_text(json.dumps(record_schema.sealed(meta)))
     with pytest.raises(UserError, match=rf"is not what its name says \({key}\): delete it and prepare it again"):
         prepare(corpus, progress=False)
 
@@ -150,9 +170,10 @@ def test_an_input_that_changes_while_it_is_read_stops(corpus, monkeypatch, jsonl
     assert folders() == []
 
 
-def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus):
+@pytest.mark.parametrize("locking", ["", NO_FLOCK], ids=["flock", "a lease"])
+def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus, locking):
     def start():
-        command = [sys.executable, "-c", BUILDS_WHEN_TOLD, json.dumps(corpus)]
+        command = [sys.executable, "-c", locking + BUILDS_WHEN_TOLD, json.dumps(as_dict(corpus))]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, **pipes)
 
@@ -161,12 +182,23 @@ def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus)
         with start() as second:
             assert second.stderr.readline().startswith("waiting for another process that prepares files-")
             fingerprint, errors = first.communicate("go on\n")
-            assert second.communicate()[0] == fingerprint
+            assert second.communicate() == (fingerprint, "")  # it has said once that it waits
     assert (errors, first.returncode, second.returncode) == ("", 0, 0)
 
 
+def test_a_file_system_without_flock_is_no_reason_to_fail(corpus, monkeypatch, tmp_path):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("simbal.files.locks.fcntl.flock", refuse)
+        store = prepare(corpus, progress=False)
+    assert not list((tmp_path / "cache").glob(".*.lease"))
+    assert prepare(corpus, progress=False) == store
+
+
 def test_the_progress_bar_is_on_stderr_and_only_on_request(corpus, capfd):
-    prepare({**corpus, "vocab_size": 301}, progress=False)
+    prepare(replace(corpus, vocab_size=301), progress=False)
     assert capfd.readouterr() == ("", "")
     prepare(corpus, progress=True)
     out, err = capfd.readouterr()

@@ -1,5 +1,6 @@
 import gzip
 from hashlib import sha256
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -7,7 +8,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.data import token_table, tokenizer
+from simbal.data import tokenizer
+from simbal.data import tokenizer as token_table
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
 
@@ -29,7 +31,7 @@ def tokenizers():
 def nowhere(monkeypatch, tmp_path):
     """A machine without any copy of the token table, and without a network."""
 
-    def offline(url, timeout):
+    def offline(url, timeout, stream):
         raise requests.ConnectionError
 
     monkeypatch.setattr(requests, "get", offline)
@@ -103,9 +105,9 @@ def test_a_wrong_copy_is_passed_over_and_kept(monkeypatch, tmp_path):
 
 def test_the_network_is_asked_last_and_with_a_timeout(table, nowhere, monkeypatch):
     answer = requests.Response()
-    answer.status_code, answer._content = 200, table
+    answer.status_code, answer.raw = 200, BytesIO(table)
     timeouts = []
-    monkeypatch.setattr(requests, "get", lambda url, timeout: timeouts.append(timeout) or answer)
+    monkeypatch.setattr(requests, "get", lambda url, timeout, stream: timeouts.append(timeout) or answer)
     assert token_table.read_token_table(None) == table
     assert timeouts == [(5, 60)]
 

@@ -9,10 +9,11 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.catalogue import Catalogue, first_comment
-from simbal.overrides import check_overrides
+from simbal.cli.overrides import check_overrides
+from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.schema import GROUPS, can_change_result, every_key
+from simbal.report.metric import METRICS
 from simbal.sweep import spans
-from simbal.table.metric import METRICS
 from tests.conftest import CONF
 
 ROOT = CONF.parent
@@ -65,6 +66,16 @@ def test_every_group_and_option_has_its_place_and_its_comments(site):
         assert file.stem in page.ids, file
         for comment in re.findall(r"# (.*)", file.read_text(encoding="utf-8")):
             assert comment.startswith("@package") or plain(comment) in plain(page.text), (file, comment)
+
+
+def test_every_key_of_a_run_is_there_with_its_meaning_and_whether_it_makes_another_run(site):
+    for name, _, key in every_key():
+        if name in GROUPS:
+            continue
+        group = name.partition(".")[0]
+        rows = site.page(f"reference/conf/{group if group in GROUPS else 'index'}.html").rows
+        run = "another run" if can_change_result(name) else "the same run"
+        assert [row for row in rows if row[0] == name and row[-2:] == [plain(key.meaning), run]], name
 
 
 def test_the_help_of_every_program_is_there(site):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.page.test_browser import browser, emulate, pytestmark, requested
+from tests.report.page.test_browser import browser, emulate, pytestmark, requested
 
 __all__ = ["browser", "pytestmark"]
 NETWORK = ("http", "ws", "//")

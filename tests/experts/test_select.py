@@ -2,16 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 import yaml
 
-from simbal.config_check import CHOICES
+from simbal.config.schema import ExpertsConfig, fields_of
 from simbal.errors import UserError
-from simbal.experts import measured, select
-from simbal.experts.measured import TABLE, UNMEASURED, Row
-from simbal.experts.select import BACKENDS, Backend, choose
+from simbal.experts import select
+from simbal.experts import select as measured
+from simbal.experts.select import BACKENDS, TABLE, UNMEASURED, Backend, Row, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.run import train
@@ -36,7 +37,7 @@ def refuse(monkeypatch, name, reason):
 def test_every_backend_is_one_override_away():
     names = {path.stem: yaml.safe_load(path.read_text())["backend"] for path in OPTIONS.glob("*.yaml")}
     assert names == {name: name for name in ("auto", *BACKENDS)}
-    assert set(CHOICES["experts.backend"]) == set(names)
+    assert set(get_args(fields_of(ExpertsConfig)["backend"].kind)) == set(names)
 
 
 def test_every_row_is_of_a_backend_and_names_its_measurement():

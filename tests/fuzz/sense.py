@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 
 COUNTS = {
     "model": ("num_layers", "d_model", "num_heads", "d_expert"),
@@ -22,7 +22,7 @@ def leaves(value: Any) -> list[Any]:
 
 def require_sense(spec: RunSpec) -> None:
     """Types, ranges, and a folder that is nowhere but in outputs/<name>."""
-    config, model, optim, trainer = spec.config, *(spec.config[k] for k in ("model", "optim", "trainer"))
+    config, model, optim, trainer = spec.written, *(spec.written[k] for k in ("model", "optim", "trainer"))
     assert all(type(leaf) in (str, int, float, bool, type(None)) for leaf in leaves(config))
     assert all(math.isfinite(leaf) for leaf in leaves(config) if isinstance(leaf, float))
     assert all(abs(leaf) <= 2**53 for leaf in leaves(config) if isinstance(leaf, int))
@@ -48,7 +48,7 @@ def require_sense(spec: RunSpec) -> None:
 
 def require_inside(spec: RunSpec) -> None:
     """The run's folder is a folder of a folder of output_dir, whatever links and dots are made of."""
-    outputs = Path(spec.config["output_dir"])
+    outputs = Path(spec.config.output_dir)
     assert spec.path.parent.parent == outputs
     assert len(spec.path.resolve().relative_to(outputs.resolve()).parts) == 2
     assert ".." not in spec.path.relative_to(outputs).parts

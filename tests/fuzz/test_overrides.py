@@ -15,18 +15,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from simbal import command_line, config_check
 from simbal.balancing.build import build_balancing
-from simbal.config import flatten
+from simbal.cli import command_line
+from simbal.config.check import checked
+from simbal.config.schema import GROUPS
+from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.run_spec import GROUPS, RunSpec
+from simbal.runs.spec import RunSpec
 from tests.fuzz.sense import require_sense
+from tests.run_folders import changed_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 with initialize_config_dir(str(CONF), version_base="1.3"):
     BASE = RunSpec.from_hydra(compose("config", ["data=synthetic"], return_hydra_config=True))
-KEYS = sorted(flatten(BASE.config))
-FLOATS = [key for key, value in flatten(BASE.config).items() if isinstance(value, float)]
+KEYS = sorted(flatten(BASE.written))
+FLOATS = [key for key, value in flatten(BASE.written).items() if isinstance(value, float)]
 FACTS = {"num_layers": 2, "num_experts": 4, "seed": 0}
 ODD = ("nonsense", "model.nonsense", "", "balancing.simbal", "data.packages", "a@b")
 VALUES = (
@@ -77,7 +80,7 @@ def require_sentence(said: str) -> None:
 
 def refused(config: dict[str, Any]) -> bool:
     try:
-        config_check.check(config)
+        checked(config)
     except UserError:
         return True
     return False
@@ -113,7 +116,7 @@ def test_no_key_takes_nan_or_infinity(value):
 @settings(max_examples=150)
 @given(st.sampled_from(KEYS), python_values, st.booleans())
 def test_a_config_with_any_value_in_any_place_is_sensible_or_refused(key, value, deleted):
-    config = copy.deepcopy(BASE.config)
+    config = copy.deepcopy(BASE.written)
     *parents, last = key.split(".")
     node = config
     for parent in parents[: None if deleted else len(parents)]:
@@ -123,7 +126,7 @@ def test_a_config_with_any_value_in_any_place_is_sensible_or_refused(key, value,
         del node[last]
     if refused(config):
         return
-    require_sense(RunSpec(config, BASE.choices))
+    require_sense(RunSpec(checked(config), BASE.choices, config))
     with contextlib.suppress(UserError):
         build_balancing(config["balancing"], FACTS, config["trainer"]["max_steps"], "sum")
 
@@ -134,7 +137,7 @@ def test_a_config_with_any_value_in_any_place_is_sensible_or_refused(key, value,
 )
 def test_a_group_that_is_no_group_is_refused(group, value):
     with pytest.raises(UserError):
-        config_check.check(BASE.config | {group: value})
+        checked(BASE.written | {group: value})
 
 
 @pytest.mark.parametrize(
@@ -160,18 +163,18 @@ def test_a_group_that_is_no_group_is_refused(group, value):
 )
 def test_a_name_that_leads_out_of_outputs_is_refused(name):
     with pytest.raises(UserError, match="name[=:]"):
-        config_check.check(BASE.config | {"name": name})
+        checked(BASE.written | {"name": name})
 
 
 @pytest.mark.parametrize("name", ["default", "2026-11-21", "a b", "ü", "significance.2", "x" * 200, "-"])
 def test_plain_names_are_accepted(name):
-    config_check.check(BASE.config | {"name": name})
+    checked(BASE.written | {"name": name})
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_names_of_strategies_and_models_cannot_lead_out_of_outputs(balancing, model):
-    spec = RunSpec(BASE.config, BASE.choices | {"balancing": balancing, "model": model})
-    assert spec.path.parent == Path(BASE.config["output_dir"], BASE.config["name"])
+    spec = changed_spec(BASE, {}, balancing=balancing, model=model)
+    assert spec.path.parent == Path(BASE.config.output_dir, BASE.config.name)
     assert "/" not in spec.path.name
 
 

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simbal import record_schema
 from simbal.errors import UserError
-from simbal.run_folder import DamagedRecordError, RunFolder
+from simbal.report.collect import collect, curve, rows
+from simbal.report.report import report
+from simbal.report.table import LastSweep
+from simbal.runs import record as record_schema
+from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.sweep.attempt import NUMBERS, Attempt
-from simbal.table.collect import collect
-from simbal.table.curves import curve, rows
-from simbal.table.missing import never_started
-from simbal.table.report import report
 
 WHOLE = {
     "status": "finished", "config_hash": "c" * 64, "choices": {"balancing": "lbl"}, "seed": 3,
@@ -41,7 +40,7 @@ texts = hostile_texts | st.binary(max_size=60) | json_values.map(lambda value: j
 
 def parsed(text: bytes):
     try:
-        return record_schema.parse(text)
+        return record_schema.parse_record(text)
     except ValueError:
         return None
 
@@ -57,7 +56,7 @@ def a_sentence_about(path: Path) -> Iterator[None]:
 
 
 def test_what_was_written_is_what_is_read():
-    assert record_schema.parse(TEXT) == WHOLE
+    assert record_schema.parse_record(TEXT) == WHOLE
 
 
 @settings(max_examples=300)
@@ -97,7 +96,7 @@ def test_whatever_is_sealed_is_read_again_or_refused(extra):
         sealed = record_schema.sealed({**{f"x{key}": value for key, value in extra.items()}, **WHOLE})
     except ValueError:  # NaN
         return
-    read = record_schema.parse(json.dumps(sealed).encode())
+    read = record_schema.parse_record(json.dumps(sealed).encode())
     assert {key: read[key] for key in WHOLE} == WHOLE
 
 
@@ -119,7 +118,7 @@ def test_other_files_of_any_content_are_absent_or_a_sentence(tmp_path, text, fil
     with a_sentence_about(tmp_path / file):
         rows(tmp_path)
         curve(tmp_path, "val/loss")
-        missing = never_started(tmp_path, set())
+        missing = LastSweep.of(tmp_path).never_started(set())
         assert all(isinstance(label, str) for label in missing.values())
     (tmp_path / file).unlink()
 

@@ -6,9 +6,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from transformers.utils import logging
 
-from simbal.analysis.trained import TrainedRun, load
+from simbal.analysis.shared.trained import TrainedRun, load
 from simbal.hub.export import export
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 from tests.conftest import CONF, MARKOV, SMALL

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.analysis.trained import TrainedRun
-from simbal.hub.card import model_card
+from simbal.analysis.shared.trained import TrainedRun
+from simbal.hub.card import block, code, model_card
 from simbal.hub.finished_run import FinishedRun
-from simbal.hub.markdown import block, code
-from simbal.run_folder import RunFolder
-from simbal.run_spec import RunSpec
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
 
 HOSTILE = (
     "`` <script>alert(1)</script> ![x](http://x/y.png) [x](javascript:1) `\n```\n# heading\n---\n| a | \x1b[31m \u202e"
@@ -61,8 +60,8 @@ def test_nothing_hostile_in_a_record_or_config_is_markup(text_run):
         "metrics": {HOSTILE: 1.0}, "definitions": {HOSTILE: HOSTILE}, "device": HOSTILE,
         "data": {"tokens": HOSTILE, "text": HOSTILE, "source": HOSTILE},
     }  # fmt: skip
-    config = run.spec.config | {"data": run.spec.config["data"] | {"files": HOSTILE, HOSTILE: HOSTILE}}
-    spec = RunSpec(config, run.spec.choices)
+    written = run.spec.written | {"data": run.spec.written["data"] | {"files": HOSTILE, HOSTILE: HOSTILE}}
+    spec = RunSpec.saved(written, run.spec.choices, run.spec.path)
     card = model_card(dataclasses.replace(run, record=record, spec=spec, path=run.path.with_name("a`b<i>")), "")
     assert card.count("script") > 10
     shown = outside_code(card)

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +12,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from simbal import command_line, hub
-from simbal.analysis.run_tokenizer import run_tokenizer
+from simbal import hub
+from simbal.analysis.shared.trained import run_tokenizer
+from simbal.cli import command_line
 from simbal.errors import UserError
-from simbal.hub import target_folder
-from simbal.hub.export import NO_TOKENIZER, export
-from simbal.hub.target_folder import FILES
-from simbal.run_folder import RunFolder
+from simbal.hub import export as target_folder
+from simbal.hub.export import FILES, NO_TOKENIZER, export
+from simbal.runs.folder import RunFolder
+from tests.forged_runs import forge
 
 ROOT = Path(__file__).parents[2]
 SPARSE = ("balancing=simbal", "model.init_std=0.2")
@@ -57,11 +60,8 @@ def test_what_mixtral_cannot_say_is_refused_with_the_reason_before_anything_is_w
 
 def test_the_command_exports_a_run_on_text_without_its_data(text_run, tmp_path):
     shutil.copytree(text_run.path, run := tmp_path / "run")
-    for file in tmp_path.rglob("*.yaml"):  # as on another machine: neither text nor tokens are there
-        cache = text_run.spec.config["data"]["cache_dir"]
-        text = file.read_text()
-        assert cache in text
-        file.write_text(text.replace(cache, str(tmp_path / "nowhere")))
+    forge(run, "data.cache_dir", str(tmp_path / "nowhere"))  # as on another machine: neither text nor tokens are there
+    forge(run, "data.tokenizer_path", str(tmp_path / "nowhere"))  # which is not read
     done = command(tmp_path, f"run={run.relative_to(tmp_path)}", "to=model")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of run" in done.stdout
@@ -201,3 +201,36 @@ def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
     with pytest.raises(UserError, match="record.json is damaged"):
         export(str(run), str(target), overwrite=False)
     assert not target.parent.exists()
+
+
+def test_what_a_killed_export_has_left_is_tidied_up_by_the_next(run_of, target):
+    run = run_of(*SPARSE)
+    export(str(run.path), str(target), overwrite=False)
+    before = {file.name: file.read_bytes() for file in target.iterdir()}
+    host, dead = socket.gethostname(), subprocess.Popen(["true"])
+    dead.wait()
+    mine, theirs = (target.with_name(f".model.{host}.{pid}.part") for pid in (dead.pid, os.getppid()))
+    elsewhere = target.with_name(f".model.another-host.{dead.pid}.part")
+    for left in (mine, theirs, elsewhere):
+        left.mkdir()
+        (left / "model.safetensors").write_bytes(b"half")
+    target.rename(target.with_name(f".model.{host}.{dead.pid}.old"))  # killed between the two renames
+    export(str(run.path), str(target), overwrite=False)
+    assert {path.name for path in target.parent.iterdir()} == {"model", theirs.name, elsewhere.name}
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+
+
+def test_an_earlier_export_is_put_back_if_the_next_cannot_be_written(run_of, target, monkeypatch):
+    run = run_of(*SPARSE)
+    export(str(run.path), str(target), overwrite=False)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    target.rename(target.with_name(f".model.{socket.gethostname()}.{dead.pid}.old"))
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(target_folder, "sync", refuse)
+    with pytest.raises(UserError, match="No space left on device"):
+        export(str(run.path), str(target), overwrite=False)
+    assert hub.load(target).shape.num_experts == 4

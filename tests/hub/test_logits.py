@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
 
-from simbal.analysis.sampling import Drawing, continue_tokens
+from simbal.analysis.generate import Drawing, continue_tokens
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer
 
@@ -21,7 +21,7 @@ RUNS = [
 
 
 def tokens_of(run, batch: int = 4) -> torch.Tensor:
-    shape = (batch, run.spec.config["data"]["seq_len"])
+    shape = (batch, run.spec.config.data.seq_len)
     return torch.randint(0, run.model.shape.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -57,7 +57,7 @@ def test_weights_have_the_classic_names_and_have_moved_in_training(exported):
     prefix = "model.layers.1.block_sparse_moe."
     assert {f"{prefix}gate.weight", *(f"{prefix}experts.3.{name}.weight" for name in ("w1", "w2", "w3"))} < {*weights}
     start = Transformer(run.model.shape)
-    initialise(start, 0, run.spec.config["model"]["init_std"], "orthogonal")
+    initialise(start, 0, run.spec.config.model.init_std, "orthogonal")
     for ours, first in zip(run.model.parameters(), start.parameters(), strict=True):
         assert not torch.equal(ours, first)
 
@@ -110,4 +110,4 @@ def test_end_of_text_ends_a_generation_and_the_context_is_that_of_training(expor
     model = AutoModelForCausalLM.from_pretrained(folder)
     last = run.model.shape.vocab_size - 1
     assert (model.generation_config.eos_token_id, model.generation_config.bos_token_id) == (last, last)
-    assert model.config.max_position_embeddings == run.spec.config["data"]["seq_len"]
+    assert model.config.max_position_embeddings == run.spec.config.data.seq_len

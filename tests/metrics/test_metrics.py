@@ -7,15 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics import language, load
-from simbal.metrics.orthogonality import identity_deviation, mean_squared_deviation
-from simbal.metrics.routing import (
-    choice_overlap,
-    full_entropy,
-    mutual_information,
-    sequence_expert_use,
-    topk_entropy,
-)
+from simbal.metrics import language
+from simbal.metrics import routing as load
+from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
+from simbal.metrics.similarity import identity_deviation, mean_squared_deviation
 
 EXPERTS_NK = torch.tensor([[0, 1], [0, 2], [3, 2], [1, 0]])
 WEIGHTS_NK = torch.tensor([[0.4, 0.3], [0.5, 0.3], [0.4, 0.3], [0.4, 0.3]]).double()

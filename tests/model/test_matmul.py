@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal import matmul
+from simbal.model import matmul
 
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])

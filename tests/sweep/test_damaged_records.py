@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 
 
 def cut(text: bytes) -> bytes:

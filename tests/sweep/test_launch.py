@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
+
+NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH
 
 
 def hanging(app):
@@ -129,13 +132,50 @@ def test_a_run_that_another_process_is_writing_is_waited_for_and_left_alone(app)
     assert app.started == [0, 1]
 
 
-def test_two_sweeps_at_once_over_one_folder_start_every_job_once(app):
-    sweeps = [app.start("-m", "seed=0-7", "hydra.launcher.n_jobs=2") for _ in range(2)]
+@pytest.mark.parametrize("preload", ["[]", "null"])
+def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_once_that_lets_go(app, preload):
+    app.behave({1: "forestalled"})
+    sweep = app.run("-m", "seed=0-1", preload=preload)
+    assert sweep.returncode == 0, sweep.stderr
+    assert "elsewhere seed=1\n" in sweep.stdout
+    assert app.started == [0, 1, 1]
+    assert app.record(1)["status"] == "finished"
+
+
+def test_a_run_by_hand_that_another_process_has_says_so_and_exits_as_busy(app):
+    app.behave({0: "forestalled"})
+    run = app.run("seed=0")
+    assert (run.returncode, run.stderr) == (75, "error: another process was quicker, and has let go since\n")
+    assert not list(app.folder.glob("outputs/*/*/record.json"))
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": NO_FLOCK}], ids=["flock", "lease"])
+def test_two_sweeps_at_once_over_one_folder_do_every_run_once(app, environment):
+    sweeps = [app.start("-m", "seed=0-7", "hydra.launcher.n_jobs=2", **environment) for _ in range(2)]
     outs = [sweep.communicate() for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], outs
+    assert "Traceback" not in str(outs)
     assert len(set(app.started)) == 8
     assert all(app.record(seed)["status"] == "finished" for seed in range(8))
     assert len(app.lines("finished")) == 8
+    (arm,) = json.loads((app.folder / "outputs/default/table.json").read_text())["arms"]
+    assert [run["seed"] for run in arm["runs"]] == [*range(8)]
+    assert len(list(app.folder.glob("outputs/default/*/.lock"))) == 8
+    assert not list(app.folder.glob("outputs/default/*/*.lease"))
+
+
+def test_a_run_that_fails_elsewhere_has_failed_here_too_and_is_not_tried_again(app):
+    app.behave({0: "die"})
+    app.run("-m", "seed=0")
+    folder = RunFolder(app.run_folder(0))
+    with folder.lock():
+        sweep = app.start("-m", "seed=0")
+        app.wait_until(lambda: sweep.stdout is not None and "elsewhere" in sweep.stdout.readline())
+        folder.write_record(app.record(0) | {"status": "failed", "error": "no space left"})
+    out, err = sweep.communicate()
+    assert (sweep.returncode, app.started) == (1, [0])
+    assert "failed  seed=0 data=synthetic: no space left" in out
+    assert err == "1 of 1 jobs failed\n"
 
 
 def test_a_cpu_job_has_one_thread_unless_told_otherwise(app):
@@ -154,13 +194,20 @@ def test_a_named_sweep_and_another_config_reach_the_jobs(app):
     assert sweep.returncode == 0, sweep.stderr
     assert app.started == [3, 4]
     spec = RunFolder(app.run_folder(3, "pair")).read_spec()
-    assert (spec.config["trainer"]["max_steps"], spec.choices["balancing"]) == (50, "lbl")
+    assert (spec.config.trainer.max_steps, spec.choices["balancing"]) == (50, "lbl")
+
+
+def test_a_sweep_may_be_begun_from_a_run_which_is_one_of_it(app):
+    app.run("seed=1", "optim.lr=0.1", "balancing=lbl")
+    sweep = app.run("-m", f"from={app.run_folder(1)}", "seed=0-2")
+    assert sweep.stdout.startswith("1 finished, 0 resumed, 2 new\n"), sweep.stderr
+    assert app.started == [0, 1, 2]
 
 
 def test_neither_the_sweep_nor_its_table_imports_torch(app):
     app.run("-m", "seed=0")
     loaded = set((app.folder / "modules").read_text().split())
-    assert "simbal.table.table" in loaded
+    assert "simbal.report.table" in loaded
     assert not loaded & {"torch", "lightning", "optuna", "scipy.stats"}
 
 
@@ -180,9 +227,10 @@ def test_a_stopped_sweep_stops_its_jobs_and_marks_none_as_failed(app, number, co
     assert app.run("-m", "seed=0-3").stdout.startswith("0 finished, 2 resumed, 2 new\n")
 
 
-def test_a_killed_sweep_leaves_nothing_behind(app):
+@pytest.mark.parametrize("preload", ["[]", "null"])
+def test_a_killed_sweep_leaves_nothing_behind(app, preload):
     app.behave({0: "hang", 1: "hang"})
-    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=2")
+    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=2", preload=preload)
     app.wait_until(lambda: len(hanging(app)) == 4)
     sweep.kill()
     sweep.communicate()

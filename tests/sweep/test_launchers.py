@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from simbal.cli.arguments import EXTRAS, PACKAGES, check_launcher
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
-from simbal.sweep.launcher_extras import EXTRAS, PACKAGES, check_launcher
+from simbal.runs.folder import RunFolder
 from tests.child_processes import wait_until
 from tests.conftest import CONF, MARKOV, SMALL
 
@@ -118,14 +118,28 @@ def test_a_stopped_sweep_stops_joblibs_jobs_and_marks_none_as_failed(app, number
     assert set(statuses(app).values()) == {None}
 
 
-def test_a_run_that_another_process_is_writing_is_not_given_away(app):
+@ALL
+def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_once_that_lets_go(app, launcher):
+    app.behave({1: "forestalled"})
+    sweep = app.run("-m", "seed=0-1", *launcher)
+    assert sweep.returncode == 0, sweep.stderr
+    assert "elsewhere seed=1: another process is at it" in sweep.stdout
+    assert app.started == [0, 1, 1]
+    assert app.record(1)["status"] == "finished"
+
+
+def test_a_run_that_another_process_is_writing_is_waited_for_and_not_given_away(app):
     app.behave({0: "die"})
     app.run("-m", "seed=0")
     app.behave({})
-    with RunFolder(app.run_folder(0)).lock():
-        sweep = app.run("-m", "seed=0-1", *JOBLIB)
-    assert (sweep.returncode, app.started) == (1, [0, 1])
-    assert "elsewhere seed=0: " in sweep.stdout
+    folder = RunFolder(app.run_folder(0))
+    with folder.lock():
+        sweep = app.start("-m", "seed=0-1", *JOBLIB)
+        app.wait_until(lambda: (app.run_folder(1) / "record.json").exists() if app.started == [0, 1] else False)
+        folder.write_record(app.record(1) | {"config_hash": folder.read_spec().hash, "seed": 0})
+    out, err = sweep.communicate()
+    assert (sweep.returncode, app.started) == (0, [0, 1]), err
+    assert out.count("elsewhere seed=0: ") == 1
 
 
 def test_a_dry_run_gives_nothing_away(app):
@@ -145,7 +159,7 @@ def test_a_launcher_that_cannot_start_says_why_and_leaves_all_unfinished(app):
 @pytest.mark.parametrize("name", [*EXTRAS])
 def test_a_launcher_that_is_not_installed_is_named_with_its_remedy(name, monkeypatch):
     overrides = OverridesParser.create().parse_overrides([f"hydra/launcher={name}"])
-    monkeypatch.setattr("simbal.sweep.launcher_extras.find_spec", lambda package: None)
+    monkeypatch.setattr("simbal.cli.arguments.find_spec", lambda package: None)
     with pytest.raises(UserError, match=rf"hydra/launcher={name} is not installed: pip install 'simbal\[.*\]'"):
         check_launcher(overrides)
     assert EXTRAS[name] in PACKAGES

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from simbal.catalogue import Catalogue, first_comment
+from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
 
 ROOT = CONF.parent

@@ -1,14 +1,15 @@
 """A person sees what every job does and when the sweep will end."""
 
 import json
+import os
 
 import pytest
 from rich.console import Console
 
-from simbal.run_spec import RunSpec
 from simbal.sweep.attempt import Attempt
-from simbal.sweep.job import Job
+from simbal.sweep.composer import Job
 from simbal.sweep.view import View, clock, draw, seconds_left
+from tests.run_folders import changed_spec
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def attempts(base_spec, tmp_path):
     states = ("done", "failed", "running", "running", "queued", "queued")
     made = []
     for seed, state in enumerate(states):
-        config = base_spec.config | {"output_dir": str(tmp_path), "seed": seed}
-        attempt = Attempt(Job([f"seed={seed}"], RunSpec(config, base_spec.choices)), f"seed={seed}", state)
+        spec = changed_spec(base_spec, {"output_dir": str(tmp_path), "seed": seed})
+        attempt = Attempt(Job([f"seed={seed}"], spec), f"seed={seed}", state)
         attempt.folder.path.mkdir(parents=True)
         made.append(attempt)
     made[0].started, made[0].ended = 1.0, 101.0
@@ -71,6 +72,13 @@ def test_the_time_left_counts_running_and_queued_jobs_over_the_slots(attempts):
     assert seconds_left(attempts, progress, slots=100) == 65
 
 
+def test_a_run_that_was_done_elsewhere_tells_nothing_of_the_time_left(attempts):
+    elsewhere = attempts[4]
+    elsewhere.state, elsewhere.ended = "done", 7.0
+    progress = {id(attempt): {} for attempt in attempts[2:4]}
+    assert seconds_left(attempts, progress, slots=1) == 3 * 100  # two running that have not begun to count, one queued
+
+
 def test_nothing_is_known_of_the_time_left_before_a_job_says_something(attempts):
     assert seconds_left(attempts[3:], {id(attempts[3]): {}}, slots=2) is None
 
@@ -79,6 +87,23 @@ def test_nothing_is_known_of_the_time_left_before_a_job_says_something(attempts)
 def test_a_half_written_progress_file_is_no_error(attempts, text):
     (attempts[3].folder.path / "progress.json").write_text(text)
     assert "seed=3" in text_of(draw(attempts, slots=2, height=40))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
+def test_a_progress_file_that_is_none_is_left_unread(attempts, kind):
+    file = attempts[3].folder.path / "progress.json"
+    {
+        "pipe": lambda: os.mkfifo(file),
+        "folder": file.mkdir,
+        "device": lambda: file.symlink_to("/dev/zero"),
+        "huge": lambda: file.write_text(json.dumps({"phase": "x" * (1 << 17)})),
+    }[kind]()
+    assert attempts[3].progress() == {}
+
+
+def test_a_phase_commands_no_terminal(attempts):
+    (attempts[3].folder.path / "progress.json").write_text(json.dumps({"phase": "\x1b]0;title\x07train"}))
+    assert "\x1b" not in text_of(draw(attempts, slots=2, height=40))
 
 
 def test_without_a_terminal_there_is_one_line_per_change(attempts):

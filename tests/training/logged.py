@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from tests.training.run_files import rows
 
 BLOCK, HEADER, START = 32768, 7, 7  # of a .wandb file, in bytes: blocks of a LevelDB log after a few of its own
@@ -31,7 +31,7 @@ def expected(spec: RunSpec) -> Points:
     for row in rows(spec):
         points.update((k, row["step"], v) for k, v in row.items() if isinstance(v, int | float))
     metrics = json.loads((spec.path / "record.json").read_text())["metrics"]
-    steps = spec.config["trainer"]["max_steps"]
+    steps = spec.config.trainer.max_steps
     points.update((f"final/{key}", steps, value) for key, value in metrics.items() if value is not None)
     return rounded(points)
 
@@ -49,7 +49,7 @@ def rounded(points: Points) -> Points:
 
 def logged(spec: RunSpec) -> Logged:
     """By the run's own logger."""
-    return READERS[spec.config["logger"]["kind"]](spec)
+    return READERS[spec.config.logger.kind](spec)
 
 
 def _tensorboard(spec: RunSpec) -> Logged:

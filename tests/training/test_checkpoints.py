@@ -1,6 +1,9 @@
 """Which checkpoints a run keeps, and which one it goes on from."""
 
+import copy
+import os
 import random
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
-from simbal.training import checkpoint, saving
+from simbal.runs.folder import RunFolder
+from simbal.training import checkpoint
+from simbal.training import checkpoint as saving
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run
@@ -116,7 +120,7 @@ def test_damaged_curves_are_written_again(killed, damage):
 
 def test_one_of_another_config_is_refused(killed, small_spec):
     _, broken = killed
-    other = small_spec("seed=5", output_dir=broken.config["output_dir"])
+    other = small_spec("seed=5", output_dir=broken.config.output_dir)
     theirs = broken.path / "checkpoints" / "step-00000008.ckpt"
     ours = other.path / "checkpoints" / theirs.name
     ours.parent.mkdir(parents=True)
@@ -141,7 +145,7 @@ def one(tmp_path_factory):
     """A small checkpoint, and what is in it."""
     path = tmp_path_factory.mktemp("one") / "step-00000004.ckpt"
     state = {"w": torch.arange(64.0), "n": torch.arange(5)}
-    content = {"state_dict": state, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
+    content = {"state_dict": state, "global_step": 4, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
     checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content, path)
     return path.read_bytes(), state
 
@@ -188,3 +192,81 @@ def test_rows_after_a_checkpoint_are_dropped_to_the_byte(tmp_path):
     assert telemetry.trouble(state) is None
     telemetry.rewind(state)
     assert telemetry.file.read_text() == '{"step": 1}\n'
+
+
+def saved_at(step, path, **parts):
+    content = {"state_dict": {}, "global_step": step, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
+    checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content | parts, path)
+
+
+def newest(folder):
+    return checkpoint.newest(folder, "hash", lambda curves: None)
+
+
+@pytest.mark.parametrize("claimed", [8, 99_999_999])
+def test_the_step_is_the_one_inside_and_a_name_that_says_another_is_damage(tmp_path, claimed):
+    saved_at(4, tmp_path / "step-00000004.ckpt")
+    saved_at(3, tmp_path / f"step-{claimed:08d}.ckpt")
+    start = newest(tmp_path)
+    assert (start.path, start.step) == (tmp_path / "step-00000004.ckpt", 4)
+    assert (tmp_path / f"step-{claimed:08d}.ckpt.damaged").exists()
+    assert len(checkpoint.warnings(tmp_path)) == 1
+
+
+def test_names_that_are_none_of_ours_are_left_alone(tmp_path):
+    for name in ("step-new.ckpt", "step-4.ckpt", "step-.ckpt", "step-99999999999999999999.ckpt"):
+        saved_at(4, tmp_path / name)
+    assert newest(tmp_path).path is None
+    assert not [*tmp_path.glob("*.damaged")]
+    checkpoint.remove_periodic(tmp_path)
+    assert len([*tmp_path.iterdir()]) == 4
+
+
+def test_kept_weights_are_those_of_the_step_in_their_name(tmp_path):
+    saved_at(4, tmp_path / "weights-00000004.ckpt")
+    assert checkpoint.read(tmp_path / "weights-00000004.ckpt")["global_step"] == 4
+    (tmp_path / "weights-00000004.ckpt").rename(tmp_path / "weights-00000008.ckpt")
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="it is that of step 4"):
+        checkpoint.read(tmp_path / "weights-00000008.ckpt")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "nothing"])
+def test_what_is_no_file_in_the_place_of_a_checkpoint_is_set_aside(tmp_path, kind):
+    saved_at(4, tmp_path / "step-00000004.ckpt")
+    path = tmp_path / "step-00000008.ckpt"
+    if kind == "folder":
+        (path / "inner").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"device": "/dev/zero", "nothing": "nowhere"}[kind])
+    assert newest(tmp_path).step == 4
+    assert os.path.lexists(tmp_path / "step-00000008.ckpt.damaged")
+    checkpoint.remove_periodic(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == (["step-00000008.ckpt.damaged"] if kind == "folder" else [])
+
+
+def test_compressed_parts_are_refused_before_they_are_inflated(tmp_path, monkeypatch):
+    path, bomb = tmp_path / "step-00000004.ckpt", tmp_path / "bomb"
+    saved_at(4, path, extra=torch.zeros(1 << 20))
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as squeezed:
+        for name in archive.namelist():
+            squeezed.writestr(name, archive.read(name))
+    bomb.replace(path)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)  # nothing of it is read
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="a part of it is compressed, which ours are not"):
+        checkpoint.read(path)
+
+
+def test_parts_that_lie_one_over_the_other_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "step-00000004.ckpt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data", b"x" * 100_000)
+        (one,) = archive.filelist
+        for number in range(50):  # as a hostile list of contents says it
+            another = copy.copy(one)
+            another.filename = f"a/{number}"
+            archive.filelist.append(another)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="its parts are larger than the file"):
+        checkpoint.read(path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry

@@ -10,7 +10,7 @@ import yaml
 from lightning import Trainer
 
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training import run
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
@@ -152,7 +152,7 @@ def test_a_disk_too_full_for_the_checkpoints_is_refused_before_the_start(small_s
     spec = small_spec()
     usage = shutil.disk_usage(".")._replace(free=1000)
     monkeypatch.setattr(run.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match="no space left on the disk"):
+    with pytest.raises(UserError, match="free some space, or choose another output_dir="):
         train(spec)
     assert not spec.path.parent.exists()
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simbal.model.device_memory import device_memory
-from simbal.model.memory_cost import Step
-from simbal.run_folder import RunFolder
+from simbal.cost.memory import Step, device_memory
+from simbal.runs.folder import RunFolder
 from simbal.training import free_memory
 from simbal.training.build import transformer_shape
 from simbal.training.free_memory import free_memory as free_now
@@ -25,9 +24,11 @@ def computer(tmp_path, monkeypatch):
     monkeypatch.setattr(free_memory, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(free_memory, "GROUPS", tmp_path / "groups")
 
-    def fake(available=None, own="", groups=None):
+    def fake(available=None, own="", groups=None, total=2**40, swap=0):
         if available is not None:
-            lines = f"MemTotal: 1 kB\nMemAvailable: {available // 1024} kB\nSwapFree: 0 kB\n"
+            lines = (
+                f"MemTotal: {total // 1024} kB\nMemAvailable: {available // 1024} kB\nSwapTotal: {swap // 1024} kB\n"
+            )
             (tmp_path / "meminfo").write_text(lines)
         (tmp_path / "cgroup").write_text(own)
         for path, said in (groups or {}).items():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from simbal.training.optim import OptimSettings, build_optimizer, lr_factor, parameter_groups
+from simbal.training.lit_moe import OptimSettings, build_optimizer, lr_factor, parameter_groups
 
 SETTINGS = OptimSettings(5e-4, 0.01, (0.9, 0.95), 1e-8, decay_router=False, warmup_steps=2000)
 

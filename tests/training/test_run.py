@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training import run
 from simbal.training.run import train
 from tests.training.run_files import assert_same_run, rows, weights, without_speed

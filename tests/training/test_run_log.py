@@ -5,8 +5,8 @@ import resource
 import threading
 from contextlib import contextmanager
 
-from simbal.run_folder import RunFolder
-from simbal.training.run_log import log_to
+from simbal.runs.folder import RunFolder
+from simbal.training.run import log_to
 
 log = logging.getLogger("simbal")
 

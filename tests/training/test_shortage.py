@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simbal.data.store import prepare
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from tests.child_processes import PATIENCE_SECONDS
 from tests.conftest import MARKOV, SMALL
 
@@ -50,7 +50,7 @@ FEW_STEPS = ("trainer.max_steps=2", "trainer.val_every=2", "trainer.ckpt_every=2
 @pytest.fixture
 def program(tmp_path, cache_dir, small_spec):
     """`program(SHORT_OF_FILES, "seed=1")`: the ended process; the data have been prepared before."""
-    prepare(small_spec().config["data"], progress=False)
+    prepare(small_spec().config.data, progress=False)
 
     def run(code, *keys, output_dir=tmp_path / "outputs"):
         places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
@@ -81,7 +81,7 @@ def assert_failed(ended, record, cause, says):
     [
         (SHORT_OF_MEMORY, (*WIDE, "trainer.micro_batch=64"), "memory", "set trainer.micro_batch=32"),
         (SHORT_OF_FILES, (), "open files", "allow more with `ulimit -n`"),
-        (SHORT_FILES_ONLY, (), "disk", "File too large; free some space, or set output_dir"),
+        (SHORT_FILES_ONLY, (), "disk", "File too large; allow longer files with `ulimit -f`"),
     ],
 )
 def test_a_run_that_is_short_of_something_ends_in_one_sentence_and_a_record(program, tmp_path, code, keys, cause, says):
@@ -93,7 +93,8 @@ def test_a_run_that_is_short_of_something_ends_in_one_sentence_and_a_record(prog
 def test_a_model_that_has_no_room_in_memory_is_a_sentence_and_leaves_no_folder(program, tmp_path):
     ended = program(UNLIMITED, "model.num_experts=100000", "model.d_expert=10000000")
     assert ended.returncode == 1
-    says = r"error: the computer has no room for the model, when [\d.,]+ MiB more were asked for: use a smaller model\n"
+    says = r"error: this computer has no room for the model: its [\d,]+ weights in 2 layers need [\d.,]+ GB, and there "
+    says += r"are [\d.,]+ GB: use a smaller model\n"
     assert re.search(says, ended.stderr), ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "outputs").exists()
@@ -111,7 +112,7 @@ def test_a_disk_that_is_really_full_ends_a_run_in_one_sentence_and_a_record(prog
         (record,) = records(disk).values()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-    assert_failed(ended, record, "disk", "No space left on device; free some space, or set output_dir")
+    assert_failed(ended, record, "disk", "No space left on device; free some space, or choose another output_dir=")
 
 
 def test_a_run_that_is_short_of_memory_leaves_the_others_of_its_sweep_alone(program, tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from simbal.disk import refusals_of_disk
 from simbal.errors import UserError
+from simbal.files.disk import refusals_of_disk
 from simbal.training.shortage import Shortage, shortage, smaller_micro_batches
 
 CPU_SAYS = (
@@ -17,6 +17,16 @@ CPU_SAYS = (
 )
 CUDA_SAYS = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
 SMALLER = "set trainer.micro_batch=4, which makes the same steps in smaller parts"
+
+REMEDIES = {
+    errno.ENOSPC: "free some space, or choose another output_dir=",
+    errno.EDQUOT: "free some space, or choose another output_dir=",
+    errno.EROFS: "choose another output_dir=",
+    errno.EACCES: "choose another output_dir=",
+    errno.EPERM: "choose another output_dir=",
+    errno.ENOTDIR: "choose another output_dir=",
+    errno.EFBIG: "allow longer files with `ulimit -f`",
+}
 
 
 def of(error, micro_batch=8):
@@ -76,10 +86,10 @@ def test_too_many_open_files_are_told_of_ulimit(number):
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
-def test_a_disk_that_refuses_is_found_behind_the_error_that_hides_it(number, explicit):
+@pytest.mark.parametrize(("number", "remedy"), REMEDIES.items())
+def test_a_disk_that_refuses_is_found_behind_the_error_that_hides_it(number, remedy, explicit):
     found = of(hidden(OSError(number, os.strerror(number)), explicit=explicit))
-    said = f"cannot write outputs/x: {os.strerror(number)}; free some space, or set output_dir"
+    said = f"cannot write outputs/x: {os.strerror(number)}; {remedy}"
     assert found == Shortage("disk", said)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training.run import train
 from tests.training.run_files import weights, without_speed
 

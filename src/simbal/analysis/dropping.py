@@ -1,7 +1,7 @@
-"""What a run loses when every token's favourite experts are gone: can others stand in for them?
+"""The analysis `dropping`: what a run loses when every token's favourite experts are masked, and others stand in.
 
 Reference: arXiv 2506.14038, section 4.3 and figure 4; protocol of DeepSeekMoE (arXiv 2401.06066).
-Shapes: N tokens, E experts, K experts per token.
+Shapes: N tokens, E experts, K experts per token, G documents.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.finding import Finding
 from simbal.analysis.quality import document_sums
-from simbal.analysis.trained import TrainedRun, check_pass
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.errors import UserError
+from simbal.files.console import new_grid
 from simbal.metrics import language
 from simbal.model.router import Candidates, Steering, largest
 
@@ -29,17 +29,20 @@ DEFINITION = {
 
 @dataclass(frozen=True)
 class Dropping:
-    """The run's own `strategy`, less each token's `drop` best experts."""
+    """A `Steering` by the run's own `strategy` that masks each token's `drop` best experts."""
 
     strategy: Steering
     drop: int
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """As the strategy does."""
+        """Return the logits as the strategy adjusts them."""
         return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """The strategy's scores, -inf for the `drop` largest: a bias on the choice counts in what is best."""
+        """Return the strategy's scores (N, E), with -inf for the `drop` largest.
+
+        A bias on the choice counts in which experts are the best.
+        """
         scores_NE = self.strategy.choice_scores(candidates)
         if not self.drop:
             return scores_NE
@@ -47,7 +50,7 @@ class Dropping:
 
 
 def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: list[int] | None) -> Finding:
-    """Loss and perplexity against the number of experts dropped.
+    """Measure loss and perplexity against the number of experts dropped.
 
     Args:
         trained: the run.
@@ -88,7 +91,7 @@ def _drops(trained: TrainedRun, drops: list[int] | None) -> list[int]:
     most = shape.num_experts - shape.top_k
     if drops is None:
         return list(range(most + 1))
-    if not (isinstance(drops, list) and drops and all(type(d) is int and 0 <= d <= most for d in drops)):
+    if not (drops and all(0 <= drop <= most for drop in drops)):
         raise UserError(
             f"analysis.dropping.drops={drops} must be null or a list of whole numbers from 0 to {most}, so that "
             f"model.top_k={shape.top_k} of {shape.num_experts} experts are left"

@@ -1,8 +1,7 @@
-"""Runs the analyses of a config: each is printed, and written where it can be read again."""
+"""Runs the analyses of a config; each is printed, and written where it can be read again."""
 
 import importlib.metadata
 import inspect
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Any
 import torch
 from hydra.utils import get_method
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.trained import TrainedRun, load, runs_in
-from simbal.config_values import check_name
-from simbal.console import console
+from simbal.analysis.shared.finding import Finding, made_with, read_analysis, write_analysis
+from simbal.analysis.shared.trained import DataPlaces, TrainedRun, load, runs_in
+from simbal.config.values import check_arguments, check_name
 from simbal.errors import UserError
-from simbal.heap import keep_freed_memory
-from simbal.run_folder import refusals_of_disk, write_json
+from simbal.files.console import console
+from simbal.processes.heap import keep_freed_memory
 
 OF_A_RUN = "trained"  # the parameter of an analysis that works on a trained run
 NO_INPUTS: Mapping[str, Any] = {}
+NOWHERE = DataPlaces()
 
 
 def evaluate(
@@ -30,16 +29,18 @@ def evaluate(
     accelerator: str,
     output_dir: str,
     inputs: Mapping[str, Any] = NO_INPUTS,
+    places: DataPlaces = NOWHERE,
 ) -> None:
     """Run each analysis: its `_target_`, called with its other keys.
 
     Args:
-        analyses: by name, the keys of each.
+        analyses: the keys of each, by its name.
         run: a run's folder or a folder of runs, for analyses of a trained model.
         overwrite: do again what is there already.
         accelerator: auto, cpu or cuda.
         output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
         inputs: more keys, for those analyses that have a parameter of the name; None: the user gave none.
+        places: where the data of the runs are, beside where their configs say that they are.
 
     Raises:
         UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
@@ -47,17 +48,19 @@ def evaluate(
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
     for name in analyses:
-        check_name("the analysis", name)  # of a file in the folder of a run
+        check_name("the analysis", name)  # it names a file in the folder of a run
     keep_freed_memory()
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     settings = _with_inputs(analyses, functions, inputs)
+    for name, function in functions.items():
+        check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={OF_A_RUN, *inputs})
     of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}
     if of_runs and run is None:
         raise UserError(f"{', '.join(sorted(of_runs))} works on a trained run: give run=outputs/<name>/<run>")
     for name in analyses.keys() - of_runs:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
     for path in runs_in(Path(str(run))) if of_runs else ():
-        trained = _Lazy(path, accelerator)
+        trained = _Lazy(path, accelerator, places)
         for name in [name for name in analyses if name in of_runs]:
             _once(functions[name], name, settings[name], path, trained, overwrite)
 
@@ -65,7 +68,7 @@ def evaluate(
 def _with_inputs(
     analyses: dict[str, dict[str, Any]], functions: dict[str, Callable[..., Finding]], inputs: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The keys of each analysis and the inputs that it has parameters for."""
+    """Return the keys of each analysis, with the inputs that it has parameters for."""
     taken = {name: inspect.signature(function).parameters for name, function in functions.items()}
     for key, value in inputs.items():
         if value is not None and not any(key in parameters for parameters in taken.values()):
@@ -73,15 +76,19 @@ def _with_inputs(
     return {name: keys | {key: inputs[key] for key in inputs if key in taken[name]} for name, keys in analyses.items()}
 
 
+def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "_target_"}
+
+
 class _Lazy:
     """The run at `path`, loaded when it is first needed: what is there already needs no model."""
 
-    def __init__(self, path: Path, accelerator: str) -> None:
-        self.path, self.accelerator = path, accelerator
+    def __init__(self, path: Path, accelerator: str, places: DataPlaces) -> None:
+        self.path, self.accelerator, self.places = path, accelerator, places
         self._loaded: TrainedRun | None = None
 
     def get(self) -> TrainedRun:
-        self._loaded = self._loaded or load(self.path, self.accelerator)
+        self._loaded = self._loaded or load(self.path, self.accelerator, self.places)
         return self._loaded
 
 
@@ -94,33 +101,25 @@ def _once(
     overwrite: bool,
 ) -> None:
     out, file = console(), folder / "analysis" / f"{name}.json"
-    if not overwrite and _settings_of(file) == settings:
+    if not overwrite and (done := read_analysis(file)) is not None and made_with(done, settings):
         out.print(f"there already: {file}", soft_wrap=True)
         return
-    arguments = {key: value for key, value in settings.items() if key != "_target_"}
     given = {} if trained is None else {OF_A_RUN: trained.get()}
     started = time.perf_counter()
-    finding = function(**given, **arguments)
+    finding = function(**given, **_arguments(settings))
     seconds = time.perf_counter() - started
     if trained is not None:
         out.print(f"{name} of {folder}", soft_wrap=True)
     finding.show(out)
-    with refusals_of_disk(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"analysis": name, "settings": settings, **finding.record, **_circumstances(seconds)})
+    write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **_circumstances(seconds)})
     out.print(f"written: {file}", soft_wrap=True)
 
 
-def _settings_of(file: Path) -> Any:
-    """With which settings the result in `file` was made; None if there is none that can be read."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def _circumstances(seconds: float) -> dict[str, Any]:
-    """What a number can depend on beside its settings: the order of a sum depends on the number of threads."""
+    """Return what a number can depend on beside its settings.
+
+    The order of a sum depends on the number of threads.
+    """
     return {
         "seconds": seconds,
         "threads": torch.get_num_threads(),

@@ -1,25 +1,29 @@
-"""What a model of conf/model costs: parameters, FLOPs, memory and time; no weights are made.
+"""The analysis `flops`: parameters, FLOPs, memory and time of a model of conf/model; no weights are made.
 
 Reference: arXiv 2506.14038, table 1 and the FLOPs of its text.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.table import Table
 
-from simbal.analysis import flops_tables
-from simbal.analysis.finding import Finding
-from simbal.analysis.paper_models import PAPER, VOCABULARY, Printed
-from simbal.analysis.training_cost import Parameters, parameters
-from simbal.checks import one_of, whole_number
+from simbal.analysis.shared.finding import Finding
+from simbal.config.schema import CL100K_IDS
+from simbal.config.values import one_of, whole_number
+from simbal.cost.memory import MemoryCost, Precision, Step, memory_cost
+from simbal.cost.parameters import Parameters, parameters
+from simbal.cost.recipe import MOST, PAPER, Printed
 from simbal.errors import UserError
-from simbal.model.memory_cost import PRECISIONS, MemoryCost, Step, memory_cost
+from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
 
 PRESETS = Path(__file__).parents[3] / "conf" / "model"
+UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}  # in seconds
 DEFINITION = {
     "active": "parameters that one token passes through: K of the E experts, and all else",
     "6NT": "6 N T, N: active parameters less the input embedding, T: training tokens",
@@ -40,7 +44,7 @@ def flops(
     steps: int | None,
     batch_tokens: int,
     micro_batch: int,
-    precision: str,
+    precision: Precision,
     device_flops: float,
     utilisation: float,
 ) -> Finding:
@@ -48,12 +52,12 @@ def flops(
 
     Args:
         preset: the name of a file of conf/model.
-        vocab_size: the paper's is 100277.
-        seq_len: tokens.
+        vocab_size: token ids; the paper's is 100277.
+        seq_len: tokens of a sequence.
         steps: of training; None: the paper's, for its four models.
-        batch_tokens: per step.
+        batch_tokens: tokens per step.
         micro_batch: sequences that memory is counted for.
-        precision: 32-true, bf16-mixed or bf16-true; memory depends on it.
+        precision: of the training; memory depends on it.
         device_flops: peak FLOP/s of a device.
         utilisation: share of the peak that training reaches.
 
@@ -63,26 +67,125 @@ def flops(
     counted = parameters(preset_shape(preset, vocab_size))
     steps = _steps(preset, steps)
     _check_keys(seq_len, batch_tokens, micro_batch, device_flops, utilisation)
-    one_of("analysis.flops.precision", precision, PRECISIONS)
     accumulates = micro_batch * seq_len < batch_tokens
     memory = memory_cost(counted.shape, Step(micro_batch, seq_len, accumulates, precision, device="cuda"))
     tokens = steps * batch_tokens
     seconds = counted.training_flops(seq_len, tokens) / (device_flops * utilisation)
     numbers = _numbers(counted, memory, seq_len, tokens) | {"seconds": seconds}
-    printed = PAPER.get(preset) if vocab_size == VOCABULARY else None
+    printed = PAPER.get(preset) if vocab_size == CL100K_IDS else None
     record = {"definition": DEFINITION, "preset": preset, "steps": steps, "tokens": tokens, "metrics": numbers}
     tables = [
-        flops_tables.of_parameters(counted, printed),
-        flops_tables.of_training(numbers, tokens, printed),
-        flops_tables.of_memory(counted.total, memory, micro_batch, seq_len, precision),
+        of_parameters(counted, printed),
+        of_training(numbers, tokens, printed),
+        of_memory(counted.total, memory, micro_batch, seq_len, precision),
     ]
-    notes = flops_tables.notes(counted, printed, tokens, seconds, device_flops, utilisation)
+    notes = flops_notes(counted, printed, tokens, seconds, device_flops, utilisation)
     memory_record = {"micro_batch": micro_batch, "precision": precision} | asdict(memory)
     return Finding(tables, notes, record | {"memory": memory_record} | _details(counted, printed))
 
 
+def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
+    """Return the shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
+    names = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+    one_of("analysis.flops.preset", preset, names)
+    whole_number("analysis.flops.vocab_size", vocab_size, 1, MOST)
+    numbers = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
+    del numbers["init_std"]
+    return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
+
+
+def of_parameters(counted: Parameters, printed: Printed | None) -> Table:
+    """Return the table of parameters, a line for each part; table 1 of the paper has three of them."""
+    grid = _grid("parameters", ("all", "active", "share of all"), printed)
+    parts = {
+        "embedding": (counted.embedding, counted.embedding),
+        "head": (counted.head, counted.head),
+        "attention": (counted.attention, counted.attention),
+        "FFN": (counted.ffn, counted.ffn_active),
+        "router": (counted.router, counted.router),
+        "norms": (counted.norms, counted.norms),
+        "total": (counted.total, counted.active),
+    }
+    for name, (count, active) in parts.items():
+        paper = ""
+        if printed and name == "embedding":
+            paper = _short(printed.embedding)
+        if printed and name == "total":
+            paper = f"{_short(printed.total)}, active {_short(printed.active)}"
+        if name == "total":
+            grid.add_section()
+        grid.add_row(name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *([paper] if printed else []))
+    grid.add_row("less embedding", "", f"{counted.without_embedding:,}", "", *([""] if printed else []))
+    return grid
+
+
+def of_training(numbers: Mapping[str, float], tokens: int, printed: Printed | None) -> Table:
+    """Return the table of FLOPs, with 6 N T beside the exact count."""
+    grid = _grid("FLOPs", ("ours",), printed)
+    rows = {
+        "forward, per token": (f"{numbers['forward_flops']:,}", ""),
+        "training tokens T": (f"{tokens:,}", printed and f"{printed.tokens:.3g}"),
+        "training, exact": (f"{numbers['training_flops']:.4e}", ""),
+        "training, 6 N T": (f"{numbers['6NT']:.4e}", printed and f"{printed.flops:.3e}"),
+    }
+    for name, (ours, paper) in rows.items():
+        grid.add_row(name, ours, *([paper or ""] if printed else []))
+    return grid
+
+
+def of_memory(total: int, memory: MemoryCost, micro_batch: int, seq_len: int, precision: str) -> Table:
+    """Return the table of a training step's memory, in all and for each of the `total` parameters."""
+    grid = new_grid(f"memory of {micro_batch} x {seq_len} tokens in {precision}")
+    for heading in ("", "bytes per parameter", "GiB"):
+        grid.add_column(heading, justify="right" if heading else "left")
+    for part, size in {
+        "weights": memory.weights, "gradients": memory.gradients, "AdamW's two moments": memory.moments
+    }.items():  # fmt: skip
+        grid.add_row(part, str(size // total), _gib(size))
+    grid.add_row("activations", "", _gib(memory.activations))
+    grid.add_row("working memory of a layer", "", _gib(memory.working))
+    grid.add_section()
+    grid.add_row("most at once", "", _gib(memory.peak))
+    return grid
+
+
+def flops_notes(
+    counted: Parameters,
+    printed: Printed | None,
+    tokens: int,
+    seconds: float,
+    device_flops: float,
+    utilisation: float,
+) -> list[str]:
+    """Return notes on the time, on what the formulas count, and on where the paper's numbers read differently."""
+    said = [
+        f"Training takes {duration(seconds)} on one device of {device_flops:.3g} FLOP/s used to "
+        f"{utilisation:.0%}: {tokens / seconds:,.0f} tokens per second.",
+        "Exact: forward 2 M + 2 L D (S + 1) per token, with M the active matrices (N less the norms) and causal "
+        "attention averaged over positions; training 3 times that. N: active parameters less the input embedding.",
+        "Memory: activations are counted as autograd keeps them on a CPU, to 3% of what was measured there; "
+        "on a GPU nothing has been measured yet.",
+    ]
+    if counted.router:
+        said.append(f"A pass through every expert takes {counted.every_expert:.2f} times the parameters N.")
+    if printed:
+        said.append("Paper: arXiv 2506.14038, table 1; its 6 N T is of its rounded N and T.")
+        if _short(counted.total) != _short(printed.total):
+            said.append(
+                f"The paper's total is that of biases on the experts, {counted.total_with_biases(attention=False):,}, "
+                f"or on experts and attention, {counted.total_with_biases(attention=True):,}; here no layer has any."
+            )
+    return said
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit of which it has at least two."""
+    unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
+    return f"{seconds / UNITS[unit]:,.1f} {unit}"
+
+
 def _details(counted: Parameters, printed: Printed | None) -> dict[str, Any]:
-    """What stands beside the metrics: the readings with biases, and the paper's numbers."""
+    """Return what stands beside the metrics: the readings with biases, and the paper's numbers."""
     details: dict[str, Any] = {
         "with_biases": {
             "experts": counted.total_with_biases(attention=False),
@@ -96,21 +199,13 @@ def _details(counted: Parameters, printed: Printed | None) -> dict[str, Any]:
 
 def _check_keys(seq_len: int, batch_tokens: int, micro_batch: int, device_flops: float, utilisation: float) -> None:
     for key, value in {"seq_len": seq_len, "batch_tokens": batch_tokens, "micro_batch": micro_batch}.items():
-        whole_number(f"analysis.flops.{key}", value, 1)
-    if not (_is_number(device_flops) and device_flops > 0):
+        whole_number(f"analysis.flops.{key}", value, 1, MOST)
+    if not 0 < device_flops < math.inf:
         raise UserError(f"analysis.flops.device_flops={device_flops} must be a number above 0")
-    if not (_is_number(utilisation) and 0 < utilisation <= 1):
+    if not 0 < utilisation <= 1:
         raise UserError(f"analysis.flops.utilisation={utilisation} must be above 0 and at most 1")
-
-
-def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
-    """The shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
-    names = sorted(file.stem for file in PRESETS.glob("*.yaml"))
-    one_of("analysis.flops.preset", preset, names)
-    whole_number("analysis.flops.vocab_size", vocab_size, 1)
-    numbers = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    del numbers["init_std"]
-    return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
+    if device_flops * utilisation < 1:
+        raise UserError("analysis.flops.device_flops * analysis.flops.utilisation must be at least 1")
 
 
 def _steps(preset: str, steps: int | None) -> int:
@@ -118,12 +213,8 @@ def _steps(preset: str, steps: int | None) -> int:
         if preset not in PAPER:
             raise UserError(f"analysis.flops.steps=null: {preset} is no model of the paper, so give the steps")
         return PAPER[preset].steps
-    whole_number("analysis.flops.steps", steps, 1)
+    whole_number("analysis.flops.steps", steps, 1, MOST)
     return steps
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _numbers(counted: Parameters, memory: MemoryCost, seq_len: int, tokens: int) -> dict[str, int | float]:
@@ -139,3 +230,20 @@ def _numbers(counted: Parameters, memory: MemoryCost, seq_len: int, tokens: int)
         "activation_bytes": memory.activations,
         "peak_bytes": memory.peak,
     }
+
+
+def _grid(title: str, headings: tuple[str, ...], printed: Printed | None) -> Table:
+    grid = new_grid(title)
+    grid.add_column("")
+    for heading in (*headings, *(["paper"] if printed else [])):
+        grid.add_column(heading, justify="right")
+    return grid
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _short(count: int) -> str:
+    """Return a number in the paper's digits: 627M, 3.14B."""
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"

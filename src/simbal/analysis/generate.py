@@ -1,28 +1,97 @@
-"""Text that a trained run writes.
+"""The analysis `generate`: text that a trained run writes.
 
-Shapes: B samples, S tokens of the prompt, T drawn tokens.
+Shapes: B samples, S tokens of the prompt, T drawn tokens, Q new tokens of a pass, N tokens, E experts, V ids, D width.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from rich.table import Table
+from torch import Tensor
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.run_tokenizer import run_tokenizer
-from simbal.analysis.sampling import Drawing, continue_tokens
-from simbal.analysis.trained import TrainedRun
-from simbal.checks import not_negative, whole_number
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, run_tokenizer
+from simbal.config.values import not_negative, whole_number
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
+from simbal.files.console import new_grid
+from simbal.model.attention import KeyValueCache
+from simbal.model.router import Candidates, Steering
+from simbal.model.transformer import Transformer
 
 DEFINITION = {
     "nll": "-log p of the drawn tokens at temperature 1, in nats, mean over the tokens of all samples",
     "ended": "share of the samples that came to an end of text",
     "sample": "starts after an end of text and the prompt; ends at the next end of text, or after `tokens` tokens",
 }
+
+
+class WholePrefix:
+    """A `Steering` around another that sees what every token so far had, and chooses for the new ones.
+
+    With this even a choice by a hash of the sequence so far is that of a forward pass over the whole sequence, as long
+    as a later token cannot change an earlier one's experts, which in evaluation holds for every strategy.
+    """
+
+    def __init__(self, steering: Steering, cache: KeyValueCache) -> None:
+        """Wrap `steering`; `cache` is that of the same forward passes, which knows the tokens."""
+        self.steering, self.cache = steering, cache
+        self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
+
+    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
+        """Return the logits as `steering` adjusts them, each token's alone."""
+        return self.steering.adjust_logits(logits_NE)
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return the last Q rows of each sequence's scores, (B*Q, E)."""
+        num_sequences, new = candidates.tokens_BS.shape
+        new_2NE = torch.stack([candidates.logits_NE, candidates.probs_NE])
+        new_2BQE = new_2NE.view(2, num_sequences, new, -1)
+        past_2BSE = self._past.get(candidates.layer)
+        all_2BSE = new_2BQE if past_2BSE is None else torch.cat([past_2BSE, new_2BQE], 2)
+        self._past[candidates.layer] = all_2BSE
+        logits_NE, probs_NE = all_2BSE.flatten(1, 2)
+        assert self.cache.tokens_BS is not None, "the model appends the tokens before it routes them"
+        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE)
+        scores_NE = self.steering.choice_scores(whole)
+        return scores_NE.reshape(num_sequences, -1, scores_NE.shape[1])[:, -new:].flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The settings by which tokens are drawn; `temperature` 0 takes the most probable one."""
+
+    temperature: float
+    top_p: float
+    seed: int
+
+    def uniform_numbers(self, samples: int, tokens: int) -> Tensor:
+        """Return numbers (B, T) in [0, 1).
+
+        A sample is the same however many there are, and a shorter one is a longer one's start.
+        """
+        rows = [np.random.Generator(np.random.PCG64([self.seed, sample])).random(tokens) for sample in range(samples)]
+        return torch.from_numpy(np.stack(rows))
+
+    def draw(self, logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        """Return ids (B,): the token at `uniform_B` of the probability mass that is kept, most probable tokens first.
+
+        Kept are the fewest tokens whose probabilities, at this temperature, sum to at least `top_p`.
+        """
+        if self.temperature == 0:
+            return logits_BV.argmax(1)
+        # less its largest value first: a tiny temperature must not make infinities of it
+        shifted_BV = logits_BV.double() - logits_BV.amax(1, keepdim=True)
+        probs_BV, ids_BV = (shifted_BV / self.temperature).softmax(1).sort(dim=1, descending=True, stable=True)
+        reached_BV = probs_BV.cumsum(1)
+        before_BV = reached_BV - probs_BV
+        kept_BV = (before_BV < self.top_p).double() * probs_BV
+        place_BV = kept_BV.cumsum(1)
+        target_B1 = uniform_B[:, None] * place_BV[:, -1:]
+        place_B1 = torch.searchsorted(place_BV, target_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
+        return ids_BV.gather(1, place_B1)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -38,7 +107,7 @@ class Sample:
 def generate(
     trained: TrainedRun, prompt: str, tokens: int, samples: int, temperature: float, top_p: float, seed: int
 ) -> Finding:
-    """Samples, printed and stored.
+    """Draw samples, print and store them.
 
     Args:
         trained: the run; one on symbols (data=synthetic) has no text.
@@ -55,7 +124,7 @@ def generate(
     drawing = _checked(prompt, tokens, samples, temperature, top_p, seed)
     tokenizer = run_tokenizer(trained)
     given = [int(token) for token in tokenizer.encode(prompt.encode())] if prompt else []
-    longest = trained.spec.config["data"]["seq_len"]
+    longest = trained.spec.config.data.seq_len
     if len(given) + tokens > longest:  # the model reads the end of text before, and not the last token that is drawn
         raise UserError(
             f"analysis.generate.tokens={tokens} after a prompt of {len(given)} tokens is longer than the {longest} "
@@ -72,9 +141,42 @@ def generate(
     return Finding([_table(prompt, found)], _notes(drawing), _record(prompt, found, seed))
 
 
-def _checked(prompt: Any, tokens: Any, samples: Any, temperature: Any, top_p: Any, seed: Any) -> Drawing:
-    if not isinstance(prompt, str):
-        raise UserError(f"analysis.generate.prompt={prompt} must be a text: quote it, \"'{prompt}'\"")
+@torch.inference_mode()
+def continue_tokens(
+    model: Transformer, steering: Steering, prompt_BS: Tensor, tokens: int, drawing: Drawing, possible_V: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw ids (B, T) after the prompts, one by one with a cache, and return them with -log p of each, (B, T).
+
+    -log p is in nats at temperature 1, over the ids that can be drawn, which are those in `possible_V`.
+    """
+    cache = KeyValueCache(model.shape.num_layers)
+    steering = WholePrefix(steering, cache)
+    uniform_BT = drawing.uniform_numbers(len(prompt_BS), tokens)
+    ids, nlls, next_BQ = [], [], prompt_BS
+    for step in range(tokens):
+        hidden_BQD, _ = model(next_BQ, steering, cache)
+        logits_BV = (hidden_BQD[:, -1] @ model.head_VD.T).float().cpu().masked_fill(~possible_V, -torch.inf)
+        ids_B = drawing.draw(logits_BV, uniform_BT[:, step])
+        nlls.append(-logits_BV.log_softmax(1).gather(1, ids_B[:, None])[:, 0])
+        ids.append(ids_B)
+        next_BQ = ids_B[:, None].to(prompt_BS.device)
+    return torch.stack(ids, 1), torch.stack(nlls, 1)
+
+
+def harmless(text: str) -> str:
+    """Return `text` with every unprintable character spelt as an escape, but for ends of lines and tabs.
+
+    Control characters can move a terminal's cursor, format characters can turn the writing direction.
+    """
+    return "".join(
+        character
+        if character in "\n\t" or character.isprintable()
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in text
+    )
+
+
+def _checked(prompt: str, tokens: int, samples: int, temperature: float, top_p: float, seed: int) -> Drawing:
     try:
         prompt.encode()
     except UnicodeEncodeError:
@@ -93,19 +195,6 @@ def _sample(tokenizer: Tokenizer, ids: list[int], nll: list[float]) -> Sample:
     length = ids.index(tokenizer.eot) if ended else len(ids)
     text = tokenizer.encoding.decode(ids[:length], errors="replace")  # bytes that are no UTF-8: U+FFFD
     return Sample(ids[:length], text, ended, nll[: length + ended])
-
-
-def harmless(text: str) -> str:
-    """`text` with every character that is not printable spelt as an escape, but for ends of lines and tabs.
-
-    Control characters can move a terminal's cursor, format characters can turn the writing direction.
-    """
-    return "".join(
-        character
-        if character in "\n\t" or character.isprintable()
-        else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in text
-    )
 
 
 def _table(prompt: str, found: list[Sample]) -> Table:

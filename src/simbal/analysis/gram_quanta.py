@@ -1,4 +1,4 @@
-"""The paper's layer-wise (R^T R - I)^2, taken apart: how much of each value is one rounding step of a bf16 product.
+"""The analysis `gram_quanta`: the rounding steps of a bf16 product in the paper's layer-wise (R^T R - I)^2.
 
 A router of almost orthonormal rows has a Gram matrix whose diagonal rounds to 1 in bf16, or to a neighbour of 1. The
 neighbour below is 2^-8 away and adds (2^-8)^2 / E^2 to the mean of the squares: one quantum, 2^-26 for 32 experts. The
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from simbal.analysis.finding import Finding
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.files.console import new_grid
 
 NUM_EXPERTS = 32
 QUANTUM = (2**-8) ** 2 / NUM_EXPERTS**2
 
 
 class Model(NamedTuple):
-    """One of the paper's models: (R^T R - I)^2 of every layer, under either loss, and the main text's means."""
+    """A model of the paper: (R^T R - I)^2 of every layer, under either loss, and the main text's means."""
 
     simbal: Sequence[float]
     lbl: Sequence[float]
@@ -52,7 +52,7 @@ PAPER = {
 
 
 def decode(value: float) -> tuple[int, float]:
-    """Whole quanta in `value`, and what is left."""
+    """Return the number of whole quanta in `value`, and the rest."""
     quanta = floor(value / QUANTUM)
     return quanta, value - quanta * QUANTUM
 

@@ -1,4 +1,4 @@
-"""How far each router of a trained run is from orthonormal rows, and in which way: their lengths or their angles.
+"""The analysis `orthogonality`: how far the routers of a run are from orthonormal rows, by lengths and by angles.
 
 Reference: arXiv 2506.14038, tables 3, 9 and 10; that their product is in bf16 is inferred from their digits.
 Shapes: L MoE layers, E experts, D model width.
@@ -10,17 +10,10 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.moe_layers import moe_layers
-from simbal.analysis.trained import TrainedRun
-from simbal.console import new_grid
-from simbal.metrics.orthogonality import (
-    max_cosine,
-    max_deviation,
-    mean_squared_cosine,
-    mean_squared_deviation,
-    row_norms,
-)
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, moe_layers
+from simbal.files.console import new_grid
+from simbal.metrics.similarity import max_cosine, max_deviation, mean_squared_cosine, mean_squared_deviation, row_norms
 
 DEFINITION = {
     "gram_deviation_<precision>": "mean over all E^2 entries of (R^T R - I)^2; router and product in this precision, "
@@ -31,7 +24,7 @@ DEFINITION = {
     "mean_squared_cosine": "mean of the squared cosine over the E(E-1) pairs of different rows; fp64",
     "metrics": "mean over layers of each of these",
 }
-FORMATS = {  # how a number of the table is printed, and its heading
+FORMATS = {  # the heading of each number in the table, and its format
     "gram_deviation_bf16": ("(R^T R - I)^2\nbf16", ".3e"), "gram_deviation_fp32": ("\nfp32", ".3e"),
     "max_deviation_bf16": ("Max Dev\nbf16", ".2e"), "max_deviation_fp32": ("\nfp32", ".2e"),
     "norm_min": ("norm\nmin", ".3f"), "norm_mean": ("\nmean", ".3f"), "norm_max": ("\nmax", ".3f"),
@@ -63,7 +56,7 @@ def orthogonality(trained: TrainedRun) -> Finding:
 
 @torch.no_grad()
 def measured(weight_ED: Tensor) -> dict[str, float]:
-    """All numbers of one router."""
+    """Return all numbers of one router, by the names in `FORMATS`."""
     norms_E = row_norms(weight_ED)
     numbers = {
         "gram_deviation_bf16": mean_squared_deviation(weight_ED, torch.bfloat16),
@@ -73,8 +66,8 @@ def measured(weight_ED: Tensor) -> dict[str, float]:
         "norm_min": norms_E.min(),
         "norm_mean": norms_E.mean(),
         "norm_max": norms_E.max(),
-        "max_cosine": max_cosine(weight_ED),
-        "mean_squared_cosine": mean_squared_cosine(weight_ED),
+        "max_cosine": max_cosine(weight_ED.double()),
+        "mean_squared_cosine": mean_squared_cosine(weight_ED.double()),
     }
     return {name: value.item() for name, value in numbers.items()}
 

@@ -1,24 +1,27 @@
-"""What training a model would take on given hardware: tokens per second, days, memory, disk and money; nothing is made.
+"""The analysis `plan`: speed, time, memory, disk and cost of training a model on given hardware; nothing is made.
 
 Reference: arXiv 2506.14038 for the paper's runs; FLOPs and memory are counted as in the analysis `flops`.
 """
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from simbal.analysis import plan_tables
-from simbal.analysis.finding import Finding
-from simbal.analysis.hardware import Hardware, hardware_of
-from simbal.analysis.plan_tables import Plan, Sharing
-from simbal.analysis.rates import assumed_rate, measured_rate
-from simbal.analysis.recipe import Recipe, recipe_of
-from simbal.analysis.training_cost import parameters
-from simbal.checks import not_negative, one_of, whole_number
+from rich.table import Table
+
+from simbal.analysis.flops import duration
+from simbal.analysis.shared.finding import Finding
+from simbal.config.check import divisors
+from simbal.config.values import whole_number
+from simbal.cost.hardware import Hardware, hardware_of
+from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
+from simbal.cost.parameters import Parameters, parameters
+from simbal.cost.rates import Rate, assumed_rate, measured_rate
+from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
-from simbal.model.device_memory import DeviceMemory, device_memory, largest_micro_batch, strategies
-from simbal.model.memory_cost import Step
+from simbal.files.console import new_grid
 
-BACKENDS = ("torch", "megablocks", "fused", "reference")
+DAY = 86_400  # seconds
+ON_DISK = 3  # checkpoints: two stay while the next is written
 DEFINITION = {
     "tokens_per_second": "of all devices: measured, or utilisation * peak FLOP/s * devices / training FLOPs per token",
     "days": "training tokens / tokens_per_second, without validations, checkpoints and the preparation of data",
@@ -31,6 +34,61 @@ DEFINITION = {
 }
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """A way in which devices train a model together."""
+
+    memory: DeviceMemory
+    fits: bool
+    largest_micro_batch: int | None  # the largest that fits; None: none does
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run on its hardware, with what it takes."""
+
+    recipe: Recipe
+    hardware: Hardware
+    gpus: int
+    counted: Parameters
+    training_flops: int
+    rate: Rate
+    peak_flops: float  # of a device, in the run's precision
+    stored: int  # bytes of a parameter, and of each of its moments
+    memory_share: float
+    sharing: dict[str, Sharing]
+
+    @property
+    def days(self) -> float:
+        """Days of training alone, without validations and checkpoints."""
+        return self.recipe.tokens / self.rate.tokens_per_second / DAY
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of training, summed over all devices."""
+        return 24 * self.days * self.gpus
+
+    @property
+    def cost(self) -> float:
+        """The cost of the device hours in USD."""
+        return self.device_hours * self.hardware.price_per_hour
+
+    @property
+    def final_bytes(self) -> int:
+        """Bytes of the weights alone."""
+        return self.stored * self.counted.total
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of weights and two moments; what else a checkpoint has are kilobytes."""
+        return 3 * self.final_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on the disk while training: `ON_DISK` checkpoints."""
+        return ON_DISK * self.checkpoint_bytes
+
+
 def plan(
     model: Any,
     hardware: Any,
@@ -38,10 +96,10 @@ def plan(
     steps: int | None,
     global_batch: int | None,
     micro_batch: int | None,
-    precision: str | None,
+    precision: Precision | None,
     seq_len: int | None,
     vocab_size: int | None,
-    backend: str,
+    backend: Literal["torch", "megablocks", "fused", "reference"],
     utilisation: float,
     memory_share: float,
 ) -> Finding:
@@ -54,7 +112,7 @@ def plan(
         steps: of training; this and the next five: None means what `recipe_of` says.
         global_batch: sequences of a step, over all devices.
         micro_batch: sequences at a time on each device.
-        precision: 32-true, bf16-mixed or bf16-true.
+        precision: of the training.
         seq_len: tokens.
         vocab_size: token ids.
         backend: of the experts, for the memory of a step.
@@ -68,30 +126,106 @@ def plan(
     names = ("steps", "global_batch", "micro_batch", "precision", "seq_len", "vocab_size")
     given = dict(zip(names, (steps, global_batch, micro_batch, precision, seq_len, vocab_size), strict=True))
     recipe = recipe_of(model, devices.accelerator, given)
-    number = 1 if gpus is None else whole_number("gpus", gpus, 1)
-    _check(backend, {"utilisation": utilisation, "memory_share": memory_share})
+    number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
+    for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
+        if not 0 < share <= 1:
+            raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
     recipe = _shared(recipe, number, micro_batch)
     planned = _planned(recipe, devices, number, backend, utilisation, memory_share)
-    return Finding(plan_tables.tables(planned), plan_tables.notes(planned), _record(planned))
+    return Finding(tables(planned), notes(planned), _record(planned))
 
 
-def _check(backend: Any, shares: dict[str, Any]) -> None:
-    one_of("analysis.plan.backend", backend, BACKENDS)
-    for key, value in shares.items():
-        if not 0 < not_negative(f"analysis.plan.{key}", value) <= 1:
-            raise UserError(f"analysis.plan.{key}={value} must be above 0 and at most 1")
+def tables(plan: Plan) -> list[Table]:
+    """Return the table of the run, then that of a device's memory."""
+    return [_of_run(plan), _of_memory(plan)]
+
+
+def notes(plan: Plan) -> list[str]:
+    """Return notes on what was not measured, and on what is left out."""
+    said = [
+        f"Memory is counted, not measured on a GPU; {plan.memory_share:.0%} of {_gb(plan.hardware.memory_bytes)} GB "
+        "may be filled, an assumption (analysis.plan.memory_share).",
+        "Not in the time: validations, checkpoints, data. Device memory and price: conf/hardware, "
+        "as in hardware.price_per_hour=2.",
+    ]
+    if not plan.rate.measured:
+        said.insert(
+            0, "The rate is no measurement: time, device hours and cost are as good as its assumption, which "
+            "includes communication between devices (analysis.plan.utilisation)."
+        )  # fmt: skip
+    for strategy, way in plan.sharing.items():
+        if not way.fits:
+            fits = way.largest_micro_batch
+            remedy = f"analysis.plan.micro_batch={fits} would" if fits else "nor would any micro-batch"
+            said.append(f"{strategy}: a step does not fit; {remedy}.")
+    return said
+
+
+def _of_run(plan: Plan) -> Table:
+    recipe, hardware = plan.recipe, plan.hardware
+    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}")
+    for heading in ("", "value", "how it is known"):
+        grid.add_column(heading, justify="right" if heading == "value" else "left")
+    accumulated = recipe.global_batch // plan.gpus // recipe.micro_batch
+    batch = f"{plan.gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
+    used = plan.training_flops / recipe.tokens * plan.rate.tokens_per_second / (plan.gpus * plan.peak_flops)
+    per = f"{plan.stored} bytes a parameter ({recipe.precision})"
+    rows = [
+        ("parameters", f"{plan.counted.total:,}", f"counted; {plan.counted.active:,} of them active"),
+        ("training tokens", f"{recipe.tokens:,}", f"{recipe.steps:,} steps: {recipe.source}"),
+        ("tokens of a step", f"{batch} = {recipe.global_batch * recipe.seq_len:,}",
+         "devices x accumulated micro-batches x sequences x length"),
+        ("training FLOPs", f"{plan.training_flops:.4e}", "counted, as in analysis=flops"),
+        ("tokens per second", f"{plan.rate.tokens_per_second:,.0f}", plan.rate.basis),
+        ("share of the peak", f"{used:.1%}", "from the line above" if plan.rate.measured else "assumed"),
+        ("time", duration(plan.days * DAY), "tokens / tokens per second"),
+        ("device hours", _number(plan.device_hours), "time x devices"),
+        ("cost, USD", _number(plan.cost), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
+        ("a checkpoint, GB", _gb(plan.checkpoint_bytes), f"counted: weights and two moments of {per}"),
+        ("final weights, GB", _gb(plan.final_bytes), f"counted: {per}"),
+        ("disk while training, GB", _gb(plan.disk_bytes), "counted: two checkpoints stay while the next is written"),
+    ]  # fmt: skip
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _of_memory(plan: Plan) -> Table:
+    recipe = plan.recipe
+    title = f"memory of a device, GB: {recipe.micro_batch} x {recipe.seq_len} tokens at a time in {recipe.precision}"
+    grid = new_grid(title)
+    grid.add_column("")
+    for strategy in plan.sharing:
+        grid.add_column(strategy, justify="right")
+    ways = [*plan.sharing.values()]
+    parts = {"weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments"}
+    parts |= {"activations": "activations", "working memory of a layer": "working"}
+    for name, part in parts.items():
+        grid.add_row(name, *(_gb(getattr(way.memory.step, part)) for way in ways))
+    if plan.gpus > 1:
+        grid.add_row("to train together", *(_gb(way.memory.sharing) for way in ways))
+    grid.add_section()
+    grid.add_row("most at once", *(_gb(way.memory.peak) for way in ways))
+    limit = plan.memory_share * plan.hardware.memory_bytes
+    fits = f"fits into {_gb(limit)}"
+    grid.add_row(fits, *("yes" if way.fits else "no" for way in ways))
+    grid.add_row("largest micro-batch that fits", *(str(way.largest_micro_batch or "none") for way in ways))
+    return grid
 
 
 def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
-    """With a micro-batch that divides what each device has of the global batch; the user's own has to."""
+    """Return the recipe with a micro-batch that divides what each device has of the global batch.
+
+    The user's own micro-batch has to divide it: else it is a `UserError`.
+    """
     whole = recipe.global_batch
     if whole % gpus:
         raise UserError(
-            f"gpus={gpus} cannot share the {whole} sequences of a step equally: it may be {_listed(_divisors(whole))}, "
+            f"gpus={gpus} cannot share the {whole} sequences of a step equally: it may be {_listed(divisors(whole))}, "
             "or set analysis.plan.global_batch"
         )
     sequences = whole // gpus
-    sizes = _divisors(sequences)
+    sizes = divisors(sequences)
     if micro_batch is None:
         return replace(recipe, micro_batch=max(size for size in sizes if size <= recipe.micro_batch))
     if micro_batch not in sizes:
@@ -100,14 +234,6 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
             f"it may be {_listed(sizes)}"
         )
     return recipe
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def _planned(
@@ -173,3 +299,16 @@ def _record(plan: Plan) -> dict[str, Any]:
         },
         "memory": memory,
     }
+
+
+def _gb(size: float) -> str:
+    return _number(size / 1e9)
+
+
+def _number(value: float) -> str:
+    """Return a number with two digits after the point, or a small one with three significant digits."""
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))

@@ -1,27 +1,33 @@
-"""What a run loses, and how much time it saves, when experts of small weight are not computed.
+"""The analysis `pruning`: the loss and the time of a run when experts of small weight are not computed.
 
 Reference: dynamic-k pruning, arXiv 2506.14038, section 4.4 and table 6.
-Shapes: L MoE layers, K experts per token.
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, D model width, G documents.
 """
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
+from torch import Tensor
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.pruned_layers import Pruning, pruned
 from simbal.analysis.quality import document_sums
-from simbal.analysis.trained import TrainedRun, check_pass
-from simbal.checks import one_of, whole_number
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.config.values import whole_number
 from simbal.errors import UserError
+from simbal.experts.plan import RoutingPlan
+from simbal.experts.select import apply_experts
+from simbal.files.console import new_grid
 from simbal.metrics import language
+from simbal.model.moe import FeedForward, MoELayer
+from simbal.model.router import Routing, Steering
 
+Forward = Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]
 DEFINITION = {
     "pruning": "a chosen expert is computed if its weight divided by the sum of the token's weights is at least the "
     "threshold (rule=relative: threshold times the token's largest)",
@@ -30,6 +36,39 @@ DEFINITION = {
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_prune_<threshold>": "exp of the loss; plain is the run's usual forward pass",
 }
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The rule for which of a token's chosen experts are computed, by their weights divided by their sum, w.
+
+    Those with w_k >= threshold stay, or with w_k >= threshold * max_k w_k. The kept weights stay what they were, or
+    with `renorm_after` are scaled so that their sum stays what it was.
+    """
+
+    threshold: float
+    rule: str  # absolute | relative
+    renorm_after: bool
+    allow_none: bool  # a token may lose all its experts; else the one of the largest weight stays
+
+    def kept(self, weights_NK: Tensor) -> Tensor:
+        """Return which choices stay, (N, K) bool."""
+        sum_N1 = weights_NK.sum(1, keepdim=True)
+        shares_NK = weights_NK / sum_N1.where(sum_N1 > 0, 1)  # sigmoids can all be 0
+        largest_N1 = shares_NK.amax(1, keepdim=True)
+        kept_NK = shares_NK >= (self.threshold * largest_N1 if self.rule == "relative" else self.threshold)
+        if self.allow_none:
+            return kept_NK
+        first_N1 = shares_NK.argmax(1, keepdim=True)
+        return kept_NK.scatter(1, first_N1, True)
+
+    def weights(self, weights_NK: Tensor, kept_NK: Tensor) -> Tensor:
+        """Return the weights of the experts' outputs, (N, K): 0 for one that is not computed."""
+        left_NK = weights_NK.masked_fill(~kept_NK, 0)
+        if not self.renorm_after:
+            return left_NK
+        left_N1 = left_NK.sum(1, keepdim=True)
+        return left_NK * (weights_NK.sum(1, keepdim=True) / left_N1.where(left_N1 > 0, 1))
 
 
 @dataclass
@@ -43,12 +82,12 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The threshold."""
+        """The threshold as text, or `plain`."""
         return f"{self.pruning.threshold:g}" if self.pruning else "plain"
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The arm's numbers."""
+        """The arm's numbers: threshold, loss, ppl, experts per token, and seconds (median, min, max)."""
         return {
             "threshold": self.pruning and self.pruning.threshold,
             "loss": self.loss,
@@ -63,27 +102,27 @@ def pruning(
     tokens: int | None,
     batch_size: int,
     thresholds: list[float],
-    rule: str,
+    rule: Literal["absolute", "relative"],
     renorm_after: bool,
     allow_none: bool,
     repeats: int,
 ) -> Finding:
-    """Perplexity, experts per token and seconds at each threshold.
+    """Measure perplexity, experts per token and seconds at each threshold.
 
     Args:
         trained: the run.
         tokens: from the start of the validation split; None: all of it.
         batch_size: sequences at once; seconds depend on it.
         thresholds: each between 0 and 1.
-        rule: absolute | relative.
-        renorm_after: divide the kept weights by their sum.
+        rule: what the threshold is held against: the weight, or its share of the token's largest.
+        renorm_after: scale the kept weights so that their sum stays what it was.
         allow_none: a token may lose all its experts.
         repeats: passes of each arm.
 
     Raises:
         UserError: the model is dense, or a key is out of its range.
     """
-    _check(trained, thresholds, rule, repeats)
+    _check(trained, thresholds, repeats)
     check_pass("pruning", tokens, batch_size)
     prunings = [Pruning(threshold, rule, renorm_after, allow_none) for threshold in sorted(set(thresholds))]
     arms = [Arm(None), *(Arm(each) for each in prunings)]
@@ -106,8 +145,49 @@ def pruning(
     return Finding([_table(arms)], notes, record)
 
 
+def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_experts: int) -> RoutingPlan:
+    """Return a plan with rows for the kept choices only, for a forward pass.
+
+    `weights_NK` are 0 where nothing is kept. A slot without a row points at some other's, which its weight 0 takes
+    away: backends need no case of their own, and with everything kept the plan is the usual one.
+    """
+    plan = RoutingPlan.build(experts_NK.masked_fill(~kept_NK, num_experts), weights_NK, num_experts)
+    rows = int(plan.ends_E[-1])  # choices that are not kept were sorted behind the last expert
+    return RoutingPlan(weights_NK, plan.order_R[:rows], plan.inverse_R.clamp(max=max(rows - 1, 0)), plan.ends_E)
+
+
+@contextmanager
+def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruning) -> Iterator[list[int]]:
+    """Make the layers prune within the block; yield how many choices each has kept so far. For inference only."""
+    layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
+    kept_L = [0] * len(layers)
+    for index, layer in enumerate(layers):
+        layer.forward = _forward(layer, pruning, kept_L, index)  # type: ignore[assignment, method-assign]
+    try:
+        yield kept_L
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own is back
+
+
+def _forward(layer: MoELayer, pruning: Pruning, kept_L: list[int], index: int) -> Forward:
+    def forward(x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
+        x_ND = x_BSD.flatten(0, 1)
+        routing = layer.router(x_ND, tokens_BS, steering)
+        kept_NK = pruning.kept(routing.topk_probs_NK)
+        weights_NK = pruning.weights(routing.topk_probs_NK, kept_NK)
+        plan = kept_plan(routing.topk_experts_NK, weights_NK, kept_NK, len(layer.w2_EFD))
+        kept_L[index] += len(plan.order_R)
+        if not len(plan.order_R):
+            return torch.zeros_like(x_BSD), routing
+        y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD)
+        return y_ND.view_as(x_BSD), routing
+
+    return forward
+
+
 def _pass(trained: TrainedRun, tokens: int | None, batch_size: int, arm: Arm) -> int:
-    """Fill in the arm's numbers from one pass; how many tokens it was."""
+    """Fill in the arm's numbers from one pass, and return how many tokens it was."""
     layers, shape = trained.model.feed_forwards, trained.model.shape
     cuda = trained.device.type == "cuda"
     with pruned(layers, arm.pruning) if arm.pruning else nullcontext() as kept_L:
@@ -132,13 +212,11 @@ def _metrics(arms: list[Arm]) -> dict[str, float]:
     return metrics
 
 
-def _check(trained: TrainedRun, thresholds: Any, rule: str, repeats: Any) -> None:
+def _check(trained: TrainedRun, thresholds: list[float], repeats: int) -> None:
     if not trained.model.shape.num_experts:
         raise UserError(f"analysis.pruning prunes experts, and {trained.path} has none: its model is dense")
-    listed = isinstance(thresholds, list) and bool(thresholds)
-    if not (listed and all(type(tau) in (int, float) and 0 <= tau <= 1 for tau in thresholds)):
+    if not (thresholds and all(0 <= threshold <= 1 for threshold in thresholds)):
         raise UserError(f"analysis.pruning.thresholds={thresholds} must be a list of numbers between 0 and 1")
-    one_of("analysis.pruning.rule", rule, ("absolute", "relative"))
     whole_number("analysis.pruning.repeats", repeats, 1)
 
 

@@ -1,6 +1,6 @@
-"""How well a run predicts its validation set, and how sure that number is.
+"""The analysis `quality`: how well a run predicts its validation set, with standard errors.
 
-Shapes: B sequences, S sequence length, N tokens, G documents.
+Shapes: B sequences, S sequence length, N tokens, G documents, V vocabulary.
 """
 
 import math
@@ -10,10 +10,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.trained import TrainedRun, check_pass
-from simbal.checks import whole_number
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.config.values import whole_number
+from simbal.files.console import new_grid
 from simbal.metrics import language
 from simbal.model.router import Steering
 
@@ -26,7 +26,7 @@ DEFINITION = {
 
 
 def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Finding:
-    """Loss, perplexity and bits per byte, each with its standard error.
+    """Measure loss, perplexity and bits per byte, each with its standard error.
 
     Args:
         trained: the run.
@@ -64,9 +64,9 @@ def document_sums(
     tokens: int | None,
     batch_size: int,
     steering: Steering | None = None,
-    title: str = "quality",  # of the progress bar
+    title: str = "quality",  # title of the progress bar
 ) -> Tensor:
-    """(G, 3), fp64: nats, tokens and bytes of each document that the validation windows touch."""
+    """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64."""
     byte_len_V, eot = trained.module.bytes_of_token_V, trained.store.meta["eot"]
     parts, document = [], 0
     batches = track(
@@ -86,7 +86,7 @@ def document_sums(
 
 
 def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
-    """Standard errors of the three numbers, over resamples of the G documents."""
+    """Return the standard errors of `loss`, `ppl` and `bpb`, over resamples of the G documents."""
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for _ in range(resamples):

@@ -1,4 +1,4 @@
-"""How redundant a run's experts are: pairwise expert similarity (PES) of every layer.
+"""The analysis `redundancy`: the pairwise expert similarity (PES) of every layer of a run.
 
 Reference: arXiv 2506.14038, section 4.1 and table 4.
 Shapes: B sequences, S sequence length, N tokens, L MoE layers, E experts, K experts per token.
@@ -13,11 +13,11 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.finding import Finding
-from simbal.analysis.trained import TrainedRun, check_pass
-from simbal.analysis.training_cost import parameters
-from simbal.console import new_grid
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.cost.parameters import parameters
 from simbal.errors import UserError
+from simbal.files.console import new_grid
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.transformer import TransformerShape
 
@@ -35,7 +35,7 @@ DEFINITION = {
 
 
 def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Finding:
-    """PES of each layer with its standard error, and what measuring it costs.
+    """Measure the PES of each layer with its standard error, and what measuring it costs.
 
     Args:
         trained: the run.
@@ -56,7 +56,7 @@ def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Find
     pes_L, se_L, metrics = summary(seen.similarity_LN)
     cost = {
         "seconds": seconds / plain_seconds,
-        "flops": flops_multiple(shape, trained.spec.config["data"]["seq_len"]),
+        "flops": flops_multiple(shape, trained.spec.config.data.seq_len),
         "plain_seconds": plain_seconds,
     }
     record = {
@@ -70,9 +70,9 @@ def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Find
 
 
 def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, float]]:
-    """PES of each layer, their standard errors, and the metrics over layers.
+    """Return the PES of each layer, their standard errors, and the metrics over layers.
 
-    The standard error of the minimum is that of its layer; that layers of one token are alike enters the mean's.
+    The standard error of the minimum is that of its layer; that of the mean allows for layers that agree on a token.
     """
     root = math.sqrt(similarity_LN.shape[1])
     pes_L, se_L = similarity_LN.mean(1), similarity_LN.std(1) / root
@@ -87,7 +87,7 @@ def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, 
 
 
 def flops_multiple(shape: TransformerShape, seq_len: int) -> float:
-    """FLOPs of a pass with all experts beside the chosen ones, by those of a plain pass."""
+    """Return the FLOPs of a pass with all experts beside the chosen ones, divided by those of a plain pass."""
     counted = parameters(shape)
     return 1 + 2 * counted.ffn / counted.forward_flops(seq_len)
 

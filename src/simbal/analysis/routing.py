@@ -1,25 +1,33 @@
-"""How the routers of a trained run use their experts, how sure they are, and whether they send like tokens alike.
+"""The analysis `routing`: how routers use their experts, how sure they are, and whether they send like tokens alike.
 
 Reference: arXiv 2506.14038, section 4.1 and table 3 (SEU, entropy); arXiv 2408.15664 (MaxVio); router saturation as in
 OLMoE, arXiv 2409.02060.
 Shapes: N tokens, C pairs, L MoE layers, E experts, K experts per token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from math import log
 from pathlib import Path
 from typing import Any
 
 from rich.progress import track
+from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis import routing_tables
-from simbal.analysis.finding import Finding
-from simbal.analysis.moe_layers import moe_layers
-from simbal.analysis.routing_totals import RoutingTotals, over_layers
-from simbal.analysis.token_pairs import TokenPairs, correlation, inputs_of, mean_in_bins
-from simbal.analysis.trained import Predicted, TrainedRun, check_pass, load
-from simbal.checks import whole_number
+from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.routing_totals import (
+    PIECES,
+    RoutingTotals,
+    TokenPairs,
+    correlation,
+    inputs_of,
+    mean_in_bins,
+    over_layers,
+)
+from simbal.analysis.shared.trained import Predicted, TrainedRun, check_pass, load, moe_layers
+from simbal.config.values import whole_number
 from simbal.errors import UserError
+from simbal.files.console import new_grid
 from simbal.model.router import Router
 
 LIKE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that two runs must share to be compared
@@ -43,12 +51,22 @@ DEFINITION = {
     "saturation": "shared experts of this run's and the other run's top-K sets of a token / K, mean over tokens",
     "metrics": "mean over layers where no sum over layers is said",
 }
+USE = {
+    "seu_128": "SEU\n128", "seu_512": "SEU\n512", "seu": "SEU\n{seq_len}", "unique_experts": "experts\nused",
+    "dead_experts": "\ndead", "near_dead_experts": "near-\ndead", "max_vio": "\nMaxVio", "gini": "\nGini",
+    "squared_variation": "\nCV^2",
+}  # fmt: skip
+SURENESS = {
+    "entropy_topk": "entropy\ntop-K", "entropy_full": "entropy\nfull", "entropy_load": "entropy\nload",
+    "mutual_information": "mutual\ninformation", "similarity_correlation": "similarity\ncorrelation",
+    "saturation": "\nsaturation",
+}  # fmt: skip
 
 
 def routing(
     trained: TrainedRun, tokens: int | None, batch_size: int, pairs: int, bins: int, seed: int, against: str | None
 ) -> Finding:
-    """Measure every layer on the validation windows.
+    """Measure the routing of every layer on the validation windows.
 
     Args:
         trained: the run.
@@ -68,7 +86,7 @@ def routing(
         whole_number(f"analysis.routing.{key}", value, least)
     layers = moe_layers(trained, "routing")
     other = None if against is None else _other(trained, against)
-    seq_len = trained.spec.config["data"]["seq_len"]
+    seq_len = trained.spec.config.data.seq_len
     totals = RoutingTotals(seq_len)
     sample = TokenPairs(trained.num_batches(1, tokens) * seq_len, pairs, seed)
     with inputs_of(layers) as inputs:
@@ -76,8 +94,44 @@ def routing(
             totals.add(batch.routings, its.routings if its else None)
             sample.add(inputs, batch.routings)
     record = _record(totals, sample, [layer.router for layer in layers], bins)
-    tables = routing_tables.tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
-    return Finding(tables, routing_tables.notes(record, totals.lengths, against), record)
+    tables = routing_tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
+    return Finding(tables, routing_notes(record, totals.lengths, against), record)
+
+
+def routing_tables(
+    layers: Mapping[str, Sequence[Any]], metrics: Mapping[str, float], overlap: Mapping[str, Any], seq_len: int
+) -> list[Table]:
+    """Return two tables with a line for each layer, and one with a line for each bin that holds pairs."""
+    use = {name: heading.format(seq_len=seq_len) for name, heading in USE.items()}
+    return [
+        _by_layer("use of experts by layer", use, layers, metrics),
+        _by_layer("entropy (nats) and similarity by layer", SURENESS, layers, metrics),
+        _by_bin(overlap),
+    ]
+
+
+def routing_notes(record: Mapping[str, Any], lengths: Mapping[str, int], against: str | None) -> list[str]:
+    """Return notes on the number of tokens, on the values that chance would give, and on what was left out."""
+    num_experts, top_k, seq_len = record["num_experts"], record["top_k"], record["seq_len"]
+    said = [
+        f"{record['tokens']:,} tokens in {record['sequences']:,} sequences, {record['pairs']:,} pairs of tokens. "
+        f"{num_experts} experts, {top_k} for each token: entropies are at most {log(top_k):.3f} (top-K) and "
+        f"{log(num_experts):.3f} nats; choices by chance overlap by {top_k / num_experts:.3f}.",
+        "The last line is the sum over layers of experts used, dead and near-dead (less than a tenth of the mean "
+        "load), and the mean over layers of all else.",
+    ]
+    too_long = [str(length) for length in PIECES if f"seu_{length}" not in lengths]
+    if too_long:
+        said.append(f"SEU at {' and '.join(too_long)} is left out: sequences have {seq_len} tokens.")
+    unused = {length: seq_len % length for length in lengths.values() if seq_len % length}
+    said += [f"SEU {length} leaves out the last {rest} tokens of each sequence." for length, rest in unused.items()]
+    if "similarity_correlation" not in record["metrics"]:
+        said.append("A similarity correlation is undefined where all pairs have the same cosine.")
+    if against is not None:
+        said.append(
+            f"Saturation is against {against}; the experts of runs that started from other weights share no order."
+        )
+    return said
 
 
 def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bins: int) -> dict[str, Any]:
@@ -103,13 +157,11 @@ def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bi
 
 
 def _other(trained: TrainedRun, against: str) -> TrainedRun:
-    """The run or the weights at `against`; `UserError` unless its choices can be held against those of `trained`."""
-    if not isinstance(against, str):
-        raise UserError(f"analysis.routing.against={against} must be the path of a run or of its weights, or null")
-    other = load(Path(against), trained.device.type)
-    mine, its = ({"data.seq_len": run.spec.config["data"]["seq_len"]} for run in (trained, other))
+    """Return the run or weights at `against`; `UserError` unless its choices compare with those of `trained`."""
+    other = load(Path(against), trained.device.type, trained.places)
+    mine, its = (dict[str, object]({"data.seq_len": run.spec.config.data.seq_len}) for run in (trained, other))
     for facts, run in ((mine, trained), (its, other)):
-        facts |= {f"model.{key}": run.spec.config["model"][key] for key in LIKE}
+        facts |= {f"model.{key}": getattr(run.spec.config.model, key) for key in LIKE}
         facts["tokens"] = run.store.fingerprints["tokens"][:12]
     for key, value in mine.items():
         if its[key] != value:
@@ -120,7 +172,7 @@ def _other(trained: TrainedRun, against: str) -> TrainedRun:
 def _batches(
     trained: TrainedRun, other: TrainedRun | None, batch_size: int, tokens: int | None
 ) -> Iterator[tuple[Predicted, Predicted | None]]:
-    """Both runs on the same windows."""
+    """Yield what both runs predict on the same windows; None for a run that is not there."""
     batches = trained.predict(batch_size, tokens)
     theirs = other.predict(batch_size, tokens) if other else iter(())
     for batch in track(batches, "routing", trained.num_batches(batch_size, tokens), transient=True):
@@ -128,7 +180,7 @@ def _batches(
 
 
 def _in_bins(cosines_LC: Tensor, overlaps_LC: Tensor, bins: int) -> dict[str, Any]:
-    """Overlaps of choices by how alike the inputs are: of all layers together, and of each."""
+    """Return the overlaps of choices by how alike the inputs are: of all layers together, and of each."""
     count, overlap = mean_in_bins(cosines_LC.flatten(), overlaps_LC.flatten(), bins)
     layers = [mean_in_bins(x_C, y_C, bins) for x_C, y_C in zip(cosines_LC, overlaps_LC, strict=True)]
     return {
@@ -138,3 +190,36 @@ def _in_bins(cosines_LC: Tensor, overlaps_LC: Tensor, bins: int) -> dict[str, An
         "overlap": overlap,
         "layers": [{"pairs": count, "overlap": overlap} for count, overlap in layers],
     }
+
+
+def _by_layer(
+    title: str, columns: Mapping[str, str], layers: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]
+) -> Table:
+    shown = {name: heading for name, heading in columns.items() if name in layers}
+    grid = new_grid(title)
+    grid.add_column("\nlayer")
+    for heading in shown.values():
+        grid.add_column(heading, justify="right")
+    for index in range(len(layers["seu"])):
+        grid.add_row(str(index), *(_cell(layers[name][index]) for name in shown))
+    grid.add_section()
+    grid.add_row("all", *(_cell(metrics.get(name), counted="experts" in name) for name in shown))
+    return grid
+
+
+def _cell(value: float | None, counted: bool = False) -> str:
+    if value is None:
+        return "-"
+    return str(int(value)) if counted or isinstance(value, int) else f"{value:.4f}"
+
+
+def _by_bin(overlap: Mapping[str, Any]) -> Table:
+    grid = new_grid("pairs of tokens, all layers")
+    grid.add_column("cosine of inputs")
+    grid.add_column("pairs", justify="right")
+    grid.add_column("overlap of choices", justify="right")
+    rows = zip(overlap["from"], overlap["to"], overlap["pairs"], overlap["overlap"], strict=True)
+    for low, high, pairs, mean in rows:
+        if pairs:
+            grid.add_row(f"{low:+.2f} to {high:+.2f}", f"{pairs:,}", f"{mean:.4f}")
+    return grid

@@ -4,7 +4,7 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model wi
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from simbal.attach.forward_pass import ForwardPass
 from simbal.attach.hooks import Hooks, refuse_second
-from simbal.attach.refusals import named, refuse, refuse_pass
 from simbal.attach.routers import HostRouter, find_backbone, find_routers
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
-from simbal.balancing.schedule import Schedule
+from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalParametrization
+from simbal.balancing.step import StepInProgress
+from simbal.config.schedule import Schedule
 from simbal.errors import UserError
 from simbal.model.router import Routing
-from simbal.training.ranks import sum_over_ranks, world_size
-from simbal.training.step_totals import StepTotals
 
 log = logging.getLogger("simbal")
 
@@ -93,9 +92,8 @@ class Attachment:
     def discard(self) -> None:
         """Forget the optimizer step in progress and the last forward pass, as for a step that is skipped."""
         self._hooks.forget()
-        self._totals = StepTotals()
-        self._foreseeing: StepTotals | None = None
-        self._foreseen: dict[str, Tensor] | None = None  # what the strategies will have measured when the step ends
+        self._step = StepInProgress(self.strategies)
+        self._counting: StepInProgress | None = None  # the first of two passes over the step's micro-batches
 
     @property
     def routings(self) -> list[Routing]:
@@ -131,26 +129,21 @@ class Attachment:
         last, routings = self._finished()
         for name, part in self.strategies.parts.items():
             refuse_pass(name, part, last, routings)
-        return self.strategies.losses(routings, self.steps, self._known_counts(routings, last.counted))
-
-    def _known_counts(self, routings: list[Routing], counted: bool) -> dict[str, Tensor] | None:
-        """Of the whole step, for losses that need them; without `foresee`, one micro-batch is the whole step."""
-        if self._foreseen is not None or not self.strategies.foresees:
-            return self._foreseen
-        if counted and self._totals.micro_batches > 1:
-            raise UserError("scope=global with several micro-batches: run them all under foresee() first")
-        return {name: sum_over_ranks(number) for name, number in self.strategies.measure(routings).items()}
+        if last.counted:
+            return self._step.losses(routings, self.steps)
+        alone = StepInProgress(self.strategies, self._step.step_counts)  # a pass that counts towards no step
+        alone.add(routings)
+        return alone.losses(routings, self.steps)
 
     @contextmanager
-    def foresee(self) -> Iterator[None]:
+    def counting_pass(self) -> Iterator[None]:
         """Run the model on every micro-batch of a step in here first, without gradients, for losses of scope=global."""
-        self._foreseeing = totals = StepTotals()
-        try:
-            with torch.no_grad():
+        with self._step.counting_pass() as counting:
+            self._counting = counting
+            try:
                 yield
-        finally:
-            self._foreseeing = None
-        self._foreseen = totals.over_ranks()
+            finally:
+                self._counting = None
 
     def step(self, lr: float | None = None) -> None:
         """After the optimizer's step: strategies with a state move it, and what was recorded is freed.
@@ -161,15 +154,12 @@ class Attachment:
         Raises:
             UserError: no forward pass counted towards the step, or a strategy needs `lr`.
         """
-        totals = self._totals
         for name, part in self.strategies.parts.items():
             if part.needs_lr and lr is None:
                 raise UserError(f"{name} needs the learning rate: call step(lr=...)")
-        if not totals.micro_batches:
+        if not self._step.micro_batches:
             raise UserError("step() without a forward pass in training mode and with gradients: call model.train()")
-        measured, passes = totals.over_ranks(), totals.micro_batches * world_size()
-        weights = [router.weight_ED for router in self.routers]
-        self.strategies.update(measured, passes, weights, lr or 0.0, self.steps)
+        self._step.finish([router.weight_ED for router in self.routers], lr or 0.0, self.steps)
         self.steps += 1
         self.discard()
 
@@ -196,6 +186,58 @@ class Attachment:
         self.detach()
 
     def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:
-        totals = self._totals if last.counted else self._foreseeing
-        if totals is not None:
-            totals.add(self.strategies.measure(routings), routings)
+        step = self._step if last.counted else self._counting
+        if step is not None:
+            step.add(routings)
+
+
+REASONS: dict[type[Balancing], str] = {
+    OrthogonalInit: "it is only a start: call torch.nn.init.orthogonal_ on the weight of each router instead",
+    OrthogonalParametrization: (
+        "it replaces the router's weight by a parametrization, which would change the model's parameters and state_dict"
+    ),
+}
+
+
+def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
+    """Strategies by name; those without one are called like their class.
+
+    Raises:
+        UserError: something is no strategy, or two have the same name.
+    """
+    if isinstance(strategies, Mapping):
+        parts = dict(strategies)
+    else:
+        given = [strategies] if isinstance(strategies, Balancing | type) else list(strategies)
+        parts = {type(strategy).__name__: strategy for strategy in given}
+        if len(parts) < len(given):
+            raise UserError("several strategies of one class need names: attach(model, {name: strategy, ...})")
+    for name, strategy in parts.items():
+        if not isinstance(strategy, Balancing):
+            raise UserError(f"{name}: {strategy!r} is no instance of simbal.balancing.Balancing")
+    return parts
+
+
+def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> None:
+    """UserError for a strategy that would do nothing, or more than a hook can take back."""
+    frozen = not any(router.weight_ED.requires_grad for router in routers)
+    for name, part in parts.items():
+        for refused, reason in REASONS.items():
+            if isinstance(part, refused):
+                raise UserError(f"{name} cannot be attached: {reason}")
+        if frozen and part.properties.scope == "weights" and part.coef:
+            raise UserError(f"{name} acts on the router weights, and all of them are frozen: set their requires_grad")
+
+
+def refuse_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
+    """UserError if a loss would be wrong, or silently without the gradient that it promises."""
+    if not part.properties.differentiable or part.properties.scope == "weights":
+        return
+    if part.properties.scope == "sequence" and last.kept_N is not None:
+        raise UserError(f"{name} takes each sequence by itself, and this batch has padding: use scope=micro")
+    lost = any(r.router_weight_ED.requires_grad and not r.logits_NE.requires_grad for r in routings)
+    if last.with_gradient and torch.is_grad_enabled() and lost:
+        raise UserError(
+            f"{name} needs the gradient of the router's logits, and gradient checkpointing has dropped it: "
+            "enable it with {'use_reentrant': False}"
+        )

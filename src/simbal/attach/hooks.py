@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simbal.attach.forward_pass import Decision, ForwardPass
+from simbal.attach.forward_pass import Decision, ForwardPass, wide
 from simbal.attach.routers import HostRouter
-from simbal.attach.steered_choice import steer
 from simbal.balancing.composition import Composition
 from simbal.errors import UserError
-from simbal.model.router import Routing
+from simbal.model.router import Candidates, Routing, gate, largest, topk_weights
 
 Output = tuple[Tensor, Tensor, Tensor]  # of a router: logits_NE, weights_NK, experts_NK
 
@@ -100,3 +99,41 @@ def refuse_second(routers: Sequence[HostRouter]) -> None:
     """UserError if a router has such a hook already; two biases would add up unseen."""
     if any(isinstance(hook, RouterHook) for router in routers for hook in router.module._forward_hooks.values()):
         raise UserError("the model has strategies attached: detach() them, or give attach all strategies at once")
+
+
+def steer(
+    router: HostRouter, logits_NE: Tensor, tokens_BS: Tensor, strategies: Composition, before: Decision | None = None
+) -> Decision:
+    """What our own `Router` would decide on the host's logits.
+
+    Args:
+        router: whose facts are used.
+        logits_NE: its products x W^T, in any dtype.
+        tokens_BS: ids; on the meta device if they are unknown.
+        strategies: what changes the decision.
+        before: the decision of the pass of which this one may be a recomputation; then its experts are taken.
+
+    Raises:
+        UserError: the strategy chooses by token ids, and they are unknown.
+    """
+    with torch.autocast(logits_NE.device.type, enabled=False):
+        adjusted_NE = strategies.adjust_logits(logits_NE.to(wide(logits_NE)))
+        probs_NE = gate(adjusted_NE, router.gating)
+        with torch.no_grad():
+            if before is not None and _recomputed(adjusted_NE, before.logits_NE):
+                experts_NK, steered = before.topk_experts_NK, before.steered
+            else:
+                scores_NE = strategies.choice_scores(Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE))
+                if scores_NE.is_meta:
+                    raise UserError(
+                        f"{strategies.chooser} chooses experts by token ids, and this forward pass has none: give the "
+                        "model input_ids, and under gradient checkpointing go backward before the next forward pass"
+                    )
+                experts_NK, steered = largest(scores_NE, router.top_k), scores_NE is not adjusted_NE
+        weights_NK = topk_weights(adjusted_NE, probs_NE, experts_NK, router.gating, router.renormalize)
+    return Decision(adjusted_NE, weights_NK, experts_NK, steered)
+
+
+def _recomputed(logits_NE: Tensor, before_NE: Tensor) -> bool:
+    """Whether these are the same logits but for rounding."""
+    return logits_NE.shape == before_NE.shape and torch.allclose(logits_NE, before_NE, rtol=1e-3, atol=1e-5)

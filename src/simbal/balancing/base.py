@@ -10,8 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from simbal.model.precision import device_only
-from simbal.model.router import Candidates, Router, Routing
+from simbal.model.router import Candidates, Router, Routing, device_only
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,9 @@ class Balancing(nn.Module):
     router_init: str = "normal"  # the start that router.init=auto takes
     needs_lr: bool = False  # `update` looks at the learning rate
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def prepare(self, routers: Sequence[Router]) -> None:
         """Called once with every layer's router at its initial weight, before the optimizer exists.
 
@@ -75,13 +77,18 @@ class Balancing(nn.Module):
         """One layer's auxiliary loss, coefficient included; a scalar."""
         return routing.router_weight_ED.new_zeros(())
 
-    def losses(self, routings: Sequence[Routing], foreseen_LE: Tensor | None) -> Tensor:
-        """(L,), every layer's loss; `foreseen_LE` is what `measure` sums to over the step, if `foresees`."""
+    def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
+        """(L,), every layer's loss.
+
+        Args:
+            routings: of each layer.
+            step_counts_LE: what `measure` sums to over the whole step; None unless `needs_step_counts`.
+        """
         return torch.stack([self.loss(routing) for routing in routings])
 
     @property
-    def foresees(self) -> bool:
-        """The loss needs the whole step's `measure`: with several micro-batches, a forward pass more for each."""
+    def needs_step_counts(self) -> bool:
+        """The loss needs the whole step's `measure`: several micro-batches take two passes, the first only counts."""
         return False
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
@@ -94,17 +101,6 @@ class Balancing(nn.Module):
     def effective_coef(self, num_layers: int, top_k: int) -> float:
         """What `unit` is multiplied by in the objective, with `num_layers` layers summed (1 if averaged)."""
         return self.coef * num_layers
-
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """The loss of a layer where every expert is equally probable and equally used, and W = 0."""
-        return 0.0
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """The loss where expert 0 takes every token, to terms of exp(-scale).
-
-        All rows of W are `scale` times the same unit vector v, those of the experts but 0 with a minus; x = v.
-        """
-        return 0.0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]

@@ -1,20 +1,32 @@
 """From the `balancing` group of a config to the strategies."""
 
 import inspect
+import re
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import distributions
 from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
 
+import simbal
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
-from simbal.balancing.schedule import Schedule
+from simbal.config.schedule import Schedule
+from simbal.config.values import check_arguments
 from simbal.errors import UserError
 
 
 def build_balancing(
-    group: Mapping[str, Mapping[str, Any]], facts: Mapping[str, int], max_steps: int, layer_reduce: str
+    group: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, int],
+    max_steps: int,
+    layer_reduce: str,
+    own: bool = True,
 ) -> Composition:
     """Every strategy of the group, each under its name.
 
@@ -23,11 +35,13 @@ def build_balancing(
         facts: num_layers, num_experts and seed, for the constructors that ask for them by name.
         max_steps: of the run; no schedule may end after it.
         layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
+        own: the config is the user's own and may name any class; else it was read from a folder.
 
     Raises:
-        UserError: a key or a value that the strategy does not take, or strategies that exclude each other.
+        UserError: a class that the config may not name, a key or a value that the strategy does not take, or
+            strategies that exclude each other.
     """
-    parts = {name: build_strategy(name, keys, facts) for name, keys in group.items()}
+    parts = {name: build_strategy(name, keys, facts, own) for name, keys in group.items()}
     schedules = {
         name: Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), max_steps)
         for name, keys in group.items()
@@ -35,33 +49,84 @@ def build_balancing(
     return Composition(parts, schedules, layer_reduce)
 
 
-def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int]) -> Balancing:
-    """`keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names."""
-    strategy = _strategy(name, keys.get("_target_"))
+def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], own: bool = True) -> Balancing:
+    """`keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names.
+
+    Raises:
+        UserError: as in `build_balancing`.
+    """
+    strategy = (any_class if own else trusted_class)(name, keys.get("_target_"))
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
-    signature = inspect.signature(strategy)
-    arguments |= {fact: value for fact, value in facts.items() if fact in signature.parameters}
+    check_arguments(f"balancing.{name}.", strategy, arguments, given=facts)
+    asked = {fact: facts[fact] for fact in facts.keys() & signature(strategy).parameters.keys()}
     try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise UserError(f"balancing.{name}: {strategy.__name__}: {error}") from None
-    try:
-        return strategy(**arguments)
+        return strategy(**arguments, **asked)
     except UserError as error:
         raise UserError(f"balancing.{name}.{error}") from None
 
 
-def _strategy(name: str, target: Any) -> type[Balancing]:
-    """The class that a dotted path names; `UserError` if it is none, or not a strategy.
+GROUP = "simbal.strategies"  # of entry points: NAME = "module:Class"
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
-    The path may stand in the config.yaml of a run from elsewhere. Nothing is imported that is no package or module of
-    its own: any folder passes for a namespace package, also a run's with a file of Python in it.
+
+def any_class(name: str, target: object) -> type[Balancing]:
+    """The class that a dotted path of the user's own command line names; it may lie in any package or module.
+
+    Nothing is imported that is no package or module of its own: any folder passes for a namespace package.
+
+    Raises:
+        UserError: there is none, or it is no strategy.
     """
     try:
         spec = find_spec(str(target).partition(".")[0])
-        strategy = get_class(str(target)) if spec and spec.origin else None
+        found = get_class(str(target)) if spec and spec.origin else None
     except (ImportError, ValueError, AttributeError):
-        strategy = None
-    if not isinstance(strategy, type) or not issubclass(strategy, Balancing):
+        found = None
+    return _strategy(name, target, found)
+
+
+def trusted_class(name: str, target: object) -> type[Balancing]:
+    """The class that a dotted path of a run's config.yaml names, which may come from anybody.
+
+    It is one of simbal's own files, or one that an installed package has registered as an entry point of `GROUP`.
+    That is found out before anything is imported: importing a file executes it.
+
+    Raises:
+        UserError: it is neither, or no strategy.
+    """
+    module, _, attribute = str(target).rpartition(".")
+    if not DOTTED.fullmatch(str(target)) or not (_is_own(module) or _is_registered(module, attribute)):
+        raise UserError(
+            f"balancing.{name}: _target_={target} is not imported: the config.yaml of a run may name a strategy of "
+            f"simbal, or one that an installed package has registered as an entry point of the group {GROUP}"
+        )
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError:
+        found = None
+    return _strategy(name, target, found)
+
+
+def _is_own(module: str) -> bool:
+    """Whether a module is a file in the package's own folder, through whatever links."""
+    top, *parts = module.split(".")
+    if top != simbal.__name__ or not parts:
+        return False
+    for place in map(Path, simbal.__path__):
+        files = (place.joinpath(*parts).with_suffix(".py"), place.joinpath(*parts, "__init__.py"))
+        if any(file.is_file() and file.resolve().is_relative_to(place.resolve()) for file in files):
+            return True
+    return False
+
+
+def _is_registered(module: str, attribute: str) -> bool:
+    """Whether an installed package says so; one that lies in the current folder is not installed."""
+    places = [place for place in sys.path if Path(place).resolve() != Path.cwd()]
+    points = (point for package in distributions(path=places) for point in package.entry_points)
+    return any(point.group == GROUP and (point.module, point.attr) == (module, attribute) for point in points)
+
+
+def _strategy(name: str, target: object, found: object) -> type[Balancing]:
+    if not inspect.isclass(found) or not issubclass(found, Balancing):
         raise UserError(f"balancing.{name}: _target_={target} names no subclass of simbal.balancing.base.Balancing")
-    return strategy
+    return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep
-from simbal.balancing.schedule import Schedule
+from simbal.config.schedule import Schedule
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
 
@@ -65,9 +65,9 @@ class Composition(nn.Module):
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"
 
     @property
-    def foresees(self) -> bool:
+    def needs_step_counts(self) -> bool:
         """Some loss needs what is measured over the whole step."""
-        return any(part.foresees for part in self.parts.values())
+        return any(part.needs_step_counts for part in self.parts.values())
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Every strategy sees the routers once, at their initial weights."""
@@ -89,13 +89,13 @@ class Composition(nn.Module):
         return self.parts[name].over_layers or self.layer_reduce
 
     def losses(
-        self, routings: Sequence[Routing], step: int = 0, foreseen: Mapping[str, Tensor] | None = None
+        self, routings: Sequence[Routing], step: int = 0, step_counts: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """The term of each strategy that has a loss, a scalar; a dense model has no layer, hence no loss."""
         terms = {}
         for name, part in self.parts.items() if routings else ():
             if part.properties.differentiable:
-                loss_L = part.losses(routings, foreseen[name] if foreseen and part.foresees else None)
+                loss_L = part.losses(routings, step_counts[name] if step_counts and part.needs_step_counts else None)
                 reduced = loss_L.sum() if self.layer_reduction(name) == "sum" else loss_L.mean()
                 terms[name] = self.schedule(name).factor(step) * reduced
         return terms

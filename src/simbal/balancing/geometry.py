@@ -5,12 +5,12 @@ Shapes: E experts, D model width.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.checks import not_negative
+from simbal.config.values import not_negative
 from simbal.errors import UserError
+from simbal.metrics.similarity import cosines, mean_squared_cosine
 from simbal.model.router import Routing
 
 OF_WEIGHTS = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
@@ -57,14 +57,6 @@ class ErnieOrthogonalLoss(Balancing):
             rate = (step.lr if self.scale_by_lr else 1) * step.factor * self.coef
             weight_ED.sub_(gradient_ED, alpha=rate)
 
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """Rows of length 0 have no direction: n = 0."""
-        return 0.0 if self.decoupled else self.coef / num_experts
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """All rows parallel."""
-        return 0.0 if self.decoupled else self.coef * (1 - 1 / num_experts)
-
 
 class OffDiagonalCosine(Balancing):
     """loss = coef * mean over pairs i != j of cos^2(w_i, w_j): direction alone."""
@@ -83,11 +75,7 @@ class OffDiagonalCosine(Balancing):
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
         """The loss of one router's weight; a scalar."""
-        return self.coef * off_diagonal_cosine(weight_ED)
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """All rows parallel."""
-        return self.coef
+        return self.coef * mean_squared_cosine(weight_ED)
 
 
 class RowNorm(Balancing):
@@ -109,33 +97,11 @@ class RowNorm(Balancing):
         """The loss of one router's weight; a scalar."""
         return self.coef * row_norm_deviation(weight_ED)
 
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """Every row has length 0."""
-        return self.coef
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """Every row has length `scale`."""
-        return self.coef * (scale - 1) ** 2
-
-
-def cosines(weight_ED: Tensor) -> Tensor:
-    """cos(w_i, w_j), (E, E), in fp32 at least; 0 for rows without a direction."""
-    with torch.autocast(weight_ED.device.type, enabled=False):
-        rows_ED = F.normalize(weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32)))
-        return rows_ED @ rows_ED.T
-
 
 def normalised_deviation(weight_ED: Tensor) -> Tensor:
     """mean_ij (cos(w_i, w_j) - 1[i = j])^2."""
     cosines_EE = cosines(weight_ED)
     return (cosines_EE - torch.eye(len(cosines_EE), dtype=cosines_EE.dtype, device=cosines_EE.device)).square().mean()
-
-
-def off_diagonal_cosine(weight_ED: Tensor) -> Tensor:
-    """mean over i != j of cos^2(w_i, w_j)."""
-    num_experts = len(weight_ED)
-    pairs = ~torch.eye(num_experts, dtype=torch.bool, device=weight_ED.device)
-    return (cosines(weight_ED).square() * pairs).sum() / pairs.sum()
 
 
 def row_norm_deviation(weight_ED: Tensor) -> Tensor:

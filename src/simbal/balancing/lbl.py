@@ -6,12 +6,13 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts,
 """
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import not_negative, one_of
+from simbal.config.values import not_negative, one_of
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, log_scores
 
@@ -20,7 +21,7 @@ GATES = {
     "sparse_raw": "probability of i, 0 where not chosen",
     "sparse_renorm": "weight of i among the chosen, 0 where not chosen",
 }
-SCOPES = ("sequence", "micro", "global")
+Scope = Literal["sequence", "micro", "global"]
 
 
 class LoadBalancingLoss(Balancing):
@@ -38,7 +39,7 @@ class LoadBalancingLoss(Balancing):
         self,
         coef: float = 0.01,
         gates: str = "dense",
-        scope: str = "sequence",
+        scope: Scope = "sequence",
         norm: str = "E",
         choice: str = "unbiased",
         over_layers: str | None = None,
@@ -55,7 +56,7 @@ class LoadBalancingLoss(Balancing):
         """
         super().__init__()
         self.coef = not_negative("coef", coef)
-        self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, SCOPES)
+        self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, get_args(Scope))
         self.norm, self.choice = one_of("norm", norm, ("E", "E/K")), one_of("choice", choice, ("unbiased", "biased"))
         self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
         group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the whole step)"}
@@ -65,7 +66,7 @@ class LoadBalancingLoss(Balancing):
         )
         self.properties = Properties(
             differentiable=True,
-            scope=scope,  # type: ignore[arg-type]
+            scope=scope,
             causal=True,
             revives_dead_experts=gates != "sparse_renorm",  # an expert that is not chosen has no gate there
         )
@@ -76,7 +77,7 @@ class LoadBalancingLoss(Balancing):
             raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
 
     @property
-    def foresees(self) -> bool:
+    def needs_step_counts(self) -> bool:
         """Only scope=global looks beyond its micro-batch."""
         return self.scope == "global"
 
@@ -86,11 +87,11 @@ class LoadBalancingLoss(Balancing):
             return super().measure(routings)
         return torch.stack([chosen(self._experts(routing), routing).sum(0) for routing in routings])
 
-    def losses(self, routings: Sequence[Routing], foreseen_LE: Tensor | None) -> Tensor:
-        """With scope=global, f is taken from `foreseen_LE`."""
-        if foreseen_LE is None:
+    def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
+        """With scope=global, f is taken from `step_counts_LE`."""
+        if step_counts_LE is None:
             return super().losses(routings, None)
-        f_LE = foreseen_LE / foreseen_LE.sum(1, keepdim=True) * routings[0].topk_experts_NK.shape[1]
+        f_LE = step_counts_LE / step_counts_LE.sum(1, keepdim=True) * routings[0].topk_experts_NK.shape[1]
         return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
     def loss(self, routing: Routing) -> Tensor:
@@ -112,15 +113,6 @@ class LoadBalancingLoss(Balancing):
     def effective_coef(self, num_layers: int, top_k: int) -> float:
         """coef * (K if norm=E) * (L if layers are summed)."""
         return self.coef * num_layers * (top_k if self.norm == "E" else 1)
-
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """f = K/E; P = 1/E, or that times the share K/E of chosen probability."""
-        value = top_k * top_k / num_experts if self.gates == "sparse_raw" else top_k
-        return self.coef * value / (1 if self.norm == "E" else top_k)
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """f_0 = P_0 = 1."""
-        return self.coef * num_experts / (1 if self.norm == "E" else top_k)
 
 
 def chosen(experts_NK: Tensor, routing: Routing) -> Tensor:

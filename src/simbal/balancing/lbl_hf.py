@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import not_negative
+from simbal.config.values import not_negative
 from simbal.model.router import Routing, count
 
 
@@ -32,7 +32,7 @@ class PooledLoadBalancingLoss(Balancing):
         super().__init__()
         self.coef = not_negative("coef", coef)
 
-    def losses(self, routings: Sequence[Routing], foreseen_LE: Tensor | None) -> Tensor:
+    def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """(L,), the same value for each layer."""
         num_tokens, num_experts = routings[0].probs_NE.shape
         f_E = self.measure(routings).sum(0) / (num_tokens * len(routings))
@@ -46,11 +46,3 @@ class PooledLoadBalancingLoss(Balancing):
     def effective_coef(self, num_layers: int, top_k: int) -> float:
         """coef * K."""
         return self.coef * top_k
-
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """f = K/E, P = 1/E."""
-        return self.coef * top_k
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """f_0 = P_0 = 1."""
-        return self.coef * num_experts

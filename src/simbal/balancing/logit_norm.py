@@ -7,7 +7,7 @@ Shapes: N tokens, E experts.
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import not_negative
+from simbal.config.values import not_negative
 
 VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.balancing.layer_bias import layer_bias
-from simbal.checks import not_negative, one_of
+from simbal.config.values import not_negative, one_of
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
 
@@ -88,3 +87,18 @@ class LossFree(Balancing):
         if self.center:
             sign_LE -= sign_LE.mean(1, keepdim=True)
         self.bias_LE.add_(sign_LE, alpha=self.update_rate * step.factor)
+
+
+def layer_bias(bias_LE: Tensor, routers: Sequence[Router]) -> Tensor:
+    """`bias_LE` itself if it fits the routers; zeros that do, of its dtype, if it has no elements.
+
+    Raises:
+        UserError: it was made for another model.
+    """
+    shape = (len(routers), len(routers[0].weight_ED)) if routers else tuple(bias_LE.shape)
+    if not bias_LE.numel():
+        return torch.zeros(shape, dtype=bias_LE.dtype, device=bias_LE.device)
+    if tuple(bias_LE.shape) != shape:
+        made, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (bias_LE.shape, shape))
+        raise UserError(f"the strategy was made for {made}, but the model has {model}")
+    return bias_LE

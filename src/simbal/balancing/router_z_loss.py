@@ -4,12 +4,10 @@ Reference: ST-MoE (arXiv 2202.08906), equation 5.
 Shapes: N tokens, E experts.
 """
 
-import math
-
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import not_negative
+from simbal.config.values import not_negative
 from simbal.model.router import Routing
 
 
@@ -27,11 +25,3 @@ class RouterZLoss(Balancing):
     def loss(self, routing: Routing) -> Tensor:
         """Of the logits that go into the gating."""
         return self.coef * routing.logits_NE.logsumexp(-1).square().mean()
-
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """All logits 0."""
-        return self.coef * math.log(num_experts) ** 2
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """The logit of expert 0 is all that counts."""
-        return self.coef * scale**2

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import not_negative, one_of
-from simbal.metrics.orthogonality import identity_deviation
+from simbal.config.values import not_negative, one_of
+from simbal.metrics.similarity import identity_deviation
 from simbal.model.router import Router, Routing
 
 log = logging.getLogger("simbal")
@@ -57,12 +57,3 @@ class SimBal(Balancing):
         wider = self.gram_dtype == torch.float32 and weight_ED.dtype == torch.float64
         deviation_EE = identity_deviation(weight_ED, weight_ED.dtype if wider else self.gram_dtype).abs()
         return self.coef * (deviation_EE.sum() if self.reduction == "sum" else deviation_EE.mean())
-
-    def at_uniform(self, num_experts: int, top_k: int) -> float:
-        """W W^T = 0: E ones on the diagonal."""
-        return self.coef * num_experts / (1 if self.reduction == "sum" else num_experts**2)
-
-    def at_collapse(self, num_experts: int, top_k: int, scale: float) -> float:
-        """Every entry of W W^T is scale^2 or -scale^2; for scale >= 1."""
-        total = num_experts**2 * scale**2 - num_experts
-        return self.coef * total / (1 if self.reduction == "sum" else num_experts**2)

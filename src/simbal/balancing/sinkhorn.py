@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.checks import whole_number
+from simbal.config.values import whole_number
 from simbal.model.router import Candidates
 
 

@@ -1,1 +1,1 @@
-"""Text to tokens on disk (`store`), and tokens to batches (`loader`)."""
+"""The data of a run: from text to tokens on disk (`store`), and from tokens to batches (`loader`)."""

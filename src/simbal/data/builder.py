@@ -1,33 +1,140 @@
-"""Writes a store's folder: documents in, tokens, their statistics and their fingerprints out."""
+"""Builds a store's folder from a source: encodes its documents in threads, writes tokens, statistics and fingerprints.
+
+A journal in the folder says which units of the input are finished, so that an interrupted build goes on after them.
+"""
 
 import json
+import os
+import shutil
 import sys
-from collections import Counter, defaultdict
-from contextlib import ExitStack
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simbal.data.document import SPLITS
-from simbal.data.encode import Encoded, Encoders
-from simbal.data.journal import NAME, Journal
+from simbal.data.document import SPLITS, Document
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
-from simbal.data.progress import build_progress
-from simbal.data.sources import Encoder, Source
-from simbal.data.split_facts import SplitFacts, facts_of
-from simbal.data.split_writer import SplitWriter, sizes, token_dtype
+from simbal.data.sources.open import Encoder, Source
+from simbal.data.sources.records import LARGEST
+from simbal.data.splits import SplitWriter, facts_of, sizes, token_dtype
+from simbal.data.store_meta import write_meta
+from simbal.data.verification import fingerprints
 from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes, remove_parts, replace_text
 
-FORMAT = 2  # to be raised when the same config would give other files
+GROUP = 1 << 20  # bytes of text that a thread encodes at once
+MOST = 1 << 27  # bytes of text that wait for a thread, but for one group, which may be a single long document
+NAME = "journal.json"
+FORMAT = 3  # to be raised when the same config would give other files
+
+
+class Encoded(NamedTuple):
+    """A document and its ids, end of text included."""
+
+    document: Document
+    ids: NDArray[np.uint32]
+    num_bytes: int  # of text that the ids stand for
+
+
+class Encoders:
+    """Threads that encode documents, the same ones from the first to the last; `threads` None: one per core."""
+
+    def __init__(self, encoder: Encoder, threads: int | None) -> None:
+        self._encoder = encoder
+        self.threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.threads)
+
+    def __enter__(self) -> "Encoders":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def encode(self, documents: Iterable[Document]) -> Iterator[list[Encoded]]:
+        """Yield the documents with their ids, a group at a time, in order.
+
+        Raises:
+            IndexError: an id is not below the vocabulary size, which a narrower type would silently wrap around.
+        """
+        waiting: deque[tuple[Future[list[Encoded]], int]] = deque()
+        held = 0  # bytes of text
+        for group, size in _groups(documents):
+            while len(waiting) > 2 * self.threads or (waiting and held + size > MOST):  # the reader is ahead
+                first, first_size = waiting.popleft()
+                held -= first_size
+                yield first.result()
+            waiting.append((self._pool.submit(self._encode_group, group), size))
+            held += size
+        while waiting:
+            yield waiting.popleft()[0].result()
+
+    def _encode_group(self, group: list[Document]) -> list[Encoded]:
+        eot, encoded = np.uint32(self._encoder.eot), []
+        for document in group:
+            ids = np.append(self._encoder.encode(document.content), eot)
+            encoded.append(Encoded(document, ids, int(self._encoder.byte_len[ids].sum())))
+        return encoded
+
+
+@dataclass
+class Journal:
+    """The progress of a build, as journal.json holds it; a new one says that nothing is finished."""
+
+    planned: list[str] = field(default_factory=list)  # all units, in order
+    units: list[str] = field(default_factory=list)  # those that are finished
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Journal":
+        """Return the journal that an interrupted build left, or an empty one if there is none that makes sense."""
+        try:
+            state = strict_json.parse(read_bytes(folder / NAME, LARGEST))
+            journal = cls(**state | {"skipped": Counter(state["skipped"])})
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+        return journal if journal.whole else cls()
+
+    @property
+    def whole(self) -> bool:
+        """Whether each entry has its type, and the finished units are the first of the planned ones."""
+        counts = [*self.skipped.values()]
+        for of_splits in (self.documents, self.tokens):
+            if not isinstance(of_splits, dict) or {*of_splits} != {*SPLITS}:
+                return False
+            counts += of_splits.values()
+        lists = isinstance(self.planned, list) and isinstance(self.units, list) and isinstance(self.inputs, list)
+        begun = lists and self.units == self.planned[: len(self.units)]
+        return begun and all(type(count) is int and count >= 0 for count in counts)
+
+    def write(self, folder: Path) -> None:
+        """Replace the file atomically, as the process may be killed at any moment."""
+        replace_text(folder / NAME, json.dumps(vars(self)))
+
+
+class Report(Protocol):
+    """A function by which a build reports its progress."""
+
+    def __call__(self, done: float, documents: int, tokens: int, text_bytes: int) -> None:
+        """Show the share `done` of the input, 0 to 1, and the totals so far."""
 
 
 @dataclass
 class _Input:
-    """What a file or package has given."""
+    """The counts and the text's hash of one input, a file or package."""
 
     documents: int = 0
     tokens: int = 0
@@ -54,8 +161,8 @@ def build(
         folder: empty, or what an earlier call with the same source and encoder left.
         source: where the documents come from.
         encoder: what turns them into ids.
-        description: what to write about the source.
-        threads: that encode; None: one per core.
+        description: the entry `source` of meta.json.
+        threads: the number of threads that encode; None: one per core.
         progress: whether to show a live view.
 
     Raises:
@@ -85,24 +192,41 @@ def build(
     _finish(folder, encoder, description, writers, journal, overlap)
 
 
+@contextmanager
+def build_progress(visible: bool) -> Iterator[Report]:
+    """Yield a `Report` that draws a bar on standard error; it does nothing if not `visible`."""
+    counts = "{task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s"
+    columns = (TextColumn("preparing"), BarColumn(), TextColumn(counts), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
+        task = bar.add_task("", total=1.0, documents=0, tokens=0, speed=0.0)
+
+        def report(done: float, documents: int, tokens: int, text_bytes: int) -> None:
+            speed = text_bytes / 1e6 / (bar.tasks[0].elapsed or 1.0)
+            bar.update(task, completed=done, documents=documents, tokens=tokens, speed=speed)
+
+        yield report
+
+
 def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
-    """What an interrupted build left, unless a URL's glob stands for other files by now, or some of it is gone."""
+    """Return the journal to go on with; start over if the units are others by now, or some of the files are gone."""
     journal = Journal.read(folder)
     whole = all(
         _size(folder / split / name) >= size
         for split in SPLITS
         for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
-        if size
     )
     if journal.planned == units and whole:
+        remove_parts(folder)
         return journal
     if journal.units:
         print("what an interrupted build left does not fit these inputs: starting over", file=sys.stderr)
+    shutil.rmtree(folder)  # whatever lies there in the place of a file
+    folder.mkdir()
     return Journal(planned=units)
 
 
 def _size(file: Path) -> int:
-    """In bytes; -1 of what is no file."""
+    """Return a file's size in bytes; -1 if there is no such file."""
     return file.stat().st_size if file.is_file() else -1
 
 
@@ -114,7 +238,7 @@ def _commit(
     inputs: dict[str, _Input],
     skipped: Counter[str],
 ) -> None:
-    """A kill from now on costs nothing of this unit."""
+    """Note in the journal that `unit` is finished, once its files are on the disk: a later kill costs nothing of it."""
     for split, writer in writers.items():
         writer.sync()
         journal.documents[split], journal.tokens[split] = writer.documents, writer.end
@@ -122,40 +246,6 @@ def _commit(
     journal.inputs += [{"name": name, **given.as_dict()} for name, given in inputs.items()]
     journal.skipped.update(skipped)
     journal.write(folder)
-
-
-def _finish(
-    folder: Path,
-    encoder: Encoder,
-    description: dict[str, Any],
-    writers: dict[str, SplitWriter],
-    journal: Journal,
-    overlap: Overlap,
-) -> None:
-    """Everything that the whole files say, read back from the disk."""
-    encoder.byte_len.astype("<u2").tofile(folder / "byte_len.bin")
-    dtype = token_dtype(encoder.vocab_size)
-    facts = {split: facts_of(folder / split, dtype, encoder.byte_len) for split in SPLITS}
-    text = {split: writer.text_sha256() for split, writer in writers.items()}
-    surrogates = journal.skipped.pop("surrogates replaced", 0)
-    meta = {
-        "format": FORMAT,
-        "source": description,
-        "dtype": dtype,
-        "vocab_size": encoder.vocab_size,
-        "eot": encoder.eot,
-        "tokenizer_sha256": encoder.table_sha256,
-        "splits": {split: asdict(facts[split]) | {"text_sha256": text[split]} for split in SPLITS},
-        "inputs": journal.inputs,
-        "surrogates_replaced": surrogates,
-        "skipped": dict(journal.skipped),
-        "validation_overlap": overlap.as_dict(),
-        "fingerprints": fingerprints(facts, text, encoder.vocab_size),
-        "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
-    }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-    for scaffold in (folder / NAME, *(folder / split / "digests.bin" for split in SPLITS)):
-        scaffold.unlink()  # the journal first: it must not outlive what it speaks of
 
 
 def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> Overlap:
@@ -173,10 +263,53 @@ def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> 
     return Overlap(documents, journal.documents["validation"], *windows)
 
 
-def fingerprints(facts: dict[str, SplitFacts], text: dict[str, str], vocab_size: int) -> dict[str, str]:
-    """Of the text and of the tokens: no path, time, machine or compression in either."""
-    lines = {
-        "text": [f"{split} {digest}" for split, digest in text.items()],
-        "tokens": [*(f"{split} {fact.sha256}" for split, fact in facts.items()), f"vocab_size {vocab_size}"],
+def _finish(
+    folder: Path,
+    encoder: Encoder,
+    description: dict[str, Any],
+    writers: dict[str, SplitWriter],
+    journal: Journal,
+    overlap: Overlap,
+) -> None:
+    """Write byte_len.bin and meta.json, with all that follows from the whole files, read back from the disk."""
+    byte_len = encoder.byte_len.astype("<u2")
+    byte_len.tofile(folder / "byte_len.bin")
+    dtype, facts = token_dtype(encoder.vocab_size), {}
+    for split in SPLITS:
+        facts[split], fault = facts_of(folder / split, dtype, encoder.byte_len, encoder.eot)
+        assert not fault, fault
+    text = {split: writer.text_sha256() for split, writer in writers.items()}
+    surrogates = journal.skipped.pop("surrogates replaced", 0)
+    meta = {
+        "format": FORMAT,
+        "source": description,
+        "dtype": dtype,
+        "vocab_size": encoder.vocab_size,
+        "eot": encoder.eot,
+        "byte_len_sha256": sha256(byte_len.data).hexdigest(),
+        "tokenizer_sha256": encoder.table_sha256,
+        "splits": {split: asdict(facts[split]) | {"text_sha256": text[split]} for split in SPLITS},
+        "inputs": journal.inputs,
+        "surrogates_replaced": surrogates,
+        "skipped": dict(journal.skipped),
+        "validation_overlap": overlap.as_dict(),
+        "fingerprints": fingerprints(facts, text, encoder.vocab_size),
+        "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }
-    return {name: sha256("\n".join(parts).encode()).hexdigest() for name, parts in lines.items()}
+    write_meta(folder, meta)
+    for scaffold in (folder / NAME, *(folder / split / "digests.bin" for split in SPLITS)):
+        scaffold.unlink()  # the journal first: it must not outlive what it speaks of
+
+
+def _groups(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
+    """Yield groups of documents of about `GROUP` bytes of text, with the bytes of each."""
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.content)
+        if size >= GROUP:
+            yield group, size
+            group, size = [], 0
+    if group:
+        yield group, size

@@ -1,4 +1,4 @@
-"""One document as the store takes it, and the split it belongs to."""
+"""A document as a store takes it, and the split that it belongs to."""
 
 import hashlib
 from typing import NamedTuple
@@ -17,10 +17,13 @@ class Document(NamedTuple):
 
 
 def digest_of(content: bytes) -> bytes:
-    """The 32 bytes that name a document."""
+    """Return the sha256 of a document's content, the 32 bytes that identify it."""
     return hashlib.sha256(content).digest()
 
 
 def split_of(digest: bytes, validation_one_in: int) -> str:
-    """Hold out about one document in `validation_one_in` by its own hash: adding a file then moves no other."""
+    """Return a document's split: about one in `validation_one_in` is held out, by the document's own hash.
+
+    Adding a file then moves no other document to another split.
+    """
     return SPLITS[int.from_bytes(digest[:8], "big") % validation_one_in == 0]

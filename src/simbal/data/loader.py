@@ -1,4 +1,4 @@
-"""Tokens to batches: batch s is a function of (seed, s) alone, whatever the ranks and the accumulation.
+"""Batches of tokens: batch s is a function of (seed, s) alone, whatever the ranks and the accumulation.
 
 A window is one sequence and its last target: window i of a split holds its tokens [i*S, i*S + S + 1). Sequences cross
 documents.
@@ -23,14 +23,17 @@ from simbal.errors import UserError
 
 
 def windows_of(tokens: NDArray[Any], seq_len: int) -> NDArray[Any]:
-    """All windows, (W, T): a view, nothing is read."""
+    """Return all windows, (W, T): a view, nothing is read."""
     if len(tokens) <= seq_len:
         return np.empty((0, seq_len + 1), tokens.dtype)
     return sliding_window_view(tokens, seq_len + 1)[::seq_len]
 
 
 def batch_windows(seed: int, step: int, num_windows: int, global_batch: int) -> NDArray[np.int64]:
-    """Which windows optimizer step `step` sees, (G,); an epoch is as many whole batches as fit, each in a new order."""
+    """Return the indices of the windows that optimizer step `step` sees, (G,).
+
+    An epoch is as many whole batches as fit, each epoch in a new order.
+    """
     epoch, position = divmod(step, num_windows // global_batch)
     return _epoch_order(seed, epoch, num_windows)[position * global_batch : (position + 1) * global_batch]
 
@@ -41,7 +44,7 @@ def _epoch_order(seed: int, epoch: int, num_windows: int) -> NDArray[np.int64]:
 
 
 class TrainBatches:
-    """The micro-batches of a whole run, (B, T) int64, from where it stands.
+    """The micro-batches of a whole run, each (B, T) int64; iteration goes on from where the run stands.
 
     Lightning saves its state and restores it. It needs `__len__` for that: without, it fetches one batch ahead of the
     one it trains on, and a resumed run would skip it.
@@ -79,7 +82,7 @@ class TrainBatches:
             yield self._batch(step, part)
 
     def micro_batches(self, step: int) -> list[Tensor]:
-        """All that this rank sees in an optimizer step."""
+        """Return all micro-batches that this rank sees in an optimizer step."""
         return [self._batch(step, part) for part in range(self.accumulation)]
 
     def _batch(self, step: int, part: int) -> Tensor:
@@ -89,7 +92,7 @@ class TrainBatches:
 
     @property
     def _identity(self) -> dict[str, int | str]:
-        """What decides the batches of all steps; neither rank nor accumulation does."""
+        """The values that decide the batches of all steps; neither rank nor accumulation does."""
         return {
             "seed": self._seed,
             "global_batch": self._global_batch,
@@ -98,7 +101,11 @@ class TrainBatches:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer steps done, micro-batches of the next one, and what decides their content."""
+        """The state that a checkpoint keeps.
+
+        `step` and `part` are the optimizer steps done and the micro-batches of the next; the rest decides their
+        content.
+        """
         step, part = divmod(self._yielded, self.accumulation)
         return {"step": step, "part": part, "accumulation": self.accumulation, **self._identity}
 
@@ -122,7 +129,10 @@ class TrainBatches:
 
 
 class ValidationBatches:
-    """Windows in file order, (B, T) int64, the last batch smaller; rank r of R has every R-th window from r on."""
+    """Validation windows in file order, (B, T) int64, the last batch smaller.
+
+    Rank r of R has every R-th window from r on.
+    """
 
     def __init__(self, windows_WT: NDArray[Any], micro_batch: int, rank: int = 0, world_size: int = 1) -> None:
         self._windows_WT, self._fewest = windows_WT[rank::world_size], len(windows_WT) // world_size
@@ -133,7 +143,7 @@ class ValidationBatches:
 
     @property
     def on_every_rank(self) -> int:
-        """How many of the batches all ranks have; some may have one more."""
+        """The number of batches that all ranks have; some may have one more."""
         return math.ceil(self._fewest / self._micro_batch)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -146,7 +156,7 @@ def _gather(windows_WT: NDArray[Any], which: NDArray[np.int64] | slice) -> Tenso
 
 
 class TokenData(LightningDataModule):
-    """A store's two splits as batches; needs `Trainer(use_distributed_sampler=False)`."""
+    """A store's two splits as batches; it needs `Trainer(use_distributed_sampler=False)`."""
 
     def __init__(
         self,
@@ -180,11 +190,11 @@ class TokenData(LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps until every window has been shown, less those that fill no whole batch."""
+        """Optimizer steps until every window has been shown, but for those that fill no whole batch."""
         return len(self._train_WT) // self._train["global_batch"]
 
     def train_dataloader(self) -> TrainBatches:
-        """This rank's micro-batches, from step 0 unless Lightning restores a state."""
+        """Return this rank's micro-batches, from step 0 unless Lightning restores a state."""
         rank, world_size = self._place()
         return TrainBatches(
             self._train_WT,
@@ -196,11 +206,11 @@ class TokenData(LightningDataModule):
         )
 
     def val_dataloader(self) -> ValidationBatches:
-        """This rank's part of the validation windows."""
+        """Return this rank's part of the validation windows."""
         return ValidationBatches(self._validation_WT, self._micro_batch, *self._place())
 
     def whole_validation(self) -> ValidationBatches:
-        """The validation windows of all ranks."""
+        """Return the validation windows of all ranks."""
         return ValidationBatches(self._validation_WT, self._micro_batch)
 
     def _place(self) -> tuple[int, int]:

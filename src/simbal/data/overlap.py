@@ -1,4 +1,4 @@
-"""How much of validation also occurs in train: whole documents, and windows of a few tokens.
+"""Counts how much of validation also occurs in train: whole documents, and windows of a few tokens.
 
 Validation is held in memory, 13 bytes a token; train is streamed past it.
 
@@ -31,7 +31,7 @@ class Overlap:
     validation_windows: int
 
     def as_dict(self) -> dict[str, int]:
-        """For `meta.json`; `Overlap(**...)` reads it back."""
+        """Return the counts for `meta.json`; `Overlap(**...)` reads them back."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Overlap:
 
 
 def shared_documents(train_digests: Path, validation_digests: Path) -> int:
-    """Validation documents that train has too; the files hold the sha256 of each document, back to back.
+    """Return how many validation documents train has too; the files hold the sha256 of each document, back to back.
 
     Eight bytes of a digest decide: n train documents make one of validation a false match with probability n / 2^64.
     """
@@ -63,7 +63,7 @@ def _document_keys(digests: Path) -> Iterator[NDArray[np.uint64]]:
 def shared_windows(
     train_tokens: NDArray[Any], validation_tokens: NDArray[Any], eot: int, width: int = WINDOW, threads: int = 1
 ) -> tuple[int, int]:
-    """Windows of `width` validation tokens that occur in train, and all windows of validation.
+    """Return how many windows of `width` validation tokens occur in train, and how many windows validation has.
 
     A window that holds `eot`, which ends every document, is no piece of one document's text: it counts in neither.
     Hashes of 64 bits decide: n train tokens make a window of validation a false match with probability n / 2^64 (2^59
@@ -83,7 +83,7 @@ def shared_windows(
 
 
 def _chunks(tokens: NDArray[Any], width: int, part: int = 0, parts: int = 1) -> Iterator[NDArray[Any]]:
-    """All windows of `tokens`, CHUNK of them at a time; of several parts, every `parts`-th chunk from `part` on.
+    """Yield the tokens of CHUNK windows at a time; with several parts, every `parts`-th chunk from `part` on.
 
     The pages of a memory map are handed back on the way: else a process would seem to need as much memory as the file.
     """
@@ -95,27 +95,27 @@ def _chunks(tokens: NDArray[Any], width: int, part: int = 0, parts: int = 1) -> 
 
 
 def _without(eot: int, ids_T: NDArray[Any], width: int) -> NDArray[np.bool_]:
-    """Which windows hold no `eot`, (N,)."""
+    """Return which windows hold no `eot`, (N,)."""
     ends_before: NDArray[np.int64] = np.concatenate([[0], np.cumsum(ids_T == eot)])
     whole_N: NDArray[np.bool_] = ends_before[width:] == ends_before[:-width]
     return whole_N
 
 
 class _WindowHashes:
-    """h = sum_i mix[id_i] * BASE^(width - 1 - i) modulo 2^64, for all windows of a chunk at once.
+    """Hashes h = sum_i mix[id_i] * BASE^(width - 1 - i) modulo 2^64, for all windows of a chunk at once.
 
-    Each id has 64 random bits of its own in `mix`, so that the hash of neighbouring ids has nothing in common.
+    Each id has 64 random bits of its own in `mix`, so that the hashes of neighbouring ids have nothing in common.
     """
 
     BASE = 0x9E3779B97F4A7C15  # odd, so that no factor of 2 is lost
 
     def __init__(self, largest: int, width: int) -> None:
-        """`largest` id of validation; those above stand for one more, which none of its windows holds."""
+        """Draw `mix` up to validation's `largest` id; ids above share one more entry, as no window of it holds them."""
         self.width = width
         self._mix_V = np.random.default_rng(0).integers(1 << 64, size=largest + 2, dtype=np.uint64)
 
     def of(self, ids_T: NDArray[Any]) -> NDArray[np.uint64]:
-        """Hashes of the windows that start at each token but the last `width` - 1, (N,)."""
+        """Return the hash of the window that starts at each token but the last `width` - 1, (N,)."""
         power_T, size = np.take(self._mix_V, ids_T, mode="clip"), 1  # of the windows of 1, 2, 4, 8 tokens
         hash_T, length = (power_T, 1) if self.width % 2 else (np.zeros(len(ids_T), np.uint64), 0)
         while length < self.width:
@@ -129,7 +129,7 @@ class _WindowHashes:
     def _joined(
         self, left_T: NDArray[np.uint64], length: int, right_T: NDArray[np.uint64], size: int
     ) -> NDArray[np.uint64]:
-        """Hashes of windows of `length` + `size` tokens, from those of their two parts."""
+        """Return the hashes of windows of `length` + `size` tokens, from those of their two parts."""
         count = len(right_T) - length
         joined_T = left_T[:count] * np.uint64(pow(self.BASE, size, 1 << 64))
         joined_T += right_T[length:]
@@ -137,10 +137,10 @@ class _WindowHashes:
 
 
 class _Sought:
-    """Keys, evenly spread over 64 bits, of which `find` notes those it is shown."""
+    """A set of keys, evenly spread over 64 bits, that notes which of them `find` is shown."""
 
     def __init__(self, keys: Iterable[NDArray[np.uint64]], size: int) -> None:
-        """`size` is the largest number of keys that can come."""
+        """Sort the keys and build the filter; `size` is the largest number of keys that can come."""
         room, count = np.empty(size, np.uint64), 0
         for part_N in keys:
             room[count : count + len(part_N)] = part_N
@@ -167,6 +167,6 @@ class _Sought:
 
     @property
     def num_found(self) -> int:
-        """Keys that were shown at least once; equal ones count each."""
-        first_N = np.flatnonzero(self._found_M)  # of a run of equal keys, searchsorted finds the first
+        """The number of keys that were shown at least once; equal ones count each."""
+        first_N = np.flatnonzero(self._found_M)  # searchsorted finds the first of equal keys
         return int((np.searchsorted(self.keys_M, self.keys_M[first_N], "right") - first_N).sum())

@@ -1,8 +1,9 @@
-"""Tokens on disk: `<cache_dir>/<source>-<key>/`, complete or absent, never half-written.
+"""A store of tokens on disk, `<cache_dir>/<source>-<key>/`, complete or absent, never half-written, and its plan.
 
 What an interrupted build has finished waits in `<source>-<key>.partial`.
 
-    meta.json                 what it holds and where it came from; written last
+    meta.json                 what it holds and where it came from, with sums over all files; written last
+    verified.json             when these very files were last found to be what meta.json says
     byte_len.bin              <u2: bytes of text that each id stands for, 0 for end of text
     train/, validation/       tokens.bin: ids, <u2 or <u4, end of text after every document
                               docs.idx: <u8, the end of each document in tokens
@@ -10,12 +11,14 @@ What an interrupted build has finished waits in `<source>-<key>.partial`.
 No torch here: the sweep's parent process prepares the data of its runs.
 """
 
-import fcntl
 import json
+import math
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,68 +27,95 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simbal import strict_json
-from simbal.atomic_file import sync
-from simbal.data import token_table
-from simbal.data.builder import FORMAT, build
+from simbal.config.schema import DataConfig
+from simbal.data import tokenizer
+from simbal.data.builder import FORMAT, Journal, build
 from simbal.data.document import SPLITS
-from simbal.data.journal import Journal
 from simbal.data.overlap import Overlap
-from simbal.data.sources import Source, open_encoder, open_source
-from simbal.data.store_meta import require_meta
+from simbal.data.sources.open import Source, open_encoder, open_source
+from simbal.data.store_meta import NAME, read_meta, require_meta
+from simbal.data.verification import FILES, Verification
 from simbal.errors import UserError
+from simbal.files.disk import refusal, sync
+from simbal.files.locks import Lock, TakenError
+from simbal.runs import record
+
+PARTIAL = ".partial"  # the suffix of a folder in which a store is being built
 
 
 @dataclass(frozen=True)
 class Store:
-    """A prepared data set; arrays are memory-mapped and read-only."""
+    """A prepared data set; its arrays are memory-mapped and read-only."""
 
     path: Path
     meta: dict[str, Any]
 
     @classmethod
     def open(cls, path: Path) -> "Store":
-        """Read `meta.json` and check every file's size against it.
+        """Read `meta.json` and check every file's size against it; `Store.verified` also reads the files.
 
         Raises:
-            UserError: if the folder was damaged after it was written.
+            UserError: if the folder was damaged after it was written, or cannot be read.
         """
+        file = path / NAME
         try:
-            store = cls(path, strict_json.parse((path / "meta.json").read_bytes()))
-            sizes = {path / "byte_len.bin": 2 * store.meta["vocab_size"]}
-            for split in SPLITS:
-                counts = store.meta["splits"][split]
-                sizes[path / split / "tokens.bin"] = counts["tokens"] * np.dtype(store.meta["dtype"]).itemsize
-                sizes[path / split / "docs.idx"] = 8 * counts["documents"]
-            wrong = [file for file, size in sizes.items() if file.stat().st_size != size]
-        except FileNotFoundError as error:
-            wrong = [Path(error.filename)]
+            store = cls(path, read_meta(path))
+            for name, size in zip(FILES[1:], store._sizes(), strict=True):
+                file = path / name
+                about = file.stat()
+                if not stat.S_ISREG(about.st_mode) or about.st_size != size:
+                    raise ValueError(name)
+        except PermissionError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            wrong = [path / "meta.json"]
-        if wrong:
-            raise UserError(f"{wrong[0]} is damaged: delete {path} and prepare it again")
+            raise UserError(f"{file} is damaged: delete {path} and prepare it again") from None
         return store
+
+    @classmethod
+    def verified(cls, path: Path, remember: bool) -> "Store":
+        """Open a store whose every file is what `meta.json` says.
+
+        Args:
+            path: its folder.
+            remember: whether to note there that it was verified, so that the next call takes no time.
+
+        Raises:
+            UserError: if a file is not what `meta.json` says, with its name.
+        """
+        verification = Verification(path)
+        store = cls.open(path)
+        require_meta(path, store.meta)
+        verification.require(store.meta, remember)
+        return store
+
+    def _sizes(self) -> list[int]:
+        """Return the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
+        sizes = [2 * self.meta["vocab_size"]]
+        for split in SPLITS:
+            counts = self.meta["splits"][split]
+            sizes += [counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize, 8 * counts["documents"]]
+        return sizes
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """sha256 of the `text` and of the `tokens`, 64 hex digits each."""
+        """The sha256 of the `text` and of the `tokens`, 64 hex digits each."""
         return dict(self.meta["fingerprints"])
 
     @property
     def byte_len(self) -> NDArray[np.uint16]:
-        """(V,) bytes of text that each id stands for."""
+        """Bytes of text that each id stands for, (V,)."""
         return np.memmap(self.path / "byte_len.bin", "<u2", "r")
 
     def tokens(self, split: str) -> NDArray[Any]:
-        """(tokens,) all ids of a split; uint16, or uint32 for a vocabulary above 65536."""
+        """Return all ids of a split, (tokens,); uint16, or uint32 for a vocabulary above 65536."""
         return np.memmap(self.path / split / "tokens.bin", self.meta["dtype"], "r")
 
     def document_ends(self, split: str) -> NDArray[np.uint64]:
-        """(documents,) position after each document's end of text, increasing."""
+        """Return the position after each document's end of text, (documents,), increasing."""
         return np.memmap(self.path / split / "docs.idx", "<u8", "r")
 
     def summary(self) -> str:
-        """Folder, sizes and fingerprints, for people."""
+        """Return the folder, the sizes and the fingerprints as lines for people."""
         lines = [f"{self.path}"]
         for split, counts in self.meta["splits"].items():
             per_token = counts["bytes"] / counts["tokens"]
@@ -105,29 +135,28 @@ class Store:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a resolved `config["data"]` asks for, and the folder whose name that decides."""
+    """The store that a config's group `data` asks for, and the folder whose name follows from it."""
 
-    data: dict[str, Any]
+    data: DataConfig
     source: Source
     description: dict[str, Any]  # of the source
     path: Path
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> "Plan":
-        """Nothing is read yet but names, sizes and versions; `UserError` if they make no sense."""
+    def of(cls, data: DataConfig) -> "Plan":
+        """Return the plan of `data`; names, sizes and versions are read, and `UserError` if they make no sense."""
         source = open_source(data)
-        description = {"name": data["source"], **source.identity()}
-        key = sha256(json.dumps([FORMAT, data["vocab_size"], description], sort_keys=True).encode()).hexdigest()
-        return cls(data, source, description, Path(data["cache_dir"], f"{data['source']}-{key[:12]}"))
+        description = {"name": data.source, **source.identity()}
+        key = sha256(json.dumps([FORMAT, data.vocab_size, description], sort_keys=True).encode()).hexdigest()
+        return cls(data, source, description, Path(data.cache_dir, f"{data.source}-{key[:12]}"))
 
-    def open(self) -> Store:
-        """The prepared store; `UserError` if it is damaged, or not what its folder's name says."""
-        store = Store.open(self.path)
+    def require(self, store: Store) -> Store:
+        """Return `store`; `UserError` unless it is what its folder's name says."""
         wanted = {
             "format": FORMAT,
-            "source": json.loads(json.dumps(self.description)),
-            "vocab_size": self.data["vocab_size"],
-            "tokenizer_sha256": None if self.data["source"] == "synthetic" else token_table.SHA256,
+            "source": record.sealed({"source": self.description})["source"],
+            "vocab_size": self.data.vocab_size,
+            "tokenizer_sha256": None if self.data.source == "synthetic" else tokenizer.SHA256,
         }
         wrong = [key for key, value in wanted.items() if store.meta.get(key) != value]
         if wrong:
@@ -135,36 +164,69 @@ class Plan:
         return store
 
 
-def prepare(data: dict[str, Any], progress: bool) -> Store:
-    """The store of a resolved `config["data"]`, built if it is not there yet.
+def prepare(data: DataConfig, progress: bool, remember: bool = True) -> Store:
+    """Return the store that the group `data` of a config asks for, built if it is not there yet, and verified.
+
+    Args:
+        data: says what to prepare, and where.
+        progress: whether to show a live view.
+        remember: whether to note in the store that it was verified, so that the next call takes no time.
 
     Raises:
-        UserError: for bad input and for a disk that cannot be written; inputs that were finished are kept.
+        UserError: for bad input, for a disk that cannot be written (inputs that were finished are kept), and for a
+            store that is not what was prepared.
     """
     plan = Plan.of(data)
     try:
-        if not plan.path.exists():
+        if not os.path.lexists(plan.path):
             plan.path.parent.mkdir(parents=True, exist_ok=True)
-            with _lock(plan.path.with_name(f".{plan.path.name}.lock")):
-                if not plan.path.exists():
+            with _lock(plan.path):
+                if not os.path.lexists(plan.path):
                     _build(plan, progress)
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write {plan.path}: {reason}: free some space or set data.cache_dir") from error
-    store = plan.open()
-    require_meta(store.path, store.meta)
-    return store
+        raise UserError(refusal(plan.path, error, "data.cache_dir")) from error
+    return plan.require(Store.verified(plan.path, remember))
+
+
+def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
+    """Return the verified store below `cache_dir` whose fingerprint of the tokens is `tokens`; None if there is none.
+
+    Args:
+        cache_dir: the folder of stores; it need not exist, and is not created.
+        tokens: 64 hex digits.
+        remember: whether to note in the store that it was verified, as in `prepare`.
+
+    Raises:
+        UserError: if there is one that says it has these tokens, and is not what was prepared.
+    """
+    damage: UserError | None = None
+    for meta in sorted(cache_dir.glob("*/meta.json")):
+        if meta.parent.suffix == PARTIAL:
+            continue
+        try:
+            about = read_meta(meta.parent)
+            if about["format"] != FORMAT or about["fingerprints"]["tokens"] != tokens:
+                continue
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # broken, or of something else
+        try:
+            return Store.verified(meta.parent, remember)
+        except UserError as error:
+            damage = damage or error
+    if damage:
+        raise damage
+    return None
 
 
 def _build(plan: Plan, progress: bool) -> None:
-    """Build aside, then rename: the folder appears whole. A build that was interrupted is gone on with."""
-    partial = plan.path.with_name(f"{plan.path.name}.partial")
+    """Build aside, then rename, so that the folder appears whole; an interrupted build is continued."""
+    partial = plan.path.with_name(f"{plan.path.name}{PARTIAL}")
     partial.mkdir(exist_ok=True)
     try:
-        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data["threads"], progress)
+        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data.threads, progress)
         if Plan.of(plan.data).path != plan.path:
             shutil.rmtree(partial)
-            raise UserError(f"the input of data.source={plan.data['source']} changed while it was read: start again")
+            raise UserError(f"the input of data.source={plan.data.source} changed while it was read: start again")
         for written in (*partial.rglob("*"), partial):
             sync(written)
         partial.rename(plan.path)
@@ -180,12 +242,13 @@ def _build(plan: Plan, progress: bool) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold `path` for this process, after any other that has it. The empty file stays: removing it would be a race."""
-    with path.open("a") as file:
+def _lock(store: Path) -> Iterator[None]:
+    """Hold the store's lock, after any other process that has it. The file stays, as removing it would be a race."""
+    lock = Lock(store.with_name(f".{store.name}.lock"))
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that prepares {path.name[1:-5]}", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            held.enter_context(lock.held())
+        except TakenError:
+            print(f"waiting for another process that prepares {store.name}", file=sys.stderr)
+            held.enter_context(lock.held(math.inf))
         yield

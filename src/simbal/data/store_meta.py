@@ -1,22 +1,57 @@
-"""What a store's meta.json must hold for a run to use it."""
+"""A store's meta.json: what it must hold for a run to use the store, and the checksum over all of it."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from simbal.data.document import SPLITS
 from simbal.data.overlap import Overlap
-from simbal.data.split_writer import token_dtype
+from simbal.data.sources.records import LARGEST, require_readable
+from simbal.data.splits import token_dtype
 from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
+from simbal.runs import record
 
+NAME = "meta.json"
 COUNTS = ("documents", "tokens", "bytes", "distinct_ids")  # of each split
 
 
+def write_meta(store: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with a checksum; `UserError` if it is so large that no run would read it."""
+    text = json.dumps(record.sealed(meta), indent=1, allow_nan=False) + "\n"
+    try:
+        require_readable(text)
+    except ValueError as error:
+        raise UserError(f"the list of inputs does not fit into {store / NAME} ({error}): join files") from None
+    (store / NAME).write_text(text, encoding="utf-8")
+
+
+def read_meta(store: Path) -> dict[str, Any]:
+    """Return the content of meta.json.
+
+    Raises:
+        ValueError: it is not what was written.
+        OSError: it cannot be read.
+    """
+    text = read_bytes(store / NAME, LARGEST).decode()
+    require_readable(text)
+    meta = strict_json.parse(text)
+    try:
+        sealed = isinstance(meta, dict) and record.sealed(meta) == meta
+    except RecursionError:
+        sealed = False
+    if not sealed:
+        raise ValueError("its checksum is that of another content")
+    return cast(dict[str, Any], meta)
+
+
 def require_meta(store: Path, meta: dict[str, Any]) -> None:
-    """Raise `UserError` if a part of the `meta` of this store is missing or not of its kind."""
+    """Raise `UserError` if a part of a store's `meta` is missing or not of its kind."""
     try:
         _check(meta)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{store / 'meta.json'} is damaged: delete {store} and prepare it again") from None
+        raise UserError(f"{store / NAME} is damaged: delete {store} and prepare it again") from None
 
 
 def _check(meta: dict[str, Any]) -> None:

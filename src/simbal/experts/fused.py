@@ -4,7 +4,8 @@ No padding, no permuted copy of x or dy, no atomics, and the host never waits fo
 it. Same inputs give the same bits: every sum has one order, and block shapes come from a table (`fused_blocks`).
 Not yet run on a GPU. Untried there: other block shapes, a persistent grid, TMA, warp specialisation.
 Reference: MegaBlocks (arXiv 2211.15841) for the weight layout; SonicMoE for the router gradient <h, dy W2^T>.
-Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, T tiles.
+Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, T tiles,
+C column blocks, S partial sums, I and J the widths of a matrix.
 """
 
 import importlib.util
@@ -20,13 +21,13 @@ from simbal.experts.plan import RoutingPlan
 
 
 def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
-    """The same function as `reference`."""
+    """Compute the experts as `reference` does, (N, D), by Triton kernels."""
     y_ND: Tensor = _FusedSwiGLU.apply(x_ND, plan.weights_NK, w13_E2FD, w2_EFD, plan.order_R, plan.ends_E)  # type: ignore[no-untyped-call]
     return y_ND
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    """Why `fused` cannot run, or None."""
+    """Return why `fused` cannot run with this device, dtype and these widths, or None."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and device.type != "cuda":
         return f"it needs CUDA, not {device.type} (its tests use Triton's interpreter: TRITON_INTERPRET=1)"
@@ -53,7 +54,7 @@ def _unsupported_on_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _check(x_ND: Tensor, w13: Tensor, w2: Tensor) -> Config:
-    """The kernels assume dense weights of one dtype and mask rows only: anything else would be silently wrong."""
+    """Return the block shapes; `ValueError` unless the weights are dense and of one dtype, as the kernels assume."""
     _, _, width, D = w13.shape
     if not x_ND.dtype == w13.dtype == w2.dtype:
         raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13.dtype} and {w2.dtype}")
@@ -65,7 +66,7 @@ def _check(x_ND: Tensor, w13: Tensor, w2: Tensor) -> Config:
 
 
 def _tile_map(ends: Tensor, R: int, rows: int, least: int) -> Tensor:
-    """(3, T): `tile_map_kernel`. T is a bound that needs no look at the counts; surplus tiles do nothing."""
+    """Run `tile_map_kernel`, (3, T). T is a bound that needs no look at the counts; surplus tiles do nothing."""
     from simbal.experts import fused_kernels as kernels
 
     E, block = len(ends), 128
@@ -87,7 +88,7 @@ def _run_rows(kernel: Any, config: Config, blocks: Blocks, columns: int, *tensor
 def _weight_grad(
     config: Config, a_RI: Tensor, b_NJ: Tensor, weight: Tensor, order: Tensor, ends: Tensor, K: int
 ) -> Tensor:
-    """For each expert, its rows of `a` transposed, times the rows of `b` of their tokens; zero without rows."""
+    """The gradient of `weight`: for each expert a_e^T times its tokens' rows of b; zero for one without rows."""
     from simbal.experts import fused_weight_grad as kernels
 
     (R, width_i), width_j, blocks = a_RI.shape, b_NJ.shape[1], config.weight_grad
@@ -111,7 +112,7 @@ def _weight_grad(
 
 
 class _FusedSwiGLU(torch.autograd.Function):
-    """Saves x and the gate and up pre-activations only: no gathered x, hidden state or expert output."""
+    """The function behind `fused`. It saves x and the gate and up pre-activations: no gathered x, no h, no output."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, p_NK: Tensor, w13: Tensor, w2: Tensor, order: Tensor, ends: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Blocks:
-    """Of one kernel: columns of a tile, steps of its sum taken at once, and Triton's launch options."""
+    """The block shape of one kernel: columns of a tile, steps of its sum taken at once, and Triton's launch options."""
 
     columns: int
     depth: int
@@ -19,13 +19,13 @@ class Blocks:
 
     @property
     def options(self) -> dict[str, int]:
-        """The part that Triton takes."""
+        """The launch options that Triton takes."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 @dataclass(frozen=True)
 class Config:
-    """One block shape for each kernel, for widths that are multiples of `width`."""
+    """The block shapes of all kernels, for widths that are multiples of `width`."""
 
     width: int
     rows: int  # of a tile of the three kernels over routed rows: they share one map of tiles
@@ -39,7 +39,7 @@ class Config:
     min_chunk: int = 512  # rows below which cutting an expert costs more in partial sums than it gains
 
     def chunk_rows(self, R: int, tiles: int) -> int:
-        """Rows after which the weight gradient cuts an expert, so that one long expert cannot keep the GPU waiting.
+        """Return the rows after which the weight gradient cuts an expert, so that no long one keeps the GPU waiting.
 
         R rows of `tiles` tiles make R/chunk_rows * tiles = `programs` pieces. Balanced experts are shorter where the
         weights alone fill a GPU, and partial sums fit into 2 * `programs` tiles (66 MiB of fp32) whatever the model.
@@ -68,17 +68,17 @@ CONFIGS = (
         weight_rows=64,
     ),
 )
-"""In order of preference."""
+"""The block shapes, in order of preference."""
 
 SHARED_MEMORY = 99328
-"""Bytes that the hungriest kernel needs for one program."""
+"""Bytes of shared memory that one program of the most demanding kernel needs."""
 
 
 def config_for(d_model: int, d_expert: int) -> Config | None:
-    """The first entry whose width divides both, or None."""
+    """The first entry of `CONFIGS` whose width divides both, or None."""
     return next((c for c in CONFIGS if d_model % c.width == 0 and d_expert % c.width == 0), None)
 
 
 def multiple() -> int:
-    """What both widths must be a multiple of."""
+    """The number of which both widths must be a multiple."""
     return min(c.width for c in CONFIGS)

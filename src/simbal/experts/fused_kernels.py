@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["num_tiles", "size"])
 def tile_map_kernel(ends_E, tiles_3T, num_tiles, size, E: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr):
-    """Expert, first row and partial sum of each tile when every expert is cut into tiles of `size` rows.
+    """Write the expert, first row and partial sum of each tile when every expert is cut into tiles of `size` rows.
 
     A surplus tile has expert -1. LEAST = 1 gives an expert without rows a tile that stores its zero gradient. The
     partial sum is -1 unless the expert has several tiles.
@@ -45,7 +45,7 @@ def tile_map_kernel(ends_E, tiles_3T, num_tiles, size, E: tl.constexpr, LEAST: t
 
 @triton.jit
 def _row_tile(tiles_3T, ends_E, num_tiles, C: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr):
-    """Expert, rows, which of them are its own, and column block of this program.
+    """Return this program's expert, its rows, a mask of those that are the expert's own, and its column block.
 
     Programs run in about this order: GROUP row tiles meet one column block of a weight while it is in L2.
     """
@@ -66,7 +66,7 @@ def up_kernel(
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """gate, up = x[token] W13_e^T; h = silu(gate) * up."""
+    """Compute gate, up = x[token] W13_e^T and h = silu(gate) * up."""
     expert, row_R, mine_R, column = _row_tile(tiles_3T, ends_E, num_tiles, F // COLUMNS, ROWS, GROUP)
     if expert >= 0:
         token_R = tl.load(order_R + row_R, mask=mine_R, other=0).to(tl.int64) // K
@@ -101,7 +101,7 @@ def down_kernel(
     WIDTH_I: tl.constexpr, WIDTH_J: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """out[slot] = p[slot] * a W_e, without p unless SCALED: the second half of the forward, and dx."""
+    """Compute out[slot] = p[slot] * a W_e, without p unless SCALED: the second half of the forward, and dx."""
     expert, row_R, mine_R, column = _row_tile(tiles_3T, ends_E, num_tiles, WIDTH_J // COLUMNS, ROWS, GROUP)
     if expert >= 0:
         j = column * COLUMNS + tl.arange(0, COLUMNS)
@@ -149,7 +149,10 @@ def hidden_grad_kernel(
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """g = dy[token] W2_e^T; dp = <h, g>, one part per column block; dh = p g; ph = p h; dgate and dup from dh."""
+    """Compute g = dy[token] W2_e^T and the gradients that follow from it.
+
+    dp = <h, g>, one part per column block; dh = p g; ph = p h; dgate and dup from dh.
+    """
     expert, row_R, mine_R, column = _row_tile(tiles_3T, ends_E, num_tiles, F // COLUMNS, ROWS, GROUP)
     if expert >= 0:
         slot_R = tl.load(order_R + row_R, mask=mine_R, other=0).to(tl.int64)

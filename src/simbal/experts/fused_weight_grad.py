@@ -1,8 +1,8 @@
 """Triton kernels of the backend `fused` for the gradients of the weights: cut long experts, then add the pieces.
 
 Reference: split-k matrix products with a second pass over the partial sums instead of atomics, so that bits repeat.
-Shapes: N tokens, E experts, K experts per token, R = N*K routed rows sorted by expert, S partial sums, I and J the
-widths of a matrix.
+Shapes: N tokens, E experts, K experts per token, R = N*K routed rows sorted by expert, T chunks, S partial sums,
+I and J the widths of a matrix.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -16,7 +16,10 @@ def weight_grad_kernel(
     WIDTH_I: tl.constexpr, WIDTH_J: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """dW_e = sum over e's rows r of a_r^T b[token of r], or of a long expert the part of one chunk, in fp32."""
+    """Compute dW_e, the sum over e's rows r of a_r^T b[token of r].
+
+    For a long expert it is the part of one chunk, in fp32.
+    """
     tile = tl.program_id(0)
     chunk = tl.program_id(1)
     expert = tl.load(chunks_3T + chunk)
@@ -43,7 +46,7 @@ def weight_grad_kernel(
 
 @triton.jit(do_not_specialize=["chunk_rows"])
 def sum_partials_kernel(partial_SIJ, dw_EIJ, ends_E, chunk_rows, IJ: tl.constexpr, BLOCK: tl.constexpr):
-    """dW_e of an expert in several chunks: the sum of its partial sums, always in the same order."""
+    """Sum the partial sums of dW_e of an expert in several chunks, always in the same order."""
     expert = tl.program_id(1)
     begin = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
     chunks = (tl.load(ends_E + expert) - begin + chunk_rows - 1) // chunk_rows

@@ -4,7 +4,7 @@ MegaBlocks itself has no memory-optimised block-sparse GLU (it raises NotImpleme
 its Arguments and its modules are not used. Each layer waits for the device three times, once per padded gather.
 Reference: MegaBlocks (arXiv 2211.15841); SonicMoE for the router gradient <h, dy W2^T>, which needs no expert output.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows,
-G rows padded to blocks of 128 per expert, Z blocks of T x T.
+G rows padded to blocks of 128 per expert, Z blocks of T x T, M columns of an expert, J summed over.
 """
 
 import importlib.util
@@ -16,13 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from simbal.errors import UserError
 from simbal.experts.megablocks_ops import interpreted, kernels
-from simbal.experts.megablocks_topology import BLOCK, Topology
 from simbal.experts.plan import RoutingPlan
+
+BLOCK = 128
+INT32_ELEMENTS = 2**31
 
 
 def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
-    """The same function as `reference`."""
+    """Compute the experts as `reference` does, (N, D), by MegaBlocks' copies and stk's block-sparse products."""
     if not x_ND.dtype == w13_E2FD.dtype == w2_EFD.dtype:  # a kernel would read one as the other
         raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13_E2FD.dtype} and {w2_EFD.dtype}")
     y_ND: Tensor = _BlockSparseSwiGLU.apply(x_ND, plan.weights_NK, w13_E2FD, w2_EFD, *_every_slot(plan))  # type: ignore[no-untyped-call]
@@ -30,7 +33,7 @@ def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    """Why `megablocks` cannot run, or None."""
+    """Return why `megablocks` cannot run with this device, dtype and these widths, or None."""
     if device.type != "cuda" and not interpreted():
         return "it needs a CUDA device (or, for tests, TRITON_INTERPRET=1)"
     missing = [name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None]
@@ -49,7 +52,7 @@ def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert
 
 
 def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
-    """Order and ends with all N*K slots: one without a row has weight 0 and may go to any expert."""
+    """Order and ends of all N*K slots; a slot that has no row in the plan has weight 0 and may go to any expert."""
     order_R, ends_E = plan.order_R, plan.ends_E
     if len(order_R) == plan.weights_NK.numel():
         return order_R, ends_E
@@ -62,7 +65,7 @@ def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where each routed row goes among rows padded per expert, in the int32 that MegaBlocks' copies read."""
+    """The place of each routed row among rows padded per expert, in the int32 that MegaBlocks' copies read."""
 
     order_R: Tensor
     expert_R: Tensor
@@ -84,20 +87,20 @@ class _Rows:
 
     @property
     def padded_row_R(self) -> Tensor:
-        """Row of G of each routed row."""
+        """The row of G of each routed row, (R,)."""
         begin_E, padded_begin_E = (F.pad(ends, (1, 0))[:-1] for ends in (self.ends_E, self.padded_ends_E))
         rows_R = torch.arange(len(self.order_R), device=self.order_R.device)
         return rows_R + (padded_begin_E - begin_E)[self.expert_R.long()]
 
     def gather(self, x_ND: Tensor) -> Tensor:
-        """(G, D), padding 0; waits for the device, because the number of rows depends on the routing."""
+        """Copy tokens to padded rows, (G, D), padding 0; it waits for the device, as the routing decides how many."""
         padded_GD: Tensor = kernels()[0].padded_gather(
             x_ND, self.order_R, self.expert_R, None, self.ends_E, self.padded_ends_E, self.top_k
         )
         return padded_GD
 
     def scatter(self, x_GD: Tensor, p_R: Tensor | None) -> Tensor:
-        """(N, D): the sum over each token's rows, with weights in the order of the slots."""
+        """Return the sum over each token's rows, (N, D), weighted by `p_R` (in the order of the slots) if given."""
         y_ND: Tensor = kernels()[0].padded_scatter(
             x_GD, self.order_R, self.expert_R, p_R, self.ends_E, self.padded_ends_E, self.top_k
         )
@@ -105,13 +108,13 @@ class _Rows:
 
 
 def _gate_up(blocks_ZTT: Tensor, cols: int) -> tuple[Tensor, Tensor]:
-    """Each block row holds `cols` gate blocks, then `cols` up blocks."""
+    """Split blocks into gate and up: each block row holds `cols` gate blocks, then `cols` up blocks."""
     gate, up = blocks_ZTT.view(-1, 2, cols, BLOCK, BLOCK).unbind(1)
     return gate, up
 
 
 class _BlockSparseSwiGLU(torch.autograd.Function):
-    """Saves x and the gate and up pre-activations only: no gathered x, hidden state or expert output."""
+    """The function behind `megablocks`. It saves x and the gate and up pre-activations only."""
 
     @staticmethod
     def forward(
@@ -154,3 +157,50 @@ class _BlockSparseSwiGLU(torch.autograd.Function):
         dw13 = wide.dsd(dgate_up, rows.gather(x_ND), transpose=True).view_as(w13)
         dx_ND = rows.scatter(wide.dsd(dgate_up, w13.view(E * 2 * width, D)), None)
         return dx_ND, dp_R.view_as(p_NK), dw13, dw2, None, None
+
+
+class Topology:
+    """A block-sparse (G, E*M) matrix: each block row holds the M/128 blocks of its expert and no others.
+
+    SDD gets int32 indices: since Triton 3.2 the kernel's `int16 * 128` stays int16, so that blocks from 256 on are
+    wrong (stanford-futuredata/stk, pull request 17). DSD widens before it multiplies and gets int16, because int32
+    would halve its pipeline (shared memory 64 to 32 KiB, 4 stages to 2).
+    """
+
+    def __init__(self, blocks_E: Tensor, num_rows: int, width: int) -> None:
+        """Lay out `blocks_E` block rows for each expert, `num_rows` rows in all; an expert has `width` (M) columns."""
+        device, rows, cols = blocks_E.device, num_rows // BLOCK, width // BLOCK
+        if num_rows * width >= INT32_ELEMENTS:
+            raise UserError(
+                f"experts.backend=megablocks cannot hold {num_rows} rows of {width} features: its kernels count "
+                "elements in 32 bits; use a smaller trainer.micro_batch"
+            )
+        row = torch.arange(rows, device=device)
+        expert = torch.searchsorted(blocks_E.cumsum(0), row, right=True)
+        column_Z = (expert[:, None] * cols + torch.arange(cols, device=device)).reshape(-1)
+        row_Z = row[:, None].expand(rows, cols).reshape(-1)
+        by_column_Z = torch.argsort(column_Z, stable=True)
+        self.shape = num_rows, len(blocks_E) * width
+        self.row_Z, self.column_Z = row_Z.int(), column_Z.int()
+        self.short_column_Z, self.short_row_by_column_Z = column_Z.short(), row_Z[by_column_Z].short()
+        self.begin_of_row = torch.arange(0, rows * cols + 1, cols, dtype=torch.int32, device=device)
+        # M/128 equal columns of blocks for each expert; no repeat_interleave: it waits for the device
+        blocks_of_column = blocks_E[:, None].expand(-1, cols).reshape(-1)
+        self.begin_of_column = F.pad(blocks_of_column.cumsum(0), (1, 0)).int()
+        self.by_column_Z = by_column_Z.int()
+
+    def sdd(self, a_GJ: Tensor, b_JM: Tensor) -> Tensor:
+        """Return the blocks (Z, T, T) of a dense product; `b_JM` has the columns of all experts."""
+        out_ZTT = a_GJ.new_empty(len(self.row_Z), BLOCK, BLOCK)
+        kernels()[1].sdd(a_GJ, b_JM, self.shape, out_ZTT, self.begin_of_row, self.row_Z, self.column_Z)
+        return out_ZTT
+
+    def dsd(self, blocks_ZTT: Tensor, b: Tensor, transpose: bool = False) -> Tensor:
+        """Return the blocks, or their transpose, times the dense matrix `b`."""
+        shape = self.shape[::-1] if transpose else self.shape
+        out = b.new_empty(shape[0], b.shape[1])
+        kernels()[1].dsd(
+            shape, blocks_ZTT, self.begin_of_row, self.row_Z, self.short_column_Z,
+            self.begin_of_column, self.short_row_by_column_Z, self.by_column_Z, transpose, b, out,
+        )  # fmt: skip
+        return out

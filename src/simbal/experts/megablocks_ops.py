@@ -1,4 +1,4 @@
-"""MegaBlocks without compiling anything: what its CUDA extension `megablocks_ops` does, in plain PyTorch.
+"""A stand-in for MegaBlocks' CUDA extension `megablocks_ops` in plain PyTorch, so that nothing has to be compiled.
 
 As shipped, MegaBlocks 0.10.0 does not import without that extension, which does not compile under CUDA 13
 (databricks/megablocks, issue 180). It sorts and counts; the matrix products are Triton kernels.
@@ -20,14 +20,14 @@ NAME = "megablocks_ops"
 
 
 def sort(keys_R: Tensor, end_bit: int, keys_out_R: Tensor, order_out_R: Tensor) -> None:
-    """Stable, as a radix sort is: rows of one expert keep the tokens' order."""
+    """Write the sorted keys and their order; stable, as a radix sort is: rows of one expert keep the tokens' order."""
     values_R, order_R = torch.sort(keys_R, stable=True)
     keys_out_R.copy_(values_R)
     order_out_R.copy_(order_R)
 
 
 def histogram(keys: Tensor, num_bins: int) -> Tensor:
-    """int32 number of each key, of each row if there are rows."""
+    """Return the int32 count of each key, for each row of keys if there are rows."""
     rows = keys.reshape(-1, keys.shape[-1]).long()
     counts = torch.zeros(len(rows), num_bins, dtype=torch.int32, device=keys.device)
     counts.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.int32))  # not bincount: it waits for the device
@@ -35,29 +35,29 @@ def histogram(keys: Tensor, num_bins: int) -> Tensor:
 
 
 def inclusive_cumsum(x: Tensor, dim: int, out: Tensor) -> None:
-    """Sum up to and with each entry."""
+    """Write the sum up to and including each entry along `dim`."""
     out.copy_(x.cumsum(dim))
 
 
 def exclusive_cumsum(x: Tensor, dim: int, out: Tensor) -> None:
-    """Sum up to each entry, without it."""
+    """Write the sum up to each entry along `dim`, without the entry."""
     out.copy_(x.cumsum(dim) - x)
 
 
 def indices(padded_ends_E: Tensor, block_size: int, rows: int, cols: int, out: Tensor) -> None:
-    """Block column of each block: a block row holds the `cols` blocks of the expert whose rows it pads."""
+    """Write the block column of each block: a block row holds the `cols` blocks of the expert whose rows it pads."""
     device = out.device
     expert = torch.searchsorted(padded_ends_E // block_size, torch.arange(rows, device=device), right=True)
     out.copy_((expert[:, None] * cols + torch.arange(cols, device=device)).reshape(-1))
 
 
 def replicate_forward(x: Tensor, ends_E: Tensor, out: Tensor) -> None:
-    """Column e of `x`, once for each row of expert e."""
+    """Write column e of `x` once for each row of expert e."""
     out.copy_(x.index_select(1, _segments(ends_E, out.shape[1])))
 
 
 def replicate_backward(grad: Tensor, ends_E: Tensor, out: Tensor) -> None:
-    """The sum over each expert's rows."""
+    """Write the sum of `grad` over each expert's rows."""
     out.zero_().index_add_(1, _segments(ends_E, grad.shape[1]), grad)
 
 
@@ -69,7 +69,11 @@ ENTRY_POINTS = (sort, histogram, inclusive_cumsum, exclusive_cumsum, indices, re
 
 
 def install() -> str:
-    """Make `import megablocks` work; `compiled` if the extension is there, else `torch`: what goes into the record."""
+    """Make `import megablocks` work, with the stand-in where the extension is missing.
+
+    Returns:
+        `compiled` if the extension is there, else `torch`: what goes into the run record.
+    """
     if NAME not in sys.modules:
         try:
             importlib.import_module(NAME)
@@ -82,13 +86,13 @@ def install() -> str:
 
 
 def interpreted() -> bool:
-    """Triton runs on the CPU, statement by statement: for tests. It must be set before Triton is imported."""
+    """Whether Triton runs on the CPU by its interpreter, for tests; it must be set before Triton is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def kernels() -> tuple[ModuleType, ModuleType]:
-    """`megablocks.backend.kernels` and `stk.backend.triton_kernels`."""
+    """Import and return `megablocks.backend.kernels` and `stk.backend.triton_kernels`."""
     install()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Grouped GEMM not available")

@@ -1,12 +1,12 @@
-"""What `make setup-gpu` does: install Triton's version for the torch that is there, and MegaBlocks without compiling.
+"""Installs the Triton that fits the installed torch, and MegaBlocks without compiling: `make setup-gpu`.
 
 Neither can be an ordinary dependency: MegaBlocks 0.10.0 pins torch < 2.7.1 and numpy < 2.1, hence --no-deps and
 --no-build-isolation. With a CUDA torch and a toolkit its setup.py compiles an extension, which fails under CUDA 13, and
 no environment variable prevents it (torch finds any nvcc). So its build is shown a torch without CUDA. The kernels are
 Triton's, and `megablocks_ops` stands in for the extension.
 
-To compile it instead, drop the argument `debug_synchronous` from csrc/cumsum.h of the source package, and run
-`pip install --no-deps --no-build-isolation .` there; `megablocks_ops` is then found and used.
+To compile it instead, drop the argument `debug_synchronous` from csrc/cumsum.h of the source package, and run `pip
+install --no-deps --no-build-isolation .` there; `megablocks_ops` is then found and used.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1"}  # where torch is a build f
 
 
 def triton_for_torch() -> str:
-    """The version that torch requires, or that its CUDA build of the same version does."""
+    """Return the version of Triton that torch requires, or that its CUDA build of the same version does."""
     for requirement in importlib.metadata.requires("torch") or []:
         if found := re.match(r"triton==([\w.]+)", requirement):
             return found[1]
@@ -36,7 +36,7 @@ def triton_for_torch() -> str:
 
 
 def write_torch_without_cuda(folder: Path) -> None:
-    """All of torch that MegaBlocks' setup.py reads."""
+    """Write a fake package torch without CUDA, with all that MegaBlocks' setup.py reads of it."""
     (folder / "torch" / "utils").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text('__version__ = "0"\n')
     (folder / "torch" / "utils" / "__init__.py").touch()
@@ -45,7 +45,7 @@ def write_torch_without_cuda(folder: Path) -> None:
 
 
 def pip(*arguments: str, python_path: str | None = None) -> None:
-    """`pip install`, in this environment."""
+    """Run `pip install` in this environment; `UserError` if it fails."""
     extra = {} if python_path is None else {"PYTHONPATH": python_path}
     command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
     if subprocess.run(command, env=os.environ | extra, check=False).returncode:
@@ -53,7 +53,7 @@ def pip(*arguments: str, python_path: str | None = None) -> None:
 
 
 def main() -> None:
-    """Install what is missing."""
+    """Install Triton if it is missing, and MegaBlocks without its extension."""
     try:
         importlib.metadata.version("triton")  # beside a CUDA torch it is there, and right
     except importlib.metadata.PackageNotFoundError:

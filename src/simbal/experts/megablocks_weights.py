@@ -1,4 +1,4 @@
-"""Experts' weights under MegaBlocks' own parameter names, and back.
+"""Conversion of the experts' weights to MegaBlocks' own parameter names, and back.
 
 MegaBlocks' SparseGLU applies `mlp.w1` as the gate, `mlp.v1` as the up and `mlp.w2` as the down projection, the experts
 one below another. Our layout is the same numbers: `w2` is a view, `w1` and `v1` are the two halves of `w13`.
@@ -17,14 +17,14 @@ NAMES = ("mlp.w1", "mlp.v1", "mlp.w2")
 
 
 def to_megablocks(w13_E2FD: Tensor, w2_EFD: Tensor) -> dict[str, Tensor]:
-    """The (M, D) entries of `ParallelDroplessMLP.state_dict()`."""
+    """Return the entries of `ParallelDroplessMLP.state_dict()` by name, each (M, D)."""
     gate_EFD, up_EFD = w13_E2FD.unbind(1)
     weights = (gate_EFD, up_EFD, w2_EFD)
     return {name: w_EFD.flatten(0, 1) for name, w_EFD in zip(NAMES, weights, strict=True)}
 
 
 def from_megablocks(state: Mapping[str, Tensor], num_experts: int) -> tuple[Tensor, Tensor]:
-    """`w13_E2FD` and `w2_EFD` of such a state dict.
+    """Return `w13_E2FD` and `w2_EFD` from the state dict of a MegaBlocks GLU.
 
     Raises:
         UserError: a name is missing, or the matrices do not divide into `num_experts` of one shape.

@@ -1,4 +1,4 @@
-"""Which rows go to which expert: what every backend needs, built once per layer call.
+"""The plan of a layer's routing, built once per call: which rows go to which expert, as every backend needs it.
 
 Shapes: N tokens, K experts per token, R = N*K routed rows, E experts.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RoutingPlan:
-    """Slot `t*K + k` (token t, k-th choice) of each row when rows are sorted by expert, and where each expert ends.
+    """The slot `t*K + k` (token t, k-th choice) of each row when rows are sorted by expert, and where each expert ends.
 
     Only `weights_NK` carries a gradient.
     """
@@ -34,10 +34,10 @@ class RoutingPlan:
 
     @property
     def top_k(self) -> int:
-        """K."""
+        """Experts per token, K."""
         return self.weights_NK.shape[1]
 
     @property
     def tokens_R(self) -> Tensor:
-        """Token of each expert-sorted row."""
+        """The token of each expert-sorted row, (R,)."""
         return self.order_R // self.top_k

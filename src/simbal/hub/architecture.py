@@ -1,4 +1,4 @@
-"""A Transformer's shape as the config.json of Hugging Face's Mixtral (sparse) or Llama (dense)."""
+"""The config.json of a Transformer's shape, as Hugging Face's Mixtral (sparse) or Llama (dense)."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ MODEL_TYPES = {MIXTRAL: "mixtral", LLAMA: "llama"}
 
 
 def architecture(shape: TransformerShape) -> str:
-    """The class of transformers that computes the same."""
+    """Return the class of transformers that computes the same model."""
     return MIXTRAL if shape.num_experts else LLAMA
 
 
 def config_json(shape: TransformerShape, seq_len: int, end_of_text: int) -> dict[str, Any]:
-    """What transformers and vLLM build the model from.
+    """Return the config from which transformers and vLLM build the model.
 
     Args:
-        shape: of a model that `expressible` has nothing against.
+        shape: the shape of a model that these classes can express.
         seq_len: tokens of a training sequence: no later position was ever trained.
         end_of_text: the id that stands after every document, and so before every next one.
     """

@@ -1,14 +1,15 @@
-"""The model card: what a run's record says of the model, in the README.md of the folder."""
+"""The model card, README.md in an export's folder: what a run's record says of the model."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from simbal.cost.parameters import count_parameters
+from simbal.files.printable import printable
 from simbal.hub.architecture import architecture
 from simbal.hub.finished_run import FinishedRun
-from simbal.hub.markdown import block, code
-from simbal.model.parameters import count_parameters
-from simbal.run_spec import result_keys
+from simbal.runs.spec import result_keys
 
 FRONT = """---
 library_name: transformers
@@ -21,10 +22,11 @@ ROUTER = (
     "transformers computes the router in the precision of the model, training did so in fp32: in bf16 it can choose "
     "other experts, in float32 its logits agree with those of simbal to rounding."
 )
+RUNS = re.compile("`+")
 
 
 def model_card(run: FinishedRun, tokenizer: str) -> str:
-    """Markdown; `tokenizer` is a sentence on the one in the folder, or on why there is none."""
+    """Return the card in Markdown; `tokenizer` is a sentence on the folder's, or on why there is none."""
     sections = {
         "Model": _model(run),
         "Tokenizer": [tokenizer],
@@ -35,8 +37,23 @@ def model_card(run: FinishedRun, tokenizer: str) -> str:
     }
     parts = [f"{FRONT}\n# {code(run.path.resolve().name)}"]
     parts += [f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) for title, lines in sections.items()]
-    keys = [f"{key}={json.dumps(value)}" for key, value in sorted(result_keys(run.spec.config).items())]
+    keys = [f"{key}={json.dumps(value)}" for key, value in sorted(result_keys(run.spec.written).items())]
     return "\n\n".join([*parts, "## Config\n\n" + block(keys)]) + "\n"
+
+
+def code(value: object) -> str:
+    """Return a code span on one line, in which nothing is interpreted."""
+    text = " ".join(printable(str(value)).split()) or " "
+    ticks = _longer_than_any(text, 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def block(lines: list[str]) -> str:
+    """Return a fenced block of code."""
+    text = printable("\n".join(lines))
+    fence = _longer_than_any(text, 3)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _model(run: FinishedRun) -> Iterator[str]:
@@ -54,13 +71,13 @@ def _model(run: FinishedRun) -> Iterator[str]:
             "over all of them, then the weights of the chosen divided by their sum"
         )
         yield ROUTER
-    yield f"trained on sequences of {run.spec.config['data']['seq_len']} tokens: later positions are untrained"
+    yield f"trained on sequences of {run.spec.config.data.seq_len} tokens: later positions are untrained"
 
 
 def _training(run: FinishedRun) -> Iterator[str]:
     record, data = run.record, run.record["data"]
-    yield f"{record['steps']:,} steps, {record['tokens']:,} tokens, seed {run.spec.config['seed']}"
-    yield f"data {code(run.spec.config['data']['source'])}: {code(json.dumps(data.get('source')))}"
+    yield f"{record['steps']:,} steps, {record['tokens']:,} tokens, seed {run.spec.config.seed}"
+    yield f"data {code(run.spec.config.data.source)}: {code(json.dumps(data.get('source')))}"
     yield f"sha256 of the tokens {code(data['tokens'])}, of the text {code(data.get('text'))}"
     yield "documents stood one after another, each followed by an end of text; attention went across"
     for key in ("precision", "device", "backend", "router_init", "started", "ended"):
@@ -94,3 +111,8 @@ def _code(record: dict[str, Any]) -> Iterator[str]:
     yield f"simbal {code(made.get('version'))}, commit {code(made.get('commit'))}{changes}"
     yield ", ".join(f"{code(name)} {code(version)}" for name, version in (record.get("versions") or {}).items())
     yield f"sha256 of the config {code(record['config_hash'])}"
+
+
+def _longer_than_any(text: str, least: int) -> str:
+    """Return more backticks than stand together anywhere in the text, and at least `least`."""
+    return "`" * max([least, *(len(run) + 1 for run in RUNS.findall(text))])

@@ -1,23 +1,30 @@
-"""A finished run as it is exported: its config, its record and its model; its data need not be there."""
+"""A finished run to export: its config, its record and its model; its data need not be there.
+
+Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from simbal.analysis.trained import finished, weights_of
+from simbal.analysis.shared.trained import FINAL, finished, weights_of
 from simbal.balancing.build import build_balancing
-from simbal.hub.expressible import require_expressible, require_unsteered
+from simbal.balancing.composition import Composition
+from simbal.errors import UserError
 from simbal.model.init import generator, init_router
+from simbal.model.router import Candidates, gate
 from simbal.model.transformer import Transformer
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from simbal.training.build import transformer_shape
+from simbal.training.free_memory import require_room
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The model has its final weights, in fp32, on the CPU."""
+    """A finished run; its model has the final weights, in fp32, on the CPU."""
 
     path: Path
     spec: RunSpec
@@ -26,7 +33,7 @@ class FinishedRun:
 
 
 def read_run(path: Path) -> FinishedRun:
-    """The run in a folder, if Mixtral or Llama can express it.
+    """Return the run in a folder, if Mixtral or Llama can express it.
 
     Raises:
         UserError: no finished run is there, its checkpoint is damaged or another run's, or it cannot be expressed.
@@ -34,10 +41,11 @@ def read_run(path: Path) -> FinishedRun:
     spec, record = finished(path)
     require_expressible(spec, path)
     config = spec.config
-    shape = transformer_shape(spec, end_of_text=0)  # which only a document mask needs, and that is refused
-    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": config["seed"]}
-    layer_reduce = config["optim"]["aux_layer_reduce"]
-    balancing = build_balancing(config["balancing"], facts, config["trainer"]["max_steps"], layer_reduce)
+    shape = transformer_shape(spec, end_of_text=0)  # only a document mask needs it, and that is refused
+    require_room(shape)
+    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": config.seed}
+    layer_reduce = config.optim.aux_layer_reduce
+    balancing = build_balancing(config.balancing, facts, config.trainer.max_steps, layer_reduce, spec.own)
     if shape.num_experts:
         require_unsteered(balancing, shape.num_layers, shape.num_experts, path)
     model = Transformer(shape, "reference" if shape.num_experts else None)
@@ -45,5 +53,41 @@ def read_run(path: Path) -> FinishedRun:
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
     balancing.prepare(model.routers)
     module = nn.ModuleDict({"model": model, "balancing": balancing})  # the names that LitMoE gives the two
-    module.load_state_dict(weights_of(path / "checkpoints" / "final.ckpt", spec.hash, module))
+    module.load_state_dict(weights_of(path / "checkpoints" / FINAL, spec.hash, module, record["steps"]))
     return FinishedRun(path, spec, record, model.eval())
+
+
+def require_expressible(spec: RunSpec, where: object) -> None:
+    """Raise `UserError` if a key of the config gives a model that Mixtral and Llama do not compute."""
+    router = spec.config.router
+    reason = ""
+    if spec.config.data.document_mask:
+        reason = "data.document_mask=true: attention there goes beyond the document"
+    elif spec.config.model.num_experts and router.gating != "softmax":
+        reason = f"router.gating={router.gating}: Mixtral gates by a softmax"
+    elif spec.config.model.num_experts and not router.renormalize:
+        reason = "router.renormalize=false: Mixtral divides the chosen weights by their sum"
+    if reason:
+        raise UserError(f"{where} cannot be exported, for its {reason}")
+
+
+@torch.no_grad()
+def require_unsteered(balancing: Composition, num_layers: int, num_experts: int, where: object) -> None:
+    """Raise `UserError` if a strategy changes a router's logits or choice in evaluation mode.
+
+    It may do so in training. One that changes nothing returns the very logits that it was given.
+    """
+    logits_NE, tokens_BS = torch.zeros(1, num_experts), torch.zeros(1, 1, dtype=torch.int64)
+    for name, part in balancing.eval().parts.items():
+        if part.adjust_logits(logits_NE) is not logits_NE:
+            raise UserError(
+                f"{where} cannot be exported, for its balancing.{name} adjusts the router's logits: Mixtral gates them "
+                "as they are"
+            )
+        for layer in range(num_layers):
+            candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"))
+            if part.choice_scores(candidates) is not logits_NE:
+                raise UserError(
+                    f"{where} cannot be exported, for its balancing.{name} steers the choice of experts: Mixtral takes "
+                    "those of the largest logits"
+                )

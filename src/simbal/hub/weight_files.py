@@ -1,4 +1,4 @@
-"""Safetensors files of a folder, one or several with an index: names, sizes and kinds before any number is read.
+"""Reads the safetensors files of a folder, one or several with an index: names, sizes and kinds before any number.
 
 Reference: https://huggingface.co/docs/safetensors; a header of JSON, then the numbers. Nothing in it can be executed.
 """
@@ -13,34 +13,33 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from simbal import strict_json
 from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_JSON = 1 << 26  # bytes; the index of a thousand experts in a hundred layers has a third of it
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # which fp32 holds without rounding
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # fp32 holds each without rounding
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where a weight lies."""
+    """The place and the shape of a weight on the disk."""
 
     file: Path
     shape: tuple[int, ...]
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; `UserError` if there is none."""
+    """Return a JSON object from a file; `UserError` if there is none."""
     try:
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_JSON + 1)
-        if len(content) > LARGEST_JSON:
-            raise UserError(f"{file} is larger than {LARGEST_JSON >> 20} MiB")
-        value = strict_json.parse(content)
+        content = read_bytes(file, LARGEST_JSON)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except UserError:
-        raise
+    except ValueError as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    try:
+        value = strict_json.parse(content)
     except ValueError:
         raise UserError(f"{file} is damaged: it is no JSON, or cut short") from None
     if not isinstance(value, dict):
@@ -49,7 +48,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def stored_weights(folder: Path) -> dict[str, StoredWeight]:
-    """Every weight of the folder by its name, from the headers of its files alone.
+    """Return every weight of the folder by its name, from the headers of its files alone.
 
     Raises:
         UserError: there are no safetensors, or they are not what their index says, or hold no floats.
@@ -68,7 +67,7 @@ def stored_weights(folder: Path) -> dict[str, StoredWeight]:
 
 
 def read_weights(stored: dict[str, StoredWeight]) -> Iterator[tuple[str, Tensor]]:
-    """The numbers, one weight after the other; `UserError` if a file is damaged."""
+    """Yield the name and the numbers of one weight after the other; `UserError` if a file is damaged."""
     for file in sorted({weight.file for weight in stored.values()}):
         with _opened(file) as tensors:
             for name in (name for name, weight in stored.items() if weight.file == file):
@@ -76,7 +75,7 @@ def read_weights(stored: dict[str, StoredWeight]) -> Iterator[tuple[str, Tensor]
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
-    """The weights of each file that an index names."""
+    """Return the names of the weights in each file that an index names."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index} is damaged: its weight_map is missing")
@@ -102,6 +101,8 @@ def _of_file(file: Path) -> dict[str, StoredWeight]:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
+        if not file.is_file():
+            raise UserError(f"{file} cannot be read: it is no file, or missing")
         with safe_open(file, "pt") as tensors:
             yield tensors
     except SafetensorError as error:

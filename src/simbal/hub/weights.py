@@ -1,7 +1,7 @@
-"""Every weight of a Transformer under its name on disk in Hugging Face's format: Mixtral's if sparse, Llama's if dense.
+"""The names of a Transformer's weights in Hugging Face's format: Mixtral's if sparse, Llama's if dense.
 
-Each is a view of our parameter, so that the same list writes a folder and reads one. These are the classic names, with
-a matrix for each expert: transformers merges the experts when it reads them, and writes these names again.
+Each name has a view of our parameter, so that the same list writes a folder and reads one. These are the classic names,
+with a matrix for each expert: transformers merges the experts when it reads them, and writes these names again.
 Reference: transformers 5.23, models/mixtral, models/llama and conversion_mapping.py.
 Shapes: V vocabulary, D model width, L layers, E experts, F hidden width of an expert or of the dense feed-forward.
 """
@@ -19,9 +19,10 @@ OF_AN_EXPERT = 3
 
 
 def views(model: Transformer) -> dict[str, Tensor]:
-    """By name on disk; matrices are (out, in), and what is copied into a view is copied into the model.
+    """Return a view of every weight by its name on disk; what is copied into a view is copied into the model.
 
-    A router whose weight is computed (`ortho_param`) gives what it computes now, into which nothing can be copied.
+    Matrices are (out, in). A router whose weight is computed (`ortho_param`) gives what it computes now, into which
+    nothing can be copied.
     """
     named = {
         "model.embed_tokens.weight": model.embedding.weight,
@@ -41,20 +42,23 @@ def views(model: Transformer) -> dict[str, Tensor]:
 
 
 def count(num_layers: int, num_experts: int) -> int:
-    """How many weights `views` gives, without a model."""
+    """Return how many weights `views` gives, without a model."""
     feed_forward = 1 + OF_AN_EXPERT * num_experts if num_experts else OF_AN_EXPERT
     return OUTSIDE_LAYERS + num_layers * (OF_A_LAYER + feed_forward)
 
 
 def _attention(attention: Attention) -> Iterator[tuple[str, Tensor]]:
-    """(D, D) each; heads are rows one below another in both formats, and both turn channel i with i + P/2."""
+    """Yield the names and the four matrices of attention, (D, D) each.
+
+    Heads are rows one below another in both formats, and both turn channel i with i + P/2.
+    """
     for name, weight_DD in zip("qkv", attention.qkv.weight.chunk(3), strict=True):
         yield f"self_attn.{name}_proj", weight_DD
     yield "self_attn.o_proj", attention.out.weight
 
 
 def _feed_forward(layer: MoELayer | FeedForward) -> Iterator[tuple[str, Tensor]]:
-    """Mixtral's w1, w3 and w2 are the gate, up and down projections."""
+    """Yield the names and matrices of a feed-forward; Mixtral's w1, w3 and w2 are gate, up and down projections."""
     if isinstance(layer, FeedForward):
         yield "mlp.gate_proj", layer.w13_2FD[0]
         yield "mlp.up_proj", layer.w13_2FD[1]

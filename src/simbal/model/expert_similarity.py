@@ -1,4 +1,4 @@
-"""All experts on every token beside a normal forward pass, to see how alike their outputs are.
+"""Runs all experts on every token beside a normal forward pass, to measure how alike their outputs are.
 
 Shapes: N tokens, D model width, L MoE layers, E experts, F expert hidden width.
 """
@@ -16,26 +16,26 @@ from simbal.model.moe import FeedForward, MoELayer
 
 
 class Watched:
-    """What the watched layers' experts have in common, token by token."""
+    """The measured similarity of the experts' outputs in each MoE layer, token by token."""
 
     def __init__(self, num_layers: int) -> None:
         self._parts: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self.zero_outputs_L = [0] * num_layers
 
     def add(self, layer: int, running: RunningSimilarity) -> None:
-        """One batch of a layer."""
+        """Add one batch of a layer."""
         self._parts[layer].append(running.similarity_N.double().cpu())
         self.zero_outputs_L[layer] += running.zero_outputs
 
     @property
     def similarity_LN(self) -> Tensor:
-        """C of each token in each layer, fp64."""
+        """C of each token in each layer, (L, N), fp64; C is defined by `RunningSimilarity`."""
         return torch.stack([torch.cat(parts) for parts in self._parts])
 
 
 @contextmanager
 def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched]:
-    """Within it every forward pass also measures; what the layers return stays the same to the bit."""
+    """Measure in every forward pass within the block; what the layers return stays the same to the bit."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
     seen = Watched(len(layers))
 
@@ -56,7 +56,7 @@ def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched
 
 @torch.no_grad()
 def layer_similarity(x_ND: Tensor, w13_E2FD: Tensor, w2_EFD: Tensor) -> RunningSimilarity:
-    """Every expert on every token, in the compute dtype; no tensor is larger than one expert's (N, D) or (N, F)."""
+    """Run every expert on every token in the compute dtype; no tensor is larger than one expert's (N, D) or (N, F)."""
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
     running = RunningSimilarity()

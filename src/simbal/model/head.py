@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simbal.matmul import mm
+from simbal.model.matmul import mm
 
 IGNORED = -100  # target of a position that does not count
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**22}  # logits held at once: 8 MB in fp32 on a CPU, 256 rows at V = 8192
@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**22}  # logits held at once: 8 MB in f
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """`loss` = mean over counted tokens of nll + z_coef * lse^2, in nats; only it is differentiable."""
+    """The head's loss, mean over counted tokens of nll + z_coef * lse^2, in nats; only `loss` is differentiable."""
 
     loss: Tensor
     nll_N: Tensor  # -log p(target), 0 where ignored
@@ -27,7 +27,7 @@ class HeadLoss:
 
 
 def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
-    """Loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
+    """Compute the loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
 
     Raises:
         RuntimeError: a target is neither in [0, V) nor `IGNORED`.
@@ -70,7 +70,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Softmax before its division, the divisors, negative log-likelihoods and log-normalisers of one chunk."""
+    """Return the exp, its sums, the negative log-likelihoods and the log-normalisers of one chunk's softmax."""
     logits_CV = logits_CV.float()
     ignored_C = targets_C == IGNORED
     target_logits_C = logits_CV.gather(1, targets_C.masked_fill(ignored_C, 0)[:, None])[:, 0]
@@ -84,7 +84,10 @@ def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tens
 def _dlogits(
     exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor
 ) -> Tensor:
-    """((1 + 2 z_coef lse) p - onehot(target)) / counted with p = exp / total, 0 where ignored; overwrites `exp_CV`."""
+    """The gradient of the loss with respect to the logits of one chunk, (C, V); overwrites `exp_CV`.
+
+    ((1 + 2 z_coef lse) p - onehot(target)) / counted with p = exp / total, and 0 where ignored.
+    """
     weight_C = (targets_C != IGNORED) / counted
     exp_CV *= (weight_C * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
     targets_C1 = targets_C.clamp(min=0)[:, None]

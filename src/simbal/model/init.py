@@ -1,4 +1,4 @@
-"""Initial weights: the routers' come from a generator of their own, so that no strategy can shift any other weight.
+"""Initialises the weights; the routers' come from a generator of their own, so no strategy can shift any other weight.
 
 Reference: router starts in arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the rest is not stated there.
 Shapes: E experts, D model width.
@@ -21,7 +21,7 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Norm gains 1, every other weight normal with `std` truncated at 3 std, routers as `init_router`."""
+    """Set norm gains to 1, routers as `init_router` does, and others to normal with `std`, truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
     weights = generator(seed, "weights")
     for parameter in model.parameters():
@@ -34,7 +34,9 @@ def initialise(model: Transformer, seed: int, std: float, router_init: str) -> N
 
 @torch.no_grad()
 def init_router(weight_ED: Tensor, kind: str, std: float, generator: torch.Generator) -> None:
-    """orthogonal: orthonormal rows; normal: N(0, std^2); normal_unit: N(0, 1/D), rows of about unit length.
+    """Set a router's weight by `kind`.
+
+    orthogonal: orthonormal rows; normal: N(0, std^2); normal_unit: N(0, 1/D), rows of about unit length.
 
     Raises:
         UserError: E orthonormal rows do not fit into D dimensions, or `kind` is unknown.

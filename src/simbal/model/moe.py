@@ -10,12 +10,15 @@ from torch import Tensor, nn
 
 from simbal.experts.plan import RoutingPlan
 from simbal.experts.select import apply_experts
-from simbal.matmul import linear
+from simbal.model.matmul import linear
 from simbal.model.router import Router, Routing, Steering
 
 
 class MoELayer(nn.Module):
-    """y_t = sum_k p_tk expert_e(x_t), dropless: every chosen expert computes every token sent to it."""
+    """A mixture of experts, y_t = sum_k p_tk expert_e(x_t) with e the k-th expert of token t.
+
+    It is dropless: every chosen expert computes every token sent to it.
+    """
 
     def __init__(self, router: Router, d_model: int, d_expert: int, backend: str | None) -> None:
         super().__init__()
@@ -26,7 +29,7 @@ class MoELayer(nn.Module):
         self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
 
     def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        """The experts' weighted sum and what the router decided."""
+        """Return the experts' weighted sum, (B, S, D), and the router's decisions."""
         x_ND = x_BSD.flatten(0, 1)
         routing = self.router(x_ND, tokens_BS, steering)
         plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
@@ -35,7 +38,7 @@ class MoELayer(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """y = W2^T (silu(Wgate x) * (Wup x)), the layout of one expert."""
+    """A dense SwiGLU, y = W2^T (silu(Wgate x) * (Wup x)), in the layout of one expert."""
 
     def __init__(self, d_model: int, d_hidden: int) -> None:
         super().__init__()
@@ -43,6 +46,6 @@ class FeedForward(nn.Module):
         self.w2_FD = nn.Parameter(torch.empty(d_hidden, d_model))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """The same shape as `x_BSD`."""
+        """Return the output, in the shape of `x_BSD`."""
         gate_BSF, up_BSF = linear(x_BSD, self.w13_2FD.flatten(0, 1)).chunk(2, -1)
         return linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)

@@ -1,7 +1,7 @@
 """The router: which experts each token goes to, with which weights, in fp32 under every precision.
 
 Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538).
-Shapes: N tokens, D model width, E experts, K experts per token.
+Shapes: B sequences, S sequence length, N = B*S tokens, D model width, E experts, K experts per token, R = N*K slots.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from simbal.model.precision import device_only
-
 
 @dataclass(frozen=True)
 class Routing:
-    """What one MoE layer's router decided and measured; at least fp32 but for the int64 choice and counts."""
+    """The decisions and measurements of one layer's router; at least fp32, but int64 for the choice and the counts."""
 
     logits_NE: Tensor
     probs_NE: Tensor  # after gating: softmax (rows sum to 1) or sigmoid (they do not)
@@ -40,7 +38,7 @@ class Routing:
         gating: str = "softmax",
         renormalize: bool = True,
     ) -> Self:
-        """What a plain router decides, from the logits of a model that is not ours; fp32 at least."""
+        """Route by the logits of a model that is not ours as a plain router does; fp32 at least."""
         wide_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
         probs_NE = gate(wide_NE, gating)
         experts_NK = largest(wide_NE.detach(), top_k)
@@ -52,18 +50,18 @@ class Routing:
 
     @property
     def distribution_NE(self) -> Tensor:
-        """Probabilities whose rows sum to 1 under either gating."""
+        """The probabilities, normalised so that rows sum to 1 under either gating."""
         return self.probs_NE if self.gating == "softmax" else log_scores(self.logits_NE, self.gating).softmax(-1)
 
     @property
     def unsteered_experts_NK(self) -> Tensor:
-        """The experts of the K largest logits, whatever was chosen."""
+        """The experts of the K largest logits, (N, K), whatever was chosen."""
         return largest(self.logits_NE, self.topk_experts_NK.shape[1]) if self.steered else self.topk_experts_NK
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is known of a layer's tokens when their experts are about to be chosen."""
+    """The tokens of a layer, with their logits and probabilities, when their experts are about to be chosen."""
 
     layer: int
     tokens_BS: Tensor  # ids; N = B*S
@@ -72,42 +70,21 @@ class Candidates:
 
 
 class Steering(Protocol):
-    """Changes a router's decisions from outside: the model does not know who balances it."""
+    """A way to change a router's decisions from outside: the model does not know who balances it."""
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """What goes into the gating."""
+        """Return the logits (N, E) that go into the gating."""
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """(N, E): each token goes to the K experts with its largest scores; they pick but never weigh."""
-
-
-def gate(logits_NE: Tensor, gating: str) -> Tensor:
-    """softmax over the experts, or a sigmoid for each."""
-    return logits_NE.softmax(-1) if gating == "softmax" else logits_NE.sigmoid()
-
-
-def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
-    """log p up to a constant in each row; its softmax normalises scores that are too small to divide by their sum."""
-    return logits_NE if gating == "softmax" else F.logsigmoid(logits_NE)
-
-
-def largest(scores_NE: Tensor, top_k: int) -> Tensor:
-    """(N, K): experts of the K largest scores; a stable sort, because topk leaves the order of ties open."""
-    return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-
-
-def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
-    """(N, K): probabilities of the chosen, with `renormalize` divided by their sum."""
-    if not renormalize:
-        return probs_NE.gather(-1, experts_NK)
-    return log_scores(logits_NE.gather(-1, experts_NK), gating).softmax(-1)
+        """Return scores (N, E): each token goes to the K experts with the largest; they pick but never weigh."""
 
 
 class Router(nn.Module):
-    """logits = x W^T; the experts of the K largest are chosen, unless a `Steering` says by which scores to choose.
+    """The router of a layer: logits = x W^T; each token goes to the experts of the K largest.
 
-    softmax: p = softmax(logits); sigmoid: p = sigmoid(logits). With `renormalize` the K weights are divided by their
-    sum. Both gatings are monotone, so the choice is that of the logits; ties go to the lowest expert index.
+    A `Steering` may say by which other scores to choose. softmax: p = softmax(logits); sigmoid: p = sigmoid(logits).
+    With `renormalize` the K weights are divided by their sum. Both gatings are monotone, so the choice is that of the
+    logits; ties go to the lowest expert index.
     """
 
     def __init__(self, d_model: int, num_experts: int, top_k: int, gating: str, renormalize: bool, layer: int) -> None:
@@ -137,13 +114,43 @@ class Router(nn.Module):
         )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A parametrised weight keeps its dtype: decompositions have no bf16 kernel."""
+        """Apply `fn`, but keep the dtype of a parametrised weight, as decompositions have no bf16 kernel."""
         super()._apply(device_only(fn) if parametrize.is_parametrized(self) else fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
+def gate(logits_NE: Tensor, gating: str) -> Tensor:
+    """Return the softmax over the experts, or a sigmoid for each, (N, E)."""
+    return logits_NE.softmax(-1) if gating == "softmax" else logits_NE.sigmoid()
+
+
+def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
+    """Return log p up to a constant in each row, (N, E).
+
+    Its softmax normalises scores that are too small to divide by their sum.
+    """
+    return logits_NE if gating == "softmax" else F.logsigmoid(logits_NE)
+
+
+def largest(scores_NE: Tensor, top_k: int) -> Tensor:
+    """The experts of the K largest scores, (N, K); a stable sort, because topk leaves the order of ties open."""
+    return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+
+
+def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
+    """The probabilities of the chosen experts, (N, K), with `renormalize` divided by their sum."""
+    if not renormalize:
+        return probs_NE.gather(-1, experts_NK)
+    return log_scores(logits_NE.gather(-1, experts_NK), gating).softmax(-1)
+
+
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:
-    """int64 number of tokens sent to each expert; integer sums are the same in any order."""
+    """The number of tokens sent to each expert, (E,), int64; integer sums are the same in any order."""
     counts_E = torch.zeros(num_experts, dtype=torch.int64, device=experts_NK.device)
     slots_R = experts_NK.reshape(-1)
     return counts_E.scatter_add_(0, slots_R, torch.ones_like(slots_R))
+
+
+def device_only(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `cast` (as `nn.Module._apply` gets it) without its change of dtype: it only moves between devices."""
+    return lambda tensor: tensor.to(cast(tensor.new_empty(0)).device)

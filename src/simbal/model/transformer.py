@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from simbal.model.attention import Attention, LayerPast, document_mask, rotary_angles
-from simbal.model.key_value_cache import KeyValueCache
+from simbal.model.attention import Attention, KeyValueCache, LayerPast, document_mask, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router, Routing, Steering
 
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """Every number a Transformer is built from; `num_experts` 0 makes it dense.
+    """The numbers that a Transformer is built from; `num_experts` 0 makes it dense.
 
     A dense feed-forward is as wide as the chosen experts together, so that both have the same active parameters.
     """
@@ -41,7 +40,7 @@ class TransformerShape:
 
 
 class Block(nn.Module):
-    """x += attention(norm(x)); x += feed_forward(norm(x))."""
+    """A block of the decoder: x += attention(norm(x)), then x += feed_forward(norm(x))."""
 
     def __init__(self, shape: TransformerShape, layer: int, backend: str | None) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Block(nn.Module):
         steering: Steering | None,
         past: LayerPast | None,
     ) -> tuple[Tensor, Routing | None]:
-        """The residual stream after the block, and its routing (None if dense)."""
+        """Return the residual stream after the block, (B, S, D), and its routing (None if dense)."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS, past)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
@@ -76,15 +75,16 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens to the normalised hidden state that the head reads; the head's weight is `head_VD`."""
+    """The decoder, from tokens to the normalised hidden state that the head reads; the head's weight is `head_VD`."""
 
     def __init__(
         self, shape: TransformerShape, backend: str | None = "reference", activation_checkpointing: bool = False
     ) -> None:
-        """
+        """Make the layers; their weights are not initialised.
+
         Args:
-            shape: of everything.
-            backend: that computes the experts (a resolved name); None for a dense model.
+            shape: every size of the model.
+            backend: the implementation of the experts, a resolved name; None for a dense model.
             activation_checkpointing: keep only the input of a block for the backward pass, which computes the rest
                 again; the same bits for more time.
         """
@@ -98,9 +98,9 @@ class Transformer(nn.Module):
     def forward(
         self, tokens_BS: Tensor, steering: Steering | None = None, cache: KeyValueCache | None = None
     ) -> tuple[Tensor, list[Routing]]:
-        """Hidden state (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router.
+        """Return the hidden states (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router.
 
-        With a cache, `tokens_BS` continue those that it has seen, and are what is returned and routed.
+        With a cache, `tokens_BS` continue those that it has seen, and only they are returned and routed.
         """
         new, document_end = tokens_BS.shape[1], self.shape.document_end
         length = new if cache is None else cache.append(tokens_BS).shape[1]

@@ -1,1 +1,1 @@
-"""Sweeps: what there is to run, and processes that run it; nothing here trains."""
+"""Sweeps: the plan of what is to be run, and the processes that run it; nothing here trains."""

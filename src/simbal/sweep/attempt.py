@@ -1,27 +1,33 @@
-"""What a sweep knows of one of its runs while it is at it."""
+"""The state of one run of a sweep while the sweep is running."""
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from simbal import strict_json
-from simbal.record_schema import is_number
-from simbal.run_folder import RunFolder
-from simbal.sweep.job import Job
+from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
+from simbal.runs.folder import CONSOLE_FILE, RunFolder
+from simbal.runs.record import is_number
+from simbal.sweep.composer import Job
+from simbal.sweep.ending import Outcome, outcome
 
 STEPS = ("step", "max_steps")
 NUMBERS = (*STEPS, "loss", "tokens_per_second", "seconds_left")  # of progress.json
+LARGEST_PROGRESS = 1 << 16  # bytes; ours has a few hundred
 State = Literal["queued", "running", "elsewhere", "done", "pruned", "failed"]
 
 
 @dataclass
 class Attempt:
-    """One run of the sweep; `error` says why it failed. One that is elsewhere is being written by another process."""
+    """A run of the sweep; `error` says why it failed. Another process is writing one that is `elsewhere`."""
 
     job: Job
     label: str
     state: State = "queued"
     error: str = ""
+    record: dict[str, Any] | None = None  # as the sweep has found it
     started: float | None = None  # seconds of the monotonic clock
     ended: float | None = None
     folder: RunFolder = field(init=False)
@@ -31,13 +37,13 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long it ran, or has been running."""
+        """Seconds that it ran, or has been running."""
         if self.started is None:
             return 0.0
         return (self.ended or time.monotonic()) - self.started
 
-    def claim(self) -> bool:
-        """Make the folder ready for a job; False if another process has finished the run meanwhile.
+    def claim(self) -> Outcome | None:
+        """Make the folder ready for a job; or return how another process has ended the run meanwhile, and its error.
 
         Raises:
             BusyError: another process is writing the run.
@@ -45,25 +51,42 @@ class Attempt:
         """
         folder, spec = self.folder, self.job.spec
         with folder.lock():
-            if folder.finished(spec):
-                return False
             folder.write_spec(spec)
             folder.set_aside_damaged_record()
+            record = folder.read_record()
+            if record is not None and record["status"] != "killed" and record != self.record:
+                return outcome(folder, spec)
+            for name in ("progress.json", CONSOLE_FILE):
+                _require_file(folder.path / name)
             for stale in ("record.json", "progress.json"):
                 (folder.path / stale).unlink(missing_ok=True)
-            return True
+            return None
+
+    def console_size(self) -> int:
+        """Return the bytes of what the run's jobs have printed so far."""
+        console = self.folder.path / CONSOLE_FILE
+        return console.stat().st_size if console.exists() else 0
 
     def progress(self) -> dict[str, Any]:
-        """What the job last said in progress.json of where it is; empty before its first word, and for nonsense."""
+        """Return what progress.json says; empty before there is one, and for one that makes no sense."""
         try:
-            said = strict_json.parse((self.folder.path / "progress.json").read_bytes())
+            said = strict_json.parse(read_bytes(self.folder.path / "progress.json", LARGEST_PROGRESS))
         except (OSError, ValueError):
             return {}
         return said if _is_progress(said) else {}
 
 
+def _require_file(path: Path) -> None:
+    """Refuse a pipe, on which the job would wait for ever, a device or a folder; a missing file is fine."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file: move it away")
+
+
 def _is_progress(said: Any) -> bool:
-    """Whether all that is shown and computed with is a number where it is there; a step comes with their number."""
+    """Whether `said` can be shown and computed with.
+
+    Each number that is there is one, and a step comes with the number of steps.
+    """
     if not isinstance(said, dict) or not all(said.get(key) is None or is_number(said[key]) for key in NUMBERS):
         return False
     steps = [said[key] for key in STEPS if key in said]

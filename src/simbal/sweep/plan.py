@@ -1,13 +1,23 @@
-"""What a sweep has to do: which of its runs are finished, and which are to be started, continued or left alone."""
+"""Plans a sweep, which of its runs are finished, started, continued or left alone, and launches what is to run."""
 
-from collections.abc import Sequence
+import json
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
-from simbal.record_schema import error_of
-from simbal.run_folder import DamagedRecordError
+from rich.console import Console
+
+from simbal.config.schema import as_dict
+from simbal.errors import redacted
+from simbal.files.disk import refusals_of_disk, write_json
+from simbal.runs.folder import DamagedRecordError
+from simbal.runs.record import error_of
 from simbal.sweep.attempt import Attempt
-from simbal.sweep.job import Job
+from simbal.sweep.composer import Job
 
 Kind = Literal["finished", "failed", "resumed", "new"]
 KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
@@ -15,11 +25,11 @@ KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
 
 @dataclass
 class Planned:
-    """One run of the sweep; a failed one is left as it is."""
+    """A run of the sweep, and what is to be done with it; a failed one is left as it is."""
 
     attempt: Attempt
     kind: Kind
-    note: str = ""  # what a person should know of it
+    note: str = ""  # a sentence for people, if there is anything to know
 
     @property
     def to_run(self) -> bool:
@@ -27,8 +37,15 @@ class Planned:
         return self.kind in ("resumed", "new")
 
 
+class Runner(Protocol):
+    """An object that runs attempts."""
+
+    def run(self, attempts: Sequence[Attempt]) -> None:
+        """Run the queued attempts to their end, one way or another, and note it in them."""
+
+
 def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Planned]:
-    """One entry for each run, in order; jobs that compose to the same run share one.
+    """Return one entry for each run, in order; jobs that compose to the same run share one.
 
     Raises:
         UserError: a folder belongs to another config, or cannot be read.
@@ -39,14 +56,45 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Planned]:
     return [_planned(Attempt(job, label), retry_failed) for job, label in unique.values()]
 
 
+def launch(
+    jobs: Sequence[Job],
+    runner: Callable[[Sequence[Attempt]], Runner],
+    console: Console,
+) -> list[Attempt]:
+    """Run what is left of the jobs, and return one attempt for each, in order; jobs of the same run share one.
+
+    Args:
+        jobs: all of them composed and checked.
+        runner: makes the runner for the attempts that are left; called if there are any, before the data are prepared.
+        console: where the sweep is shown.
+
+    Raises:
+        UserError: before any job starts, if the data cannot be prepared, or a folder belongs to another config or data.
+    """
+    planned = plan(jobs, any(job.spec.config.retry_failed for job in jobs))
+    waiting = [entry.attempt for entry in planned if entry.to_run]
+    ready = runner(waiting) if waiting else None
+    tokens = _prepare_data(jobs)
+    for entry in planned:
+        if entry.kind == "finished":
+            entry.attempt.folder.require_data(tokens[_data(entry.attempt.job)])
+    for note in [entry.note for entry in planned if entry.note]:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    console.print(summary(planned), highlight=False)
+    if ready:
+        ready.run(waiting)
+    attempts = {entry.attempt.folder.path: entry.attempt for entry in planned}
+    return [attempts[job.spec.path] for job in jobs]
+
+
 def labels(jobs: Sequence[Job]) -> list[str]:
-    """Each job's overrides, less those that all have."""
+    """Return each job's overrides as text, without those that all have and without the secrets of URLs."""
     common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set()
-    return [" ".join(o for o in job if o not in common) or job.spec.path.name for job in jobs]
+    return [" ".join(redacted(o) for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
 def summary(planned: Sequence[Planned]) -> str:
-    """`2 finished, 1 failed before (retry_failed=true tries again), 0 resumed, 3 new`."""
+    """Return the counts: `2 finished, 1 failed before (retry_failed=true tries again), 0 resumed, 3 new`."""
     counts = {kind: sum(entry.kind == kind for entry in planned) for kind in KINDS}
     said = {kind: f"{count} {kind}" for kind, count in counts.items() if count or kind != "failed"}
     if counts["failed"]:
@@ -54,19 +102,56 @@ def summary(planned: Sequence[Planned]) -> str:
     return ", ".join(said.values())
 
 
+def write_sweep_file(jobs: Sequence[Job]) -> None:
+    """Write sweep.json in each of the folders; a table can then name the runs that were never started."""
+    folders: dict[Path, dict[str, str]] = defaultdict(dict)
+    for job, label in zip(jobs, labels(jobs), strict=True):
+        folders[job.spec.path.parent].setdefault(job.spec.path.name, label)
+    for folder, runs in folders.items():
+        write(folder, runs)
+
+
+def write(folder: Path, runs: dict[str, str]) -> None:
+    """Write sweep.json: the command, and `runs`, labels by folder name.
+
+    A search gives no runs, as it finds out on the way what it will run.
+    """
+    with refusals_of_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(map(redacted, sys.orig_argv[1:]))
+    write_json(folder / "sweep.json", {"command": command, "runs": runs})
+
+
 def _planned(attempt: Attempt, retry_failed: bool) -> Planned:
     folder, spec = attempt.folder, attempt.job.spec
-    if not folder.belongs_to(spec):
-        return Planned(attempt, "new")
     if folder.finished(spec):
         attempt.state = "done"
         return Planned(attempt, "finished")
+    if not folder.belongs_to(spec):
+        return Planned(attempt, "new")
     try:
         record = folder.read_record()
     except DamagedRecordError as error:
         file = folder.path / "record.json"
         return Planned(attempt, "resumed", f"{file} is damaged ({error.reason}): the run is done again")
+    attempt.record = record
     if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
         attempt.state, attempt.error = "failed", error_of(record)
         return Planned(attempt, "failed")
     return Planned(attempt, "resumed")
+
+
+def _data(job: Job) -> str:
+    return json.dumps(as_dict(job.spec.config.data), sort_keys=True)
+
+
+def _prepare_data(jobs: Sequence[Job]) -> dict[str, str]:
+    """Prepare each corpus once, with its progress bar, rather than in every job at once.
+
+    Returns:
+        The fingerprint of the tokens, by the group `data` as JSON.
+    """
+    from simbal.data.store import prepare
+
+    configs = {_data(job): job.spec.config.data for job in jobs}
+    return {key: prepare(config, progress=True).fingerprints["tokens"] for key, config in configs.items()}

@@ -1,22 +1,20 @@
-"""Runs jobs as processes of their own, as many at once as there are slots, from one thread that polls them."""
+"""A pool that runs jobs as processes, as many at once as there are slots, from one thread that polls them."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from simbal.errors import UserError
-from simbal.run_folder import BusyError
+from simbal.errors import BusyError, UserError
+from simbal.processes.start import Process, Starter
 from simbal.sweep.attempt import Attempt, State
-from simbal.sweep.job import Job
-from simbal.sweep.last_words import killed, last_words, oom_kills
-from simbal.sweep.outcome import outcome, write_failure
-from simbal.sweep.process import Process, Starter
+from simbal.sweep.ending import oom_kills, settle
 from simbal.sweep.view import View
+from simbal.sweep.worker import Assignment
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -27,20 +25,17 @@ class _Running:
     attempt: Attempt
     slot: dict[str, str]
     process: Process
-    console_start: int
+    console_start: int  # bytes that its console.log had before
     oom_kills: int  # when it started
 
 
 class Pool:
-    """Starts what is queued, notes what has ended, and stops all of it if the sweep is stopped."""
+    """A runner that starts queued attempts, notes what has ended, and stops all of it if the sweep is stopped."""
 
-    def __init__(
-        self, slots: Sequence[dict[str, str]], starter: Starter, command: Callable[[Job], list[str]], view: View
-    ) -> None:
-        """Each of `slots` is what one job at a time finds in its environment."""
+    def __init__(self, slots: Sequence[dict[str, str]], starter: Starter, view: View) -> None:
+        """Make a pool; each of `slots` holds the environment variables of one job at a time."""
         self.free = list(slots)
         self.starter = starter
-        self.command = command
         self.view = view
         self.running: list[_Running] = []
 
@@ -52,7 +47,7 @@ class Pool:
         with sigterm_raises(), self.view:
             try:
                 while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
-                    for attempt in attempts:
+                    for attempt in attempts if self.free else ():
                         self._start_if_possible(attempt)
                     time.sleep(POLL_SECONDS)
                     self._collect_ended()
@@ -61,25 +56,21 @@ class Pool:
                 self._stop()
 
     def _start_if_possible(self, attempt: Attempt) -> None:
-        waits = attempt.state == "queued" or (attempt.state == "elsewhere" and not attempt.folder.busy())
-        if not waits or not self.free:
+        if not self.free or attempt.state not in ("queued", "elsewhere"):
             return
         try:
-            if attempt.claim():
+            if (ended := attempt.claim()) is None:
                 self._start(attempt)
             else:
-                self._change(attempt, "done")
+                self._change(attempt, *ended)
         except BusyError:
             self._change(attempt, "elsewhere")
         except UserError as error:
             self._change(attempt, "failed", str(error))
 
     def _start(self, attempt: Attempt) -> None:
-        console = attempt.folder.path / "console.log"
-        start = console.stat().st_size if console.exists() else 0
-        slot = self.free.pop(0)
-        before = oom_kills()
-        process = self.starter.start(self.command(attempt.job), slot, console)
+        slot, start, before = self.free.pop(0), attempt.console_size(), oom_kills()
+        process = self.starter.start(Assignment.of(attempt.job.spec, os.getpid()).as_task(), slot)
         self.running.append(_Running(attempt, slot, process, start, before))
         self._change(attempt, "running")
 
@@ -88,10 +79,10 @@ class Pool:
             self.running.remove(running)
             self.free.append(running.slot)
             _signal_group(running, signal.SIGKILL)  # what the job started and left behind
+            folder, spec = running.attempt.folder, running.attempt.job.spec
             try:
-                self._change(running.attempt, *_outcome(running))
-            except BusyError:  # another sweep was quicker
-                self._change(running.attempt, "elsewhere")
+                ended = settle(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
+                self._change(running.attempt, *ended)
             except UserError as error:  # its record is broken
                 self._change(running.attempt, "failed", str(error))
 
@@ -119,17 +110,6 @@ class Pool:
             running.process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _outcome(running: _Running) -> tuple[State, str]:
-    """How the job ended, and its error; written as the run's record, if the run did not come to write one itself."""
-    folder, spec = running.attempt.folder, running.attempt.job.spec
-    if (recorded := outcome(folder, spec)) is not None:
-        return recorded
-    code = running.process.wait()
-    error = last_words(folder.path / "console.log", running.console_start, code, running.oom_kills)
-    write_failure(folder, spec, "killed" if killed(code) else "failed", error)
-    return "failed", error
 
 
 def _signal_group(running: _Running, number: signal.Signals) -> None:

@@ -5,6 +5,8 @@ Hydra reads `0-4` as text, so spans are written out before Hydra takes a value a
 
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import replace
+from functools import lru_cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -13,6 +15,8 @@ from hydra.errors import HydraException
 from simbal.errors import UserError
 
 MOST_VALUES = 10_000  # a slip such as 0-1000000000 must not fill the memory
+MOST_DIGITS = 309  # digits of the largest float
+_ENDLESS = re.compile(rf"\d{{{MOST_DIGITS + 1}}}")
 _SPAN = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
 
@@ -24,21 +28,6 @@ def expand(values: str) -> str:
     if set(values) & set("'\"[](){}"):
         return values
     return ",".join(_expand_one(item) for item in values.split(","))
-
-
-def _expand_one(item: str) -> str:
-    span = _SPAN.fullmatch(item.strip())
-    if span is None:
-        return item
-    first, last, step = int(span[1]), int(span[2]), int(span[3] or 1)
-    if last < first:
-        raise UserError(f"the span {item} counts down: write {last}-{first}")
-    if step == 0:
-        raise UserError(f"the span {item} has a step of 0: use at least 1")
-    values = range(first, last + 1, step)
-    if len(values) > MOST_VALUES:
-        raise UserError(f"the span {item} stands for {len(values)} values: at most {MOST_VALUES} are allowed")
-    return ",".join(map(str, values))
 
 
 def parse(lines: Iterable[str], integer_keys: Collection[str], parser: OverridesParser) -> list[Override]:
@@ -62,9 +51,32 @@ def parse(lines: Iterable[str], integer_keys: Collection[str], parser: Overrides
     return overrides
 
 
+@lru_cache(maxsize=1 << 16)
+def read(line: str) -> Override:
+    """Return one `key=value` as Hydra reads it, cached: it takes a millisecond, and is asked for several times."""
+    return OverridesParser.create().parse_overrides([line])[0]
+
+
+def _expand_one(item: str) -> str:
+    span = _SPAN.fullmatch(item.strip())
+    if span is None:
+        return item
+    first, last, step = int(span[1]), int(span[2]), int(span[3] or 1)
+    if last < first:
+        raise UserError(f"the span {item} counts down: write {last}-{first}")
+    if step == 0:
+        raise UserError(f"the span {item} has a step of 0: use at least 1")
+    values = range(first, last + 1, step)
+    if len(values) > MOST_VALUES:
+        raise UserError(f"the span {item} stands for {len(values)} values: at most {MOST_VALUES} are allowed")
+    return ",".join(map(str, values))
+
+
 def _parse_one(line: str, parser: OverridesParser) -> Override:
+    if _ENDLESS.search(line):
+        raise UserError(f"{line[:80]}...: no number has more than {MOST_DIGITS} digits")
     try:
-        return parser.parse_overrides([line])[0]
+        return replace(read(line), config_loader=parser.config_loader)
     except HydraException as error:
         reason = str(error).splitlines()[0]
         hint = """; put a value with signs like {, ? or = into quotes twice: 'key="value"'"""

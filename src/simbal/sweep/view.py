@@ -1,8 +1,10 @@
-"""What a person sees of a running sweep: a live table on a terminal, one line per change elsewhere."""
+"""The view of a sweep: a live table on a terminal, one line per change in other output, the forecast of a dry run."""
 
+import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from types import TracebackType
 from typing import Any
@@ -13,7 +15,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from simbal.files.console import new_grid
+from simbal.files.printable import printable
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.attempt import Attempt, State
+from simbal.sweep.plan import Planned
 
 STYLES: dict[State, str] = {
     "running": "cyan", "elsewhere": "cyan dim", "done": "green", "pruned": "yellow", "failed": "bold red",
@@ -26,16 +33,18 @@ URGENCY: tuple[State, ...] = (
     "queued",
     "pruned",
     "done",
-)  # who is shown
+)  # the order in which attempts are shown if not all fit
 FRAME_LINES = 6  # heading, rule, summary, and room for what the shell prints
 REFRESH_SECONDS = 0.5  # drawing takes time from the jobs
+Durations = dict[str, list[float]]  # seconds of finished runs, by arm
 
 
 class View:
-    """Shows attempts, which the pool changes; to be entered while it runs."""
+    """A display of attempts, which the pool changes; it is entered while the pool runs."""
 
     def __init__(self, attempts: Sequence[Attempt], slots: int, console: Console) -> None:
         self.attempts = attempts
+        self.places = {id(attempt): place for place, attempt in enumerate(attempts, 1)}
         self.slots = slots
         self.console = console
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -54,11 +63,12 @@ class View:
             self.live.stop()
 
     def changed(self, attempt: Attempt) -> None:
-        """Say that an attempt has a new state."""
+        """Print that an attempt has a new state; a terminal shows it in the live table."""
         if self.live:
             return
-        place = f"[{self.attempts.index(attempt) + 1}/{len(self.attempts)}]"
-        said = {"done": f" in {clock(attempt.seconds)}", "failed": f": {attempt.error}"}.get(attempt.state, "")
+        place = f"[{self.places[id(attempt)]}/{len(self.attempts)}]"
+        took = f" in {clock(attempt.seconds)}" if attempt.started else ""
+        said = {"done": took, "failed": f": {attempt.error}"}.get(attempt.state, "")
         self.console.print(f"{place} {attempt.state:<7} {attempt.label}{said}", soft_wrap=True)
 
     def refresh(self) -> None:
@@ -72,7 +82,7 @@ class View:
 
 
 def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
-    """The live table, of the most urgent attempts if `height` lines do not hold all."""
+    """Return the live table, of the most urgent attempts if `height` lines do not hold all."""
     progress = {id(attempt): attempt.progress() for attempt in attempts if attempt.state == "running"}
     counts = Counter(attempt.state for attempt in attempts)
     left = seconds_left(attempts, progress, slots)
@@ -95,10 +105,10 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
 
 
 def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]], slots: int) -> float | None:
-    """Time until the last job ends, if queued ones take as long as those that are known; None while none is."""
+    """Return the seconds until the last job ends, if queued ones take as long as known ones; None if none is known."""
     running = [attempt for attempt in attempts if attempt.state == "running"]
     said = {id(a): float(left) for a in running if (left := progress[id(a)].get("seconds_left")) is not None}
-    lengths = [attempt.seconds for attempt in attempts if attempt.state == "done"]
+    lengths = [attempt.seconds for attempt in attempts if attempt.state == "done" and attempt.started]
     lengths += [attempt.seconds + said[id(attempt)] for attempt in running if id(attempt) in said]
     if not lengths:
         return None
@@ -109,14 +119,34 @@ def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]
 
 
 def clock(seconds: float) -> str:
-    """`2:05` or `1:02:05`."""
+    """Return a time as `2:05` or `1:02:05`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def forecast(planned: Sequence[Planned], slots: int) -> tuple[Table, str]:
+    """Return a line for each run, and how long those that are not finished will take, `slots` at once."""
+    durations: Durations = defaultdict(list)
+    for folder in {entry.attempt.folder.path.parent for entry in planned}:
+        _add_durations(durations, folder)
+    grid = new_grid("dry run: nothing is started")
+    for heading in ("run", "is", "folder"):
+        grid.add_column(heading, overflow="fold")
+    grid.add_column("expected", justify="right")
+    waiting: list[float | None] = []
+    for entry in planned:
+        expected = ""
+        if entry.to_run:
+            waiting.append(_expected_seconds(entry, durations))
+            expected = "?" if waiting[-1] is None else clock(waiting[-1])
+        grid.add_row(entry.attempt.label, entry.kind, entry.attempt.folder.path.name, expected)
+    return grid, _total(waiting, slots)
+
+
 def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
-    state = f"failed: {attempt.error}" if attempt.state == "failed" else str(progress.get("phase", attempt.state))
+    said = str(progress.get("phase", attempt.state))
+    state = f"failed: {attempt.error}" if attempt.state == "failed" else printable(said)
     step = f"{progress['step']}/{progress['max_steps']}" if "step" in progress else ""
     loss, speed, left = (progress.get(key) for key in ("loss", "tokens_per_second", "seconds_left"))
     cells = [
@@ -129,3 +159,40 @@ def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
         "" if left is None else clock(left),
     ]
     return [Text(cell) for cell in cells]
+
+
+def _total(waiting: Sequence[float | None], slots: int) -> str:
+    if not waiting:
+        return "Nothing is left to run."
+    known = [seconds for seconds in waiting if seconds is not None]
+    if len(known) < len(waiting):
+        return f"{len(waiting)} to run, {slots} at once; no finished run beside them tells how long they take."
+    total = max(sum(known) / slots, *known)
+    return f"{len(waiting)} to run, {slots} at once: about {clock(total)}, going by the runs that are finished."
+
+
+def _expected_seconds(entry: Planned, durations: Durations) -> float | None:
+    """Return how long a run will take, by the finished runs of the same arm, else by all of them.
+
+    What a broken-off run has done already is subtracted.
+    """
+    alike = durations.get(_arm(entry.attempt.job.spec)) or [s for seconds in durations.values() for s in seconds]
+    if not alike:
+        return None
+    progress = entry.attempt.progress() if entry.kind == "resumed" else {}
+    return fmean(alike) * float(1 - progress.get("step", 0) / progress.get("max_steps", 1))
+
+
+def _add_durations(durations: Durations, folder: Path) -> None:
+    """Add the seconds of the finished runs in outputs/<name>."""
+    for file in folder.glob("*/record.json"):
+        run = RunFolder(file.parent)
+        record = run.whole_record()
+        if record is not None and record["status"] == "finished" and "seconds" in record:
+            durations[_arm(run.read_spec())].append(float(record["seconds"]))
+
+
+def _arm(spec: RunSpec) -> str:
+    keys = result_keys(spec.written)
+    del keys["seed"]
+    return json.dumps(keys, sort_keys=True)

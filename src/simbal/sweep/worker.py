@@ -1,50 +1,134 @@
-"""What a process of the fork server does: it becomes the program of one job."""
+"""The process of a job, whichever launcher has started it: it is given a folder, and does the run in it."""
 
-import atexit
-import io
-import multiprocessing
 import os
-import runpy
-import signal
 import sys
-import threading
-import time
-from multiprocessing.connection import wait
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+from omegaconf import DictConfig
+
+from simbal.errors import BUSY, UserError, exit_codes, exit_on_user_error
+from simbal.processes.start import read_task
+from simbal.processes.watchdog import ends_with
+from simbal.runs.folder import CONSOLE_FILE, RunFolder
+from simbal.runs.spec import RunSpec
 
 
-def become(command: list[str], environment: dict[str, str], console: str) -> None:
-    """Run `command` (Python's path, then a file, or -m and a module, then arguments) as Python itself would.
+@dataclass(frozen=True)
+class Assignment:
+    """A run for a job's process to do.
 
-    What it prints goes to the end of the file `console`. It leads a process group of its own, as a terminal's Ctrl-C
-    must not reach it, and ends with the sweep.
+    Args:
+        directory: the folder that relative paths of the config start from.
+        folder: the run's; its config.yaml is what is done.
+        hash: the hash of that config.
+        secrets: addresses that config.yaml does not hold as they are, by dotted key.
+        sweep: the process with which the job ends; None: it may outlive the sweep.
     """
-    os.setsid()
-    threading.Thread(target=_end_with_sweep, daemon=True).start()
-    output = os.open(console, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    for text in (sys.stdout, sys.stderr):
-        assert isinstance(text, io.TextIOWrapper)
-        text.reconfigure(line_buffering=True)
-    os.environ |= environment
+
+    directory: Path
+    folder: Path
+    hash: str
+    secrets: dict[str, Any]
+    sweep: int | None
+
+    @classmethod
+    def of(cls, spec: RunSpec, sweep: int | None) -> "Assignment":
+        """Return the assignment for a run of this process's user, whose folder is written."""
+        return cls(Path.cwd(), spec.path, spec.hash, spec.secrets, sweep)
+
+    def as_task(self) -> dict[str, Any]:
+        """Return the assignment in values that JSON can hold."""
+        return {**vars(self), "directory": str(self.directory), "folder": str(self.folder)}
+
+    def read(self) -> RunSpec:
+        """Return the user's own run in the folder; `UserError` if that holds another one by now."""
+        spec = RunFolder(self.folder).read_spec()
+        if spec.hash != self.hash:
+            raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
+        return spec.adopted(self.secrets)
+
+
+def work(assignment: Assignment) -> int:
+    """Do the run; what it prints goes to the end of its console.log, and no error leaves.
+
+    Returns:
+        The exit code of a program: 0; `BUSY` if another process was quicker; 128 + the signal that has stopped it; 1 if
+        it failed, when the console says why.
+    """
+    os.chdir(assignment.directory)
+    watched = ends_with(assignment.sweep) if assignment.sweep else nullcontext()
+    with watched, output_to(assignment.folder / CONSOLE_FILE):
+        try:
+            with exit_codes(), exit_on_user_error():
+                from simbal.training.run import train  # torch, which the sweep itself does without
+
+                train(assignment.read())
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            return end.code if isinstance(end.code, int) else 1
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+
+def work_on(task: dict[str, Any]) -> int:
+    """Do the run of an assignment that another process has given as a task, and return what `work` does."""
+    return work(Assignment(**{**task, "directory": Path(task["directory"]), "folder": Path(task["folder"])}))
+
+
+@contextmanager
+def output_to(file: Path) -> Iterator[None]:
+    """Append what this process and its children print to `file`; the process may be used again afterwards."""
+    output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    _flush()
+    kept = {stream: os.dup(stream) for stream in (1, 2)}
     try:
-        if command[1] == "-m":
-            sys.argv = command[2:]
-            runpy.run_module(command[2], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = command[1:]
-            runpy.run_path(command[1], run_name="__main__")
+        for stream in kept:
+            os.dup2(output, stream)
+        yield
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves without it
+        _flush()
+        for stream, before in kept.items():
+            os.dup2(before, stream)
+            os.close(before)
+        os.close(output)
 
 
-def _end_with_sweep() -> None:
-    """The fork server does not help: it outlives the sweep for as long as one of its processes runs."""
-    sweep = multiprocessing.parent_process()
-    assert sweep is not None
-    wait([sweep.sentinel])
-    os.killpg(0, signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
-    os.killpg(0, signal.SIGKILL)
+def _flush() -> None:
+    for text in (sys.stdout, sys.stderr):
+        text.flush()
+
+
+class Task:
+    """The task function of launchers that are not ours.
+
+    It never raises, as joblib would end other jobs too; submitit alone gets a `SystemExit` for a job that was stopped.
+    """
+
+    def __init__(self) -> None:
+        self.assignments: Sequence[Assignment] = ()
+        self.first_job, self.sweep = 0, os.getpid()  # the number of the first assignment's job
+
+    def __call__(self, cfg: DictConfig) -> int:
+        """Do the run of this job, and return what `work` does; the composed config is not looked at.
+
+        A worker of the sweep's own, as joblib's, ends with it; a job that a cluster has taken goes on.
+        """
+        from hydra.core.hydra_config import HydraConfig  # our own jobs do without it
+
+        assignment = self.assignments[HydraConfig.get().job.num - self.first_job]
+        code = work(replace(assignment, sweep=self.sweep if os.getppid() == self.sweep else None))
+        if code not in (0, 1, BUSY) and "SUBMITIT_EXECUTOR" in os.environ:
+            raise SystemExit(code)  # submitit leaves, to start the job once more; it has a process for each
+        return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(work_on(read_task()))

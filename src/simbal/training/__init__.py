@@ -1,1 +1,1 @@
-"""From a config to a finished run folder."""
+"""Training, from a config to a finished run folder."""

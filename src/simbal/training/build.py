@@ -1,4 +1,4 @@
-"""From plain config dicts to the objects of a run."""
+"""Builds the objects of a run from its config: device, precision, backend, module and data."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from simbal.experts.select import Choice, choose
 from simbal.model.init import initialise
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.run_spec import RunSpec
-from simbal.training.lit_moe import LitMoE
-from simbal.training.optim import OptimSettings
+from simbal.runs.spec import RunSpec
+from simbal.training.free_memory import require_room
+from simbal.training.lit_moe import LitMoE, OptimSettings
 from simbal.training.shortage import room_for_a_model
 
 CPU_FLAGS = Path("/proc/cpuinfo")
@@ -24,7 +24,7 @@ PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true
 
 
 def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
-    """`auto` takes CUDA where there is one; `UserError` if CUDA is asked for and absent, or has fewer `devices`."""
+    """Return the device; `auto` takes CUDA if there is one. `UserError` if CUDA is absent or has fewer `devices`."""
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("trainer.accelerator=cuda, but no CUDA device is visible: use cpu or auto")
     cuda = accelerator == "cuda" or (accelerator == "auto" and torch.cuda.is_available())
@@ -37,7 +37,7 @@ def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
 
 
 def resolve_precision(precision: str, device: torch.device, force: bool = False) -> str:
-    """`auto` is 32-true on a CPU and bf16-mixed on CUDA.
+    """Return the precision; `auto` is 32-true on a CPU and bf16-mixed on CUDA.
 
     Raises:
         UserError: bf16 on a CPU that has no instructions for it, unless `force`.
@@ -53,7 +53,7 @@ def resolve_precision(precision: str, device: torch.device, force: bool = False)
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether Linux lists instructions for bf16; elsewhere nothing says so."""
+    """Whether Linux lists instructions for bf16; false on another system, which does not say."""
     try:
         flags = set(CPU_FLAGS.read_text(encoding="utf-8").split())
     except OSError:  # not Linux
@@ -62,63 +62,78 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def resolve_router_init(init: str, balancing: Composition) -> str:
-    """`auto` is the start that the strategies prefer."""
+    """Return how the router starts; `auto` is the start that the strategies prefer."""
     return balancing.router_init if init == "auto" else init
 
 
 def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choice | None:
-    """What computes the experts, and why; None for a dense model."""
-    model = spec.config["model"]
-    if not model["num_experts"]:
+    """Return the backend of the experts, and why; None for a dense model."""
+    model = spec.config.model
+    if not model.num_experts:
         return None
-    named = spec.config["experts"]["backend"]
-    return choose(named, device, PRECISIONS[precision], model["d_model"], model["d_expert"])
+    named = spec.config.experts.backend
+    return choose(named, device, PRECISIONS[precision], model.d_model, model.d_expert)
 
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
-    """The `model` and `router` keys, and what of `data` shapes the model."""
-    model, router = spec.config["model"], spec.config["router"]
-    numbers = {key: value for key, value in model.items() if key != "init_std"}
+    """Return the model's shape, from the `model` and `router` keys and what of `data` shapes the model."""
+    model, router = spec.config.model, spec.config.router
     return TransformerShape(
-        vocab_size=spec.config["data"]["vocab_size"],
-        gating=router["gating"],
-        renormalize=router["renormalize"],
-        document_end=end_of_text if spec.config["data"]["document_mask"] else None,
-        **numbers,
+        num_layers=model.num_layers,
+        d_model=model.d_model,
+        num_heads=model.num_heads,
+        d_expert=model.d_expert,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        vocab_size=spec.config.data.vocab_size,
+        gating=router.gating,
+        renormalize=router.renormalize,
+        document_end=end_of_text if spec.config.data.document_mask else None,
     )
 
 
 @room_for_a_model()
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
-    """Model with its initial weights, strategies and optimizer settings; `UserError` if memory has no room for it."""
-    optim, trainer = spec.config["optim"], spec.config["trainer"]
+    """Return the model with its initial weights, the strategies and the optimizer settings.
+
+    Raises:
+        UserError: memory has no room for it, or a strategy refuses its keys.
+    """
+    optim, trainer = spec.config.optim, spec.config.trainer
     shape = transformer_shape(spec, store.meta["eot"])
-    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config["seed"]}
-    balancing = build_balancing(spec.config["balancing"], facts, trainer["max_steps"], optim["aux_layer_reduce"])
+    require_room(shape)
+    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
+    group, layer_reduce = spec.config.balancing, optim.aux_layer_reduce
+    balancing = build_balancing(group, facts, trainer.max_steps, layer_reduce, spec.own)
     choice = choose_backend(spec, device, precision)
-    model = Transformer(shape, choice.name if choice else None, trainer["activation_checkpointing"])
-    router_init = resolve_router_init(spec.config["router"]["init"], balancing)
-    initialise(model, spec.config["seed"], spec.config["model"]["init_std"], router_init)
+    model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
+    router_init = resolve_router_init(spec.config.router.init, balancing)
+    initialise(model, spec.config.seed, spec.config.model.init_std, router_init)
     balancing.prepare(model.routers)
-    if trainer["compile"]:
+    if trainer.compile:
         compile_blocks(model)
     return LitMoE(
         model,
         balancing,
         OptimSettings(
-            optim["lr"], optim["weight_decay"], tuple(optim["betas"]), optim["eps"], optim["decay_router"],
-            optim["warmup_steps"],
+            optim.lr, optim.weight_decay, (optim.betas[0], optim.betas[1]), optim.eps, optim.decay_router,
+            optim.warmup_steps,
         ),
-        max_steps=trainer["max_steps"],
-        z_loss_coef=optim["z_loss_coef"],
-        grad_clip=optim["grad_clip"],
+        max_steps=trainer.max_steps,
+        z_loss_coef=optim.z_loss_coef,
+        grad_clip=optim.grad_clip,
         bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
-        skip_nonfinite=trainer["skip_nonfinite"],
+        skip_nonfinite=trainer.skip_nonfinite,
     )  # fmt: skip
 
 
 def compile_blocks(model: Transformer) -> None:
-    """By torch.compile, all but the experts' products, which inductor cannot lower on a CPU; names of weights stay."""
+    """Compile the blocks by torch.compile; names of weights stay.
+
+    The experts' products are left out, as inductor cannot lower them on a CPU.
+    """
     for layer in model.feed_forwards:
         if isinstance(layer, MoELayer):
             layer.apply_experts = torch.compiler.disable(layer.apply_experts)  # type: ignore[no-untyped-call]
@@ -127,15 +142,15 @@ def compile_blocks(model: Transformer) -> None:
 
 
 def build_data(spec: RunSpec, store: Store) -> TokenData:
-    """Batches of `global_batch` sequences in micro-batches, and the validation windows."""
-    data, trainer = spec.config["data"], spec.config["trainer"]
+    """Return the data of the run: batches of `global_batch` sequences in micro-batches, and validation windows."""
+    data, trainer = spec.config.data, spec.config.trainer
     return TokenData(
         store,
-        seed=spec.config["seed"],
-        seq_len=data["seq_len"],
-        global_batch=trainer["global_batch"],
-        micro_batch=trainer["micro_batch"],
-        max_steps=trainer["max_steps"],
-        validation_tokens=data["validation_tokens"],
-        devices=trainer["devices"],
+        seed=spec.config.seed,
+        seq_len=data.seq_len,
+        global_batch=trainer.global_batch,
+        micro_batch=trainer.micro_batch,
+        max_steps=trainer.max_steps,
+        validation_tokens=data.validation_tokens,
+        devices=trainer.devices,
     )

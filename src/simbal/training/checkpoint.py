@@ -1,37 +1,49 @@
-"""Checkpoints that are whole or absent, and the one to continue from."""
+"""Checkpoints: written whole or not at all, verified when they are read, and the one to continue a run from."""
 
 import errno
 import logging
+import os
+import re
+import time
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
 
-from simbal.atomic_file import replacing
+from simbal.data.loader import ValidationBatches
+from simbal.distributed import from_first, is_first, largest
 from simbal.errors import UserError
+from simbal.files.disk import replacing
+from simbal.training.stop import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
-WHOLE = {"state_dict", "config_hash"}  # what every checkpoint has, of weights alone too
-DAMAGED = ".damaged"  # what the name of a checkpoint ends in that cannot be used
+WHOLE = {"state_dict", "config_hash", "global_step"}  # keys of every checkpoint, also of one with weights alone
+STEP = re.compile(r"(?:step|weights)-(\d{8,15})\.ckpt")
+DAMAGED = ".damaged"  # the suffix of a checkpoint that cannot be used
+KEPT = 2  # checkpoints: the older is there if the newer is damaged
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, syncs and renames: a kill at any moment leaves the previous checkpoint whole.
+    """A writer of checkpoints that writes beside the target, syncs and renames.
 
-    Lightning's own writer copies onto the final name when the temporary folder is on another disk.
+    A kill at any moment leaves the previous checkpoint whole. Lightning's own writer copies onto the final name when
+    the temporary folder is on another disk.
     """
 
     def __init__(self, config_hash: str) -> None:
-        """`config_hash` goes into every checkpoint: of which run it is."""
+        """Set the hash of the run's config, which goes into every checkpoint."""
         super().__init__()
         self.config_hash = config_hash
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """As Lightning calls it."""
+        """Write a checkpoint with the config's hash to `path`; called by Lightning."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
@@ -39,40 +51,40 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class DamagedCheckpointError(Exception):
-    """A file is not what was written, or never was a checkpoint; says why in a few words."""
+    """A file is not what was written, or never was a checkpoint; the message says why in a few words."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run goes on."""
+    """The checkpoint and the step from which a run goes on."""
 
-    path: Path | None  # of the checkpoint; None: from the beginning
+    path: Path | None  # the checkpoint; None: from the beginning
     step: int
-    curves: dict[str, Any]  # what the checkpoint says of metrics.jsonl at that step; empty at the beginning
+    curves: dict[str, Any]  # the checkpoint's state of metrics.jsonl at that step; empty at the beginning
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """The checkpoint after optimizer step `step`."""
+    """Return the path of the checkpoint after optimizer step `step`."""
     return folder / f"step-{step:08d}.ckpt"
 
 
 def weights_file(folder: Path, step: int) -> Path:
-    """The weights alone after that step."""
+    """Return the path of the weights alone after optimizer step `step`."""
     return folder / f"weights-{step:08d}.ckpt"
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """The periodic checkpoints, newest first."""
-    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+    """Return the periodic checkpoints in a folder, newest first."""
+    return sorted((path for path in folder.glob("step-*.ckpt") if STEP.fullmatch(path.name)), reverse=True)
 
 
 def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, Any]], str | None]) -> Start:
-    """The newest checkpoint that is whole and fits; those that are not are set aside.
+    """Return the newest checkpoint that is whole and fits; newer ones are renamed with the suffix `DAMAGED`.
 
     Args:
-        folder: of the checkpoints.
-        config_hash: of the run.
-        curves_trouble: what is wrong with the curves beside which a checkpoint was written, or None.
+        folder: the folder of the checkpoints.
+        config_hash: the hash of the run's config.
+        curves_trouble: says what is wrong with the curves beside which a checkpoint was written, or None.
 
     Raises:
         UserError: a checkpoint belongs to another config.
@@ -88,28 +100,32 @@ def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, A
             if saved["config_hash"] != config_hash:
                 raise UserError(f"{path} belongs to another config: move it away, or choose another name=")
             if trouble is None:
-                return Start(path, int(path.stem.removeprefix("step-")), curves)
+                return Start(path, saved["global_step"], curves)
         log.warning("%s cannot be used: %s", path, trouble)
         path.replace(path.with_name(path.name + DAMAGED))
     return Start(None, 0, {})
 
 
 def read(path: Path) -> dict[str, Any]:
-    """All of a checkpoint, once its checksums have been verified; tensors are mapped, and nothing in it is executed.
+    """Return all of a checkpoint, once its checksums are verified; tensors are mapped, and nothing in it is executed.
 
     The zip format has a checksum for each tensor, which torch does not look at.
 
     Raises:
-        DamagedCheckpointError: it is not what was written.
+        DamagedCheckpointError: it is not what was written, or not what its name says.
         OSError: the disk's fault.
     """
+    if not path.is_file():  # reading a pipe would wait, and reading a device never end
+        if not path.exists() and not path.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        raise DamagedCheckpointError("it is no file")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if (bad := archive.testzip()) is not None:
-                raise DamagedCheckpointError(f"its part {bad} is damaged")
+        _require_whole_parts(path)
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not saved.keys() >= WHOLE:
             raise DamagedCheckpointError(f"it has no {' and no '.join(sorted(WHOLE - saved.keys()))}")
+        if (named := STEP.fullmatch(path.name)) and saved["global_step"] != int(named[1]):
+            raise DamagedCheckpointError(f"it is that of step {saved['global_step']!r:.20}")
     except (MemoryError, DamagedCheckpointError):
         raise
     except Exception as error:  # damage shows in as many ways as there are bytes
@@ -120,7 +136,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def warnings(folder: Path) -> list[str]:
-    """A sentence for each checkpoint that was set aside, by this process or an earlier one."""
+    """Return a sentence for each checkpoint that was found damaged, by this process or an earlier one."""
     return [
         f"{path.name.removesuffix(DAMAGED)} was damaged: the run went on from an older one, or from its start"
         for path in sorted(folder.glob(f"*{DAMAGED}"))
@@ -128,6 +144,102 @@ def warnings(folder: Path) -> list[str]:
 
 
 def remove_periodic(folder: Path) -> None:
-    """Those of a finished run, which needs them no more."""
+    """Remove the periodic and the damaged checkpoints of a finished run, which needs them no more."""
     for path in [*in_folder(folder), *folder.glob(f"*{DAMAGED}")]:
-        path.unlink(missing_ok=True)
+        if path.is_symlink() or not path.is_dir():  # a folder is not ours to remove
+            path.unlink(missing_ok=True)
+
+
+class Saving(Checkpoint):
+    """A callback that saves after an optimizer step, never inside one; a `Checkpoint` comes after other callbacks.
+
+    Where several processes train one model, all save or stop when one of them has a signal or finds that it is time.
+    """
+
+    def __init__(self, folder: Path, every: int, seconds: float, keep_weights_every: int) -> None:
+        """Set when to save.
+
+        Args:
+            folder: the folder of the checkpoints.
+            every: steps between two checkpoints; the two newest stay.
+            seconds: the age of the last checkpoint at which one is due too; 0: never.
+            keep_weights_every: steps between weights that all stay, for analyses; 0: never.
+        """
+        self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
+        self.request = StopRequest()
+        self._listening = ExitStack()
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Start to listen for signals; Lightning has set handlers of its own by now."""
+        self._step, self._saved = trainer.global_step, time.monotonic()
+        self._listening.enter_context(self.request.heard())
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Stop listening, as what comes after the last step can be done again."""
+        self._listening.close()
+
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+        """Stop listening, however training ends."""
+        self._listening.close()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        """Save what is due after an optimizer step; if a signal has come, save a checkpoint and obey it.
+
+        Raises:
+            StoppedError: a signal has come for which nobody else waits.
+        """
+        step = trainer.global_step
+        if step == self._step:  # a micro-batch of a step that is not complete
+            return
+        self._step = step
+        if self.keep_weights_every and step % self.keep_weights_every == 0:
+            trainer.save_checkpoint(weights_file(self.folder, step), weights_only=True)
+        number = largest(self.request.number)
+        if number or step % self.every == 0 or self._time_is_up():
+            self._save(trainer)
+        if number:
+            self.request.obey(number, step)
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        """Save and stop within a validation if a signal has come for which nobody else waits.
+
+        The validation is made again, whole, when the run goes on.
+
+        Raises:
+            StoppedError: such a signal has come.
+        """
+        if trainer.state.fn != "fit" or batch_idx >= cast(ValidationBatches, trainer.val_dataloaders).on_every_rank:
+            return
+        if number := largest(self.request.urgent):
+            trainer.fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end()
+            self._save(trainer)
+            raise StoppedError(number, trainer.global_step)
+
+    def _time_is_up(self) -> bool:
+        return self.seconds > 0 and largest(time.monotonic() - self._saved >= self.seconds) > 0
+
+    def _save(self, trainer: L.Trainer) -> None:
+        path = step_file(self.folder, trainer.global_step)
+        if not from_first(path.exists):
+            trainer.save_checkpoint(path)
+        self._saved = time.monotonic()
+        if is_first():
+            for old in in_folder(self.folder)[KEPT:]:
+                old.unlink()
+
+
+def _require_whole_parts(path: Path) -> None:
+    """Raise `DamagedCheckpointError` unless every part of the zip file is stored uncompressed and has its checksum.
+
+    Sizes are checked before a part is read, as a compressed one could be of any size.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise DamagedCheckpointError("a part of it is compressed, which ours are not")
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            raise DamagedCheckpointError("its parts are larger than the file")
+        if (bad := archive.testzip()) is not None:
+            raise DamagedCheckpointError(f"its part {bad} is damaged")

@@ -1,27 +1,30 @@
-"""A loss or a gradient that is NaN or infinite, and what is said of a run that has one."""
+"""Divergence, a loss or gradient that is NaN or infinite, and the statistics that are recorded of it.
+
+Shapes: L MoE layers, E experts.
+"""
 
 import math
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from simbal.metrics.load import max_vio
+from simbal.distributed import whole
+from simbal.metrics.routing import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
-from simbal.training.ranks import whole
 
 
 class DivergedError(Exception):
-    """Training cannot go on."""
+    """Training cannot go on, as a loss or gradient is not finite."""
 
     def __init__(self, what: str, step: int, layers: list[dict[str, float | None]]) -> None:
-        """`layers`: how each MoE layer stood; None for a number that is not finite."""
+        """Keep the step and the statistics of each MoE layer; None for a number that is not finite."""
         super().__init__(f"diverged: {what} is not finite in step {step}; a smaller optim.lr may help")
         self.step, self.layers = step, layers
 
 
 def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[str, float | None]]:
-    """Of each MoE layer: norms of its weights and gradients, how many of them are not finite, and the step's load.
+    """Return, for each MoE layer, the norms of weights and gradients, the number of nonfinite gradients, and the load.
 
     Args:
         model: after a backward pass, before clipping.

@@ -1,35 +1,33 @@
-"""How a run ended that did not reach its last step: what its record says, and what its user is told."""
+"""The endings of a run before its last step: what its record says, and what its user is told."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
 
+from simbal.config.schema import TrainerConfig
+from simbal.distributed import is_first
 from simbal.errors import UserError
-from simbal.run_folder import RunFolder
-from simbal.training import failure
+from simbal.runs.folder import RunFolder
+from simbal.training import processes
 from simbal.training.divergence import DivergedError
-from simbal.training.ranks import is_first
 from simbal.training.record import now
 from simbal.training.shortage import shortage
-from simbal.training.stop import StoppedError
-from simbal.training.trial_pruning import PrunedError
+from simbal.training.stop import PrunedError, StoppedError
 
 log = logging.getLogger("simbal")
 
 
 @contextmanager
-def recorded(folder: RunFolder, run: dict[str, Any], trainer: Mapping[str, Any]) -> Iterator[None]:
-    """Write it down, if training ends here.
+def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig) -> Iterator[None]:
+    """Record how training ended within the block, if it did not reach its last step; the first of several ranks writes.
 
     Args:
         folder: the run's.
-        run: what its record says of it in any case.
+        run: the entries of its record that are known in any case.
         trainer: the config's group of that name.
-
-    Of several ranks, the first alone writes.
 
     Raises:
         UserError: the run has diverged, or was short of memory, disk space or open files.
@@ -53,9 +51,9 @@ def recorded(folder: RunFolder, run: dict[str, Any], trainer: Mapping[str, Any])
         raise UserError(str(end)) from None
     except Exception as error:
         log.exception("the run failed")
-        short = shortage(error, folder.path, trainer["micro_batch"], trainer["global_batch"] // trainer["devices"])
+        short = shortage(error, folder.path, trainer.micro_batch, trainer.global_batch // trainer.devices)
         own = {"cause": short.cause, "error": short.sentence} if short else {"error": _named(error)}
-        other = failure.heard(own)
+        other = processes.heard(own)
         says = other or own
         with suppress(UserError):  # where nothing more can be written, the first error is the one to tell
             _write(folder, run, {"status": "failed", **says})

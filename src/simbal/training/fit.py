@@ -10,16 +10,14 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from simbal.data.loader import TokenData
-from simbal.run_spec import RunSpec
+from simbal.distributed import from_first, is_first
+from simbal.runs.spec import RunSpec
 from simbal.training import checkpoint, loggers
+from simbal.training.checkpoint import Saving
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import on_devices
-from simbal.training.pes import PES
-from simbal.training.progress import ProgressBar
-from simbal.training.ranks import from_first, is_first
-from simbal.training.saving import Saving
-from simbal.training.telemetry import Telemetry
-from simbal.training.trial_pruning import TrialPruning
+from simbal.training.stop import TrialPruning
+from simbal.training.telemetry import PES, ProgressBar, Telemetry
 
 log = logging.getLogger("simbal")
 EXPECTED_WARNINGS = (
@@ -42,10 +40,10 @@ def fit(
         DivergedError, PrunedError, StoppedError: training ended before.
         UserError: a checkpoint belongs to another config.
     """
-    keys = spec.config["trainer"]
-    tokens_per_step = keys["global_batch"] * spec.config["data"]["seq_len"]
-    pes = PES(keys["pes_every"], keys["pes_tokens"])
-    telemetry = Telemetry(folder, keys["log_every"], keys["max_steps"], tokens_per_step, pes)
+    keys = spec.config.trainer
+    tokens_per_step = keys.global_batch * spec.config.data.seq_len
+    pes = PES(keys.pes_every, keys.pes_tokens)
+    telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
     trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
     started = time.perf_counter()
 
@@ -57,12 +55,12 @@ def fit(
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
     telemetry.rewind(start.curves)
     loggers.attach(trainer, spec, folder, start.step, telemetry.rows)
-    if start.step % keys["val_every"] == 0 and not telemetry.validated(start.step):
+    if start.step % keys.val_every == 0 and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
-    log.info("training from step %d to %d", start.step, keys["max_steps"])
+    log.info("training from step %d to %d", start.step, keys.max_steps)
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
-    if module.validation is None or not telemetry.validated(keys["max_steps"]):
-        validate(keys["max_steps"])
+    if module.validation is None or not telemetry.validated(keys.max_steps):
+        validate(keys.max_steps)
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
     measured = final_metrics(trainer, module, pes)
     loggers.finish(trainer, spec, measured["metrics"])
@@ -82,24 +80,24 @@ def final_metrics(trainer: L.Trainer, module: LitMoE, pes: PES) -> dict[str, Any
 
 def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
     """Lightning's Trainer with nothing of its own on the screen or on the disk."""
-    keys = spec.config["trainer"]
-    accumulate = keys["global_batch"] // (keys["micro_batch"] * keys["devices"])
-    saving = Saving(folder / "checkpoints", keys["ckpt_every"], keys["ckpt_seconds"], keys["keep_every"])
+    keys = spec.config.trainer
+    accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
+    saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     callbacks: list[Callback] = [telemetry, saving, TrialPruning(folder)]
-    if keys["progress_bar"] and is_first():
-        callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config['seed']}"))
+    if keys.progress_bar and is_first():
+        callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
     return L.Trainer(
         accelerator=accelerator,
-        **on_devices(keys["devices"], keys["strategy"]),
+        **on_devices(keys.devices, keys.strategy),
         precision=precision,  # type: ignore[arg-type]
-        max_steps=keys["max_steps"],
+        max_steps=keys.max_steps,
         max_epochs=-1,
         accumulate_grad_batches=accumulate,
-        val_check_interval=keys["val_every"] * accumulate,
+        val_check_interval=keys.val_every * accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=1,  # of `self.log`, which nothing here uses

@@ -1,19 +1,21 @@
-"""Whether a run's steps fit into the memory that is free before it starts.
+"""Estimates whether a model fits into the memory there is, and a run's steps into what is free before it starts.
 
 References: proc(5); cgroups v2 (memory.max, memory.current) and v1 (memory.limit_in_bytes, memory.usage_in_bytes) of
 the Linux kernel's documentation.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from simbal.model.device_memory import DeviceMemory, device_memory
-from simbal.model.memory_cost import Step
+from simbal.config.schema import TrainerConfig
+from simbal.cost.memory import DeviceMemory, Step, device_memory
+from simbal.cost.parameters import bytes_to_make, count, weights_of
+from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
-from simbal.run_spec import RunSpec
+from simbal.runs.spec import RunSpec
 from simbal.training.shortage import smaller_micro_batches
 
 MEMINFO, OWN_GROUP, GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -23,26 +25,26 @@ V2, V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usa
 def memory_warning(
     spec: RunSpec, shape: TransformerShape, backend: str | None, device: torch.device, precision: str
 ) -> str | None:
-    """A sentence if a training step is estimated to need more memory than is free now, with what would fit.
+    """Return a sentence if a step is estimated to need more memory than is free now, with what would fit; else None.
 
     Args:
-        spec: of the run, for its batch and sequence length.
-        shape: of the model, which is in the computer's memory already but not yet on a GPU.
-        backend: of the experts, a resolved name; None for a dense model.
-        device: that trains.
+        spec: the run, for its batch and sequence length.
+        shape: the model's, which is in the computer's memory already but not yet on a GPU.
+        backend: the implementation of the experts, a resolved name; None for a dense model.
+        device: the device that trains.
         precision: resolved: 32-true, bf16-mixed or bf16-true.
     """
     free = free_memory(device)
     if free is None:
         return None
-    keys = spec.config["trainer"]
-    batch, whole = keys["micro_batch"], keys["global_batch"] // keys["devices"]
-    recomputes, seq_len = keys["activation_checkpointing"], spec.config["data"]["seq_len"]
+    trainer = spec.config.trainer
+    batch, whole = trainer.micro_batch, trainer.global_batch // trainer.devices
+    recomputes, seq_len = trainer.activation_checkpointing, spec.config.data.seq_len
     step = Step(batch, seq_len, batch < whole, precision, backend, device.type, recomputes)
 
     def needed(size: int) -> int:
         smaller = replace(step, micro_batch=size, accumulates=size < whole)
-        return still_needed(device_memory(_sharing(keys), shape, smaller, keys["devices"]), device, keys["devices"])
+        return still_needed(device_memory(_sharing(trainer), shape, smaller, trainer.devices), device, trainer.devices)
 
     if needed(batch) <= free:
         return None
@@ -59,36 +61,56 @@ def memory_warning(
     )
 
 
-def _sharing(trainer: dict[str, Any]) -> str:
-    if trainer["devices"] == 1:
+def _sharing(trainer: TrainerConfig) -> str:
+    if trainer.devices == 1:
         return "one device"
-    return "fsdp" if trainer["strategy"] == "fsdp" else "ddp"
+    return "fsdp" if trainer.strategy == "fsdp" else "ddp"
 
 
 def still_needed(memory: DeviceMemory, device: torch.device, devices: int) -> int:
-    """Bytes of the peak that are not occupied yet: on a CPU, whose memory all processes share, the model is built."""
+    """Return the bytes of the peak that are not occupied yet.
+
+    On a CPU all processes share the memory, and the model is built already.
+    """
     return memory.peak if device.type == "cuda" else devices * memory.peak - memory.step.weights
 
 
+def require_room(shape: TransformerShape) -> None:
+    """Raise `UserError` if a model of this shape is larger than the computer's memory, before it is made."""
+    needed, there = bytes_to_make(shape), whole_memory()
+    if there is not None and needed > there:
+        weights, layers = count(weights_of(shape)), shape.num_layers
+        raise UserError(
+            f"this computer has no room for the model: its {weights:,} weights in {layers:,} layers need "
+            f"{_gigabytes(needed)}, and there are {_gigabytes(there)}: use a smaller model"
+        )
+
+
+def whole_memory() -> int | None:
+    """Return the bytes that the computer has, or this process's control groups may have, with swap; None if unknown."""
+    known = [size for size in (_of_meminfo("MemTotal"), *_of_groups(_limit)) if size is not None]
+    return min(known) + (_of_meminfo("SwapTotal") or 0) if known else None
+
+
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be allocated now; None where nothing says so, as on systems other than Linux."""
+    """Return the bytes that can be allocated now; None if unknown, as on systems other than Linux."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    known = [free for free in (_available(), *_left_to_groups()) if free is not None]
+    known = [free for free in (_of_meminfo("MemAvailable"), *_of_groups(_left)) if free is not None]
     return min(known, default=None)
 
 
-def _available() -> int | None:
+def _of_meminfo(name: str) -> int | None:
     try:
         lines = MEMINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    kilobytes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(kilobytes[0]) * 1024 if kilobytes else None
 
 
-def _left_to_groups() -> list[int]:
-    """What the limits of this process's control group, and of those around it, leave.
+def _of_groups(size_of: Callable[[Path, str, str], int | None]) -> list[int]:
+    """Return what `size_of` finds for this process's control group and those around it, without None.
 
     A container may see its own group at the root, under the path that it has outside: both are looked at.
     """
@@ -96,28 +118,40 @@ def _left_to_groups() -> list[int]:
         lines = OWN_GROUP.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    left = []
+    found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             root, names = (GROUPS / "memory", V1) if controllers else (GROUPS, V2)
             parts = path.strip("/").split("/")
-            folders = {root.joinpath(*parts[:count]) for count in range(len(parts) + 1)}
-            left += [size for folder in folders if (size := _left(folder, *names)) is not None]
-    return left
+            folders = {root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)}
+            found += [size for folder in folders if (size := size_of(folder, *names)) is not None]
+    return found
+
+
+def _limit(group: Path, limit_file: str, used_file: str) -> int | None:
+    """Return the bytes that a group's processes may have together; None without a limit."""
+    try:
+        limit = (group / limit_file).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdigit() else None  # "max"
 
 
 def _left(group: Path, limit_file: str, used_file: str) -> int | None:
-    """None without a limit. Pages of files that the kernel can drop count as free."""
+    """Return the bytes that a group's limit leaves; None without one.
+
+    Pages of files that the kernel can drop count as free.
+    """
+    if (limit := _limit(group, limit_file, used_file)) is None:
+        return None
     try:
-        limit, used = ((group / name).read_text(encoding="utf-8").strip() for name in (limit_file, used_file))
+        used = (group / used_file).read_text(encoding="utf-8").strip()
         stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
         return None
-    if not limit.isdigit():  # "max"
-        return None
-    return max(0, int(limit) - int(used) + int(stat.get("inactive_file", 0)))
+    return max(0, limit - int(used) + int(stat.get("inactive_file", 0)))
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e9:,.1f} GB"

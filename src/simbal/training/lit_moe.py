@@ -3,28 +3,93 @@
 Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts.
 """
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from simbal.balancing.composition import Composition
+from simbal.balancing.step import StepInProgress
 from simbal.data.loader import TrainBatches
+from simbal.distributed import sum_over_ranks, whole
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
-from simbal.training.optim import OptimSettings, build_optimizer
 from simbal.training.parallel import shard, whole_routers
-from simbal.training.ranks import sum_over_ranks, whole, world_size
-from simbal.training.step_totals import StepTotals
 from simbal.training.validation import Validation, ValidationTotals
 
 
+@dataclass(frozen=True)
+class OptimSettings:
+    """The optimizer's numbers; `lr` is the peak."""
+
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+    eps: float
+    decay_router: bool
+    warmup_steps: int
+
+
+def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Share of the peak at `step` s of T, with W warm-up steps.
+
+    0.1 + 0.9 s/W for s < W, then 0.1 + 0.45 (1 + cos(pi (s - W) / (T - W))); 0.1 from T on. A run with T <= W ends
+    while the rate still rises.
+    """
+    if step < warmup_steps:
+        return 0.1 + 0.9 * step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+
+
+def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, object]]:
+    """Matrices decay, norm gains do not, routers as `decay_router` says, but never what parametrises a router."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        path = name.split(".")
+        # decay would shrink the signs that torch keeps on the diagonal of an orthogonal parametrization, to 0
+        decays = (
+            parameter.ndim > 1 and (settings.decay_router or "router" not in path) and "parametrizations" not in path
+        )
+        (decayed if decays else plain).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+
+
+def build_optimizer(
+    model: nn.Module, settings: OptimSettings, max_steps: int
+) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """The optimizer and the schedule that sets its rate at each step."""
+    groups = parameter_groups(model, settings)
+    optimizer = torch.optim.AdamW(groups, settings.lr, settings.betas, settings.eps, fused=True)
+    return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, settings.warmup_steps, max_steps))
+
+
 class LitMoE(L.LightningModule):
-    """loss = cross-entropy + z-loss + the terms of the balancing strategies."""
+    """loss = cross-entropy + z-loss + the terms of the balancing strategies.
+
+    Lightning calls these in one optimizer step, in this order:
+
+    1. `on_train_batch_start`, before every micro-batch: before the first of several, if a loss needs the counts of the
+       whole step, `count_step` runs the model on all of them without gradients.
+    2. `training_step`, for every micro-batch: the model, the counts, and the loss, of which Lightning then takes the
+       gradient and adds it up.
+    3. `optimizer_step`, which begins before the `training_step` of the last micro-batch; after it, still within
+       a. `configure_gradient_clipping` clips the gradient; one that is not finite skips the step or ends the run;
+       b. AdamW moves the weights;
+       c. `finish_step` updates the strategies with the step's counts.
+    4. The schedule moves the learning rate, as `configure_optimizers` says.
+    """
 
     def __init__(
         self,
@@ -53,8 +118,7 @@ class LitMoE(L.LightningModule):
         self.max_steps, self.z_loss_coef, self.grad_clip = max_steps, z_loss_coef, grad_clip
         self.skip_nonfinite, self.skipped_steps = skip_nonfinite, 0
         self.bytes_of_token_V = nn.Buffer(bytes_of_token_V, persistent=False)
-        self.step_totals = StepTotals()  # of the optimizer step in progress
-        self.foreseen: dict[str, Tensor] | None = None  # what the strategies will have measured when it ends
+        self.balancing_step = StepInProgress(balancing)
         self.finished_counts_LE = torch.zeros(len(model.routers), model.shape.num_experts).long()  # of the last one
         self.step_loss = torch.zeros(())  # of the optimizer step in progress, summed over its micro-batches
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
@@ -72,32 +136,26 @@ class LitMoE(L.LightningModule):
         return loss, routings
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
-        """Before the first of several micro-batches, look through all of them if a strategy needs it."""
+        """Before the first of several micro-batches, count all of them if a loss needs it."""
         accumulation = self.trainer.accumulate_grad_batches
-        if self.balancing.foresees and accumulation > 1 and batch_idx % accumulation == 0:
+        if self.balancing.needs_step_counts and accumulation > 1 and batch_idx % accumulation == 0:
             loader = cast(TrainBatches, self.trainer.train_dataloader)
             with self.trainer.precision_plugin.forward_context():
-                self.foresee(window_BT.to(self.device) for window_BT in loader.micro_batches(self.global_step))
+                self.count_step(window_BT.to(self.device) for window_BT in loader.micro_batches(self.global_step))
 
-    @torch.no_grad()
-    def foresee(self, windows: Iterable[Tensor]) -> None:
-        """What the strategies will measure in the step made of this rank's `windows_BT`."""
-        totals = StepTotals()
-        for window_BT in windows:
-            _, routings = self.model(window_BT[:, :-1], self.balancing)
-            totals.add(self.balancing.measure(routings), routings)
-        self.foreseen = totals.over_ranks()
+    def count_step(self, windows: Iterable[Tensor]) -> None:
+        """The first of two passes over the step's micro-batches: `windows`, each (B, T), are those of this rank."""
+        with self.balancing_step.counting_pass() as counting:
+            for window_BT in windows:
+                _, routings = self.model(window_BT[:, :-1], self.balancing)
+                counting.add(routings)
 
     def training_step(self, window_BT: Tensor, batch_idx: int) -> dict[str, Any]:
         """`window_BT` holds the inputs and, shifted by one, the targets."""
         head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
-        measured = self.balancing.measure(routings)
-        foreseen = self.foreseen
-        if self.balancing.foresees and foreseen is None:  # this micro-batch is the whole step
-            foreseen = {name: sum_over_ranks(measured_LE) for name, measured_LE in measured.items()}
-        aux = self.balancing.losses(routings, self.global_step, foreseen)
+        self.balancing_step.add(routings)
+        aux = self.balancing_step.losses(routings, self.global_step)
         loss = torch.stack([head.loss, *aux.values()]).sum()
-        self.step_totals.add(measured, routings)
         self.step_loss = self.step_loss.to(loss.device) + loss.detach()
         return {"loss": loss, "total": loss.detach(), "ce": head.nll_N.mean(), "aux": aux}
 
@@ -109,12 +167,12 @@ class LitMoE(L.LightningModule):
 
     def finish_step(self, step: int, lr: float) -> None:
         """Optimizer step `step` is done, at rate `lr`."""
-        totals, self.step_totals, self.foreseen = self.step_totals, StepTotals(), None
+        done, self.balancing_step = self.balancing_step, StepInProgress(self.balancing)
         self.step_loss = torch.zeros(())
-        if totals.counts_LE is not None:
-            self.finished_counts_LE = totals.counts_LE
+        if done.counts_LE is not None:
+            self.finished_counts_LE = done.counts_LE
         with whole_routers(self.model) as weights:
-            self.balancing.update(totals.over_ranks(), totals.micro_batches * world_size(), weights, lr, step)
+            done.finish(weights, lr, step)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip the norm of the whole gradient, and keep what it was before.
@@ -134,12 +192,12 @@ class LitMoE(L.LightningModule):
         """Neither weights nor strategies learn from it."""
         if self.skipped_steps == self.skip_nonfinite:
             what = "the gradient" if loss.isfinite() else "the loss"
-            counts_LE = self.step_totals.counts_LE
+            counts_LE = self.balancing_step.counts_LE
             statistics = layer_statistics(self.model, None if counts_LE is None else sum_over_ranks(counts_LE))
             raise DivergedError(what, self.global_step + 1, statistics)
         self.skipped_steps += 1
         self.zero_grad()  # an optimizer leaves alone what has no gradient
-        self.step_totals = StepTotals()
+        self.balancing_step = StepInProgress(self.balancing)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The count goes on when the run does."""

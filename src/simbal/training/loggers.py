@@ -1,4 +1,4 @@
-"""Where curves go besides metrics.jsonl: TensorBoard, a CSV file, MLflow or Weights & Biases.
+"""Loggers that write curves besides metrics.jsonl: TensorBoard, a CSV file, MLflow or Weights & Biases.
 
 All of them get the rows of metrics.jsonl, the config once and the final metrics at the end; none has a part in the
 training. When a run goes on from a checkpoint, so does what it logged:
@@ -10,12 +10,10 @@ training. When a run goes on from a checkpoint, so does what it logged:
                  the checkpoint appear twice: nothing that has been sent can be taken back
 """
 
-import fcntl
-import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -23,11 +21,15 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from simbal.disk import write_json
-from simbal.run_spec import RunSpec, result_keys
-from simbal.training.ranks import is_first
+from simbal.config.schema import MLFlowConfig, WandbConfig
+from simbal.distributed import is_first
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes, write_json
+from simbal.files.locks import Lock
+from simbal.runs.spec import RunSpec, result_keys
 
 IDS_FILE = "logger.json"  # in the run's folder: its ids where it is logged
+LARGEST_IDS = 1 << 16  # bytes
 Built = tuple[Logger, int]  # and the first step whose rows it lacks
 
 
@@ -37,18 +39,18 @@ def attach(
     """Give the trainer of the first rank the logger that the config names.
 
     Args:
-        trainer: that logs from now on.
-        spec: of the run.
-        folder: of the run.
+        trainer: the one that logs from now on.
+        spec: the run.
+        folder: the run's.
         step: where the run goes on; 0 at its start.
         rows: reads those of metrics.jsonl, which end there.
     """
-    kind = spec.config["logger"]["kind"]
+    kind = spec.config.logger.kind
     if kind == "none" or not is_first():
         return
     logger, lacking = BUILDERS[kind](spec, folder, step)
     if kind != "tensorboard":  # whose tab HParams wants the final metrics with them
-        logger.log_hyperparams(result_keys(spec.config))
+        logger.log_hyperparams(result_keys(spec.written))
     for row in rows():
         if row["step"] >= lacking:
             logger.log_metrics(scalars(row), row["step"])
@@ -56,18 +58,18 @@ def attach(
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn of a row of metrics.jsonl."""
+    """Return the numbers of a row of metrics.jsonl that can be drawn, by name."""
     return {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
 
 
 def finish(trainer: L.Trainer, spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
-    """Log how the run ended."""
-    logger, step = trainer.logger, spec.config["trainer"]["max_steps"]
+    """Log the final metrics, and end the logger's run."""
+    logger, step = trainer.logger, spec.config.trainer.max_steps
     if logger is None:
         return
     final = {f"final/{key}": value for key, value in metrics.items() if value is not None}
     if isinstance(logger, TensorBoardLogger):
-        logger.log_hyperparams(result_keys(spec.config), final, step)
+        logger.log_hyperparams(result_keys(spec.written), final, step)
     else:
         logger.log_metrics(final, step)
     logger.finalize("success")
@@ -87,14 +89,16 @@ def _csv(spec: RunSpec, folder: Path, step: int) -> Built:
 def _mlflow(spec: RunSpec, folder: Path, step: int) -> Built:
     from simbal.training.mlflow_run import open_run  # a package that may be absent
 
-    keys, output_dir = spec.config["logger"], Path(spec.config["output_dir"]).resolve()
+    keys, output_dir = spec.config.logger, Path(spec.config.output_dir).resolve()
+    assert isinstance(keys, MLFlowConfig)
     local = f"sqlite:///{output_dir / 'mlflow.db'}"
     known = _ids(folder).get("mlflow")
-    with _one_at_a_time(output_dir):  # of several jobs, the first makes the tables and the experiment
+    # the first of several jobs makes the tables and the experiment
+    with Lock(output_dir / ".mlflow.lock").held(math.inf):
         logger = open_run(
-            keys["tracking_uri"] or local,
-            keys["experiment"] or spec.config["name"],
-            artifacts=(output_dir / "mlflow").as_uri() if keys["tracking_uri"] is None else None,
+            keys.tracking_uri or local,
+            keys.experiment or spec.config.name,
+            artifacts=(output_dir / "mlflow").as_uri() if keys.tracking_uri is None else None,
             name=folder.name,
             run_id=known,
         )
@@ -107,32 +111,33 @@ def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of its own errors, before it is imported
     import wandb
 
-    keys = spec.config["logger"]
+    keys = spec.config.logger
+    assert isinstance(keys, WandbConfig)
     if (run_id := _ids(folder).get("wandb")) is None:
         run_id = token_hex(8)
         _remember(folder, "wandb", run_id)
-    if keys["offline"]:
+    if keys.offline:
         shutil.rmtree(folder / "wandb", ignore_errors=True)
     run = wandb.init(
-        project=keys["project"],
+        project=keys.project,
         name=folder.name,
         id=run_id,
         dir=folder,
-        mode="offline" if keys["offline"] else "online",
-        resume=None if keys["offline"] else "allow",
+        mode="offline" if keys.offline else "online",
+        resume=None if keys.offline else "allow",
         save_code=False,
         settings=wandb.Settings(console="off", silent=True),
     )
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return _WandbLogger(experiment=run), 0 if keys["offline"] or not step else step + 1
+    return _WandbLogger(experiment=run), 0 if keys.offline or not step else step + 1
 
 
 class _WandbLogger(WandbLogger):
-    """Ends the run when training fails, so that the process that writes it ends too."""
+    """A logger that ends its run when training fails, so that the process that writes it ends too."""
 
     def finalize(self, status: str) -> None:
-        """As Lightning calls it."""
+        """End the run, also if it has failed; called by Lightning."""
         super().finalize(status)
         if status == "failed" and self._experiment is not None:
             self._experiment.finish(exit_code=1)
@@ -148,17 +153,10 @@ BUILDERS: dict[str, Callable[[RunSpec, Path, int], Built]] = {
 
 def _ids(folder: Path) -> dict[str, str]:
     try:
-        return dict(json.loads((folder / IDS_FILE).read_text(encoding="utf-8")))
+        return dict(strict_json.parse(read_bytes(folder / IDS_FILE, LARGEST_IDS)))
     except (OSError, ValueError, TypeError):  # absent or damaged: it is logged under a new id
         return {}
 
 
 def _remember(folder: Path, kind: str, run_id: str) -> None:
     write_json(folder / IDS_FILE, _ids(folder) | {kind: run_id})
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    with (folder / ".mlflow.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,4 +1,4 @@
-"""A run in MLflow that goes on where it was, under its own id, without saying anything twice."""
+"""A run in MLflow that goes on where it was, under its own id, without logging anything twice."""
 
 import logging
 import os
@@ -16,14 +16,14 @@ from simbal.errors import UserError
 
 
 def open_run(tracking_uri: str, experiment: str, artifacts: str | None, name: str, run_id: str | None) -> "MLFlowRun":
-    """The run of this id, or a new one if there is none.
+    """Return the run with this id, or a new one if there is none.
 
     Args:
-        tracking_uri: of the store: sqlite:///FILE or a server.
+        tracking_uri: the store: sqlite:///FILE or a server.
         experiment: its name; it is made if there is none.
         artifacts: where a new experiment is to keep files, of which we log none; None: the store's own choice.
-        name: of a new run.
-        run_id: None at the run's start.
+        name: the name of a new run.
+        run_id: the id that the run had; None at its start.
 
     Raises:
         UserError: the store cannot be used.
@@ -58,11 +58,14 @@ def _is_there(client: MlflowClient, run_id: str) -> bool:
 
 
 class MLFlowRun(MLFlowLogger):
-    """Lightning's, less what the store has already of a metric at a step: it keeps duplicates, and removes nothing."""
+    """Lightning's logger, which leaves out what the store already has of a metric at a step.
+
+    The store keeps duplicates, and removes nothing.
+    """
 
     @cached_property
     def logged(self) -> set[tuple[str, int]]:
-        """(metric, step) that were there when the run was opened."""
+        """The (metric, step) pairs that were there when the run was opened."""
         client, run_id = self.experiment, self.version
         return {
             (key, metric.step)
@@ -71,6 +74,6 @@ class MLFlowRun(MLFlowLogger):
         }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """As Lightning calls it."""
+        """Log the metrics that are new at this step; called by Lightning."""
         if new := {key: value for key, value in metrics.items() if (key, step) not in self.logged}:
             super().log_metrics(new, step)

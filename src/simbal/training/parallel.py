@@ -1,6 +1,7 @@
-"""How several devices share a model: each holds all of it (ddp), or a part (fsdp).
+"""Shares a model among several devices: each holds all of it (ddp), or a part (fsdp).
 
 Reference: FSDP2 of torch; Zhao et al. 2023 (arXiv 2304.11277).
+Shapes: E experts, D model width.
 """
 
 from collections.abc import Iterator
@@ -17,15 +18,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils.parametrize import is_parametrized
 
+from simbal.distributed import whole
 from simbal.model.moe import MoELayer
 from simbal.model.router import Router
 from simbal.model.transformer import Transformer
 from simbal.training.processes import local_devices
-from simbal.training.ranks import whole
 
 
 class Joined(LightningEnvironment):
-    """Tells Lightning that all processes run already; `local_size` of them on this machine."""
+    """A cluster environment that tells Lightning that all processes run already, `local_size` of them here."""
 
     def __init__(self, local_size: int) -> None:
         super().__init__()
@@ -33,23 +34,26 @@ class Joined(LightningEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Nothing is left to start."""
+        """True, as nothing is left to start."""
         return True
 
     def local_rank(self) -> int:
-        """Which of this machine's devices is ours."""
+        """Return the index of this process's device on its machine."""
         return dist.get_rank() % self.local_size
 
     def node_rank(self) -> int:
-        """Which machine this is."""
+        """Return the index of this machine."""
         return dist.get_rank() // self.local_size
 
     def teardown(self) -> None:
-        """Lightning's would change the environment."""
+        """Do nothing, as Lightning's own method would change the environment."""
 
 
 def on_devices(devices: int, strategy: str) -> dict[str, Any]:
-    """What Lightning's Trainer is told: one device, a copy of the model on each of several, or a part of it on each."""
+    """Return the arguments of Lightning's Trainer for `devices` and `strategy`.
+
+    They stand for one device, for a copy of the model on each of several, or for a part of it on each.
+    """
     if devices == 1:
         return {"devices": 1}
     local = local_devices(devices)
@@ -65,7 +69,7 @@ def on_devices(devices: int, strategy: str) -> dict[str, Any]:
 
 
 def shard(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave a part of every parameter, gradient and moment on each of the mesh's devices; no more if that is done.
+    """Leave a part of every parameter, gradient and moment on each of the mesh's devices; nothing more if that is done.
 
     A layer's feed-forward, most of a model, is put together for its forward pass and again for its backward pass; the
     rest, routers among it, from a forward pass to its backward pass, as losses read routers and the head.
@@ -84,7 +88,7 @@ def shard(model: Transformer, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def whole_routers(model: Transformer) -> Iterator[list[Tensor]]:
-    """The (E, D) weight of each router after an optimizer step, also where a rank holds a part; changes to it stay."""
+    """Yield each router's weight (E, D) after an optimizer step, whole on every rank; changes to it stay."""
     weights = [
         _whole_weight(router) if isinstance(router, FSDPModule) else router.weight_ED for router in model.routers
     ]
@@ -96,7 +100,7 @@ def whole_routers(model: Transformer) -> Iterator[list[Tensor]]:
 
 
 def _whole_weight(router: Router) -> Tensor:
-    """Computed again if it is parametrised, and no leaf then."""
+    """Return a router's whole weight; a parametrised one is computed again, and is no leaf then."""
     if is_parametrized(router):
         computed: Any = router.get_submodule("parametrizations.weight_ED")
         weight_ED: Tensor = computed[0](whole(computed.original))

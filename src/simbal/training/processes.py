@@ -1,16 +1,17 @@
-"""Starts the processes that train one model together, and leaves none behind.
+"""Starts the processes that train one model together, shares why one of them failed, and leaves none behind.
 
 The first rank is the process that was asked to train; it starts the others afresh, in its own process group. Under
 torchrun all of them are there already. Lightning's launcher would run the whole command line again for each.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
@@ -22,15 +23,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
+from simbal.distributed import is_first, world_size
 from simbal.errors import UserError
-from simbal.sweep.slots import usable_cores
-from simbal.sweep.tether import die_with
-from simbal.training import failure
+from simbal.processes.slots import usable_cores
+from simbal.processes.watchdog import ends_with
 
 HOST = "127.0.0.1"
-PATIENCE = timedelta(minutes=30)  # of a rank that waits for another, as while that one saves
+TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another, as while that one saves
 GRACE_SECONDS = 30.0  # after a rank's end, until the first one ends too
 BACKENDS = "cpu:gloo,cuda:nccl"
+KEY = "simbal/failure"
+WAIT = timedelta(seconds=2)  # for which the first rank waits for a reason: a connection can break before one arrives
+_stores: list[Store] = []  # the store of this process's group, while it has one
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Place:
 
 
 def local_devices(devices: int) -> int:
-    """How many of a run's devices this machine has: all, unless torchrun has started processes on several."""
+    """Return how many of a run's devices this machine has: all, unless torchrun has started processes on several."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if _under_torchrun() else devices
 
 
@@ -51,8 +55,8 @@ def together(work: Callable[..., None], arguments: tuple[Any, ...], devices: int
     """Call `work(*arguments)` on `devices` ranks that can reach each other; this process is one of them.
 
     Args:
-        work: of a module, and picklable arguments: the other ranks are new processes.
-        arguments: of `work`.
+        work: a function of a module, as the other ranks are new processes.
+        arguments: its arguments, which can be pickled.
         devices: how many ranks there are to be.
 
     Raises:
@@ -66,6 +70,38 @@ def together(work: Callable[..., None], arguments: tuple[Any, ...], devices: int
         _with_others(work, arguments, devices)
 
 
+@contextmanager
+def told_in(store: Store) -> Iterator[None]:
+    """Let the ranks tell each other through `store`, within the block, why one failed."""
+    _stores.append(store)
+    try:
+        yield
+    finally:
+        _stores.remove(store)
+
+
+def tell(says: Mapping[str, str], store: Store) -> None:
+    """Store why this rank has failed, unless another rank has stored its reason before."""
+    with suppress(RuntimeError):  # the first rank, and with it the store, may be gone
+        store.compare_set(KEY, "", json.dumps(dict(says)))
+
+
+def heard(own: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the reason that another rank has stored for the failure that this rank notices as `own`, or None.
+
+    Any rank but the first stores its own reason, and gets None.
+    """
+    if world_size() == 1 or not _stores:
+        return None
+    if not is_first():
+        tell(own, _stores[-1])
+        return None
+    with suppress(RuntimeError):
+        _stores[-1].wait([KEY], WAIT)
+        return dict(json.loads(_stores[-1].get(KEY)))
+    return None
+
+
 def _under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -74,13 +110,13 @@ def _among_others(work: Callable[..., None], arguments: tuple[Any, ...], devices
     started = int(os.environ["WORLD_SIZE"])
     if started != devices:
         raise UserError(f"torchrun has started {started} processes, but trainer.devices={devices}: make them equal")
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
     with _joined(Place(rank, size, store)), _silent(rank > 0):
         work(*arguments)
 
 
 def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
-    store = TCPStore(HOST, 0, devices, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    store = TCPStore(HOST, 0, devices, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     context = get_context("spawn")
     others: list[SpawnProcess] = []
     done = threading.Event()
@@ -99,9 +135,9 @@ def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices:
         done.set()
         started = [process for process in others if process.pid is not None]
         for process in started:
-            process.kill()  # what it does now, nobody waits for; the first rank's files are the run's
+            process.kill()  # nobody waits for what it does now; the first rank's files are the run's
         if watcher.ident is not None:
-            watcher.join()  # of two who wait for a process, one may miss its end
+            watcher.join()  # if two wait for a process, one may miss its end
         for process in started:
             process.join()
 
@@ -109,13 +145,12 @@ def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices:
 def _other_rank(
     rank: int, devices: int, port: int, first: int, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """What a process started by the first rank does, whose process id is `first`."""
-    die_with(first, signal.SIGKILL)
+    """Be a rank in a process that the first rank has started, whose process id is `first`."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the first rank knows whether they are for it
-    store = TCPStore(HOST, port, devices, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+    store = TCPStore(HOST, port, devices, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        with _silent(True), _joined(Place(rank, devices, store)):
+        with ends_with(first, grace=0), _silent(True), _joined(Place(rank, devices, store)):
             work(*arguments)
     except (UserError, KeyboardInterrupt):  # the first rank says so
         raise SystemExit(1) from None
@@ -134,7 +169,7 @@ def _watch(others: list[SpawnProcess], store: Store, done: threading.Event) -> N
             process.join()
             if process.exitcode:
                 said = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
-                failure.tell({"error": said}, store)
+                tell({"error": said}, store)
                 if not done.wait(GRACE_SECONDS):
                     print(f"error: {said}", file=sys.stderr, flush=True)
                     os._exit(1)
@@ -146,14 +181,14 @@ def _ended(exit_code: int) -> str:
 
 @contextmanager
 def _joined(place: Place) -> Iterator[None]:
-    """Within, this process is a rank of the group."""
+    """Make this process a rank of the group within the block."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // local_devices(place.world_size)))
     if not _under_torchrun() and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may lead nowhere
     backend = BACKENDS if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=PATIENCE)
-    with failure.told_in(place.store):
+    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT)
+    with told_in(place.store):
         try:
             yield
         finally:
@@ -162,7 +197,7 @@ def _joined(place: Place) -> Iterator[None]:
 
 @contextmanager
 def _silent(silent: bool) -> Iterator[None]:
-    """Within, nothing is printed: every rank would say the same."""
+    """Print nothing within the block if `silent`, as every rank would print the same."""
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         if silent:

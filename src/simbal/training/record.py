@@ -1,4 +1,4 @@
-"""What record.json says of a run: enough to trace a number of a table to code, data and definition."""
+"""The content of a run's record.json: enough to trace a number of a table to code, data and definition."""
 
 import importlib.metadata
 import platform
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from simbal import __name__ as package
+from simbal.cost.parameters import count_parameters
 from simbal.data.loader import TokenData
-from simbal.model.parameters import count_parameters
-from simbal.run_spec import RunSpec
-from simbal.training import pes
+from simbal.runs.spec import RunSpec
+from simbal.training import telemetry
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE
 from simbal.training.validation import DEFINITIONS
@@ -23,18 +23,18 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy
 
 
 def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
-    """All that is known before the first step."""
-    trainer, store, routed = spec.config["trainer"], data.store, bool(module.model.routers)
+    """Return the entries of record.json that are known before the first step."""
+    trainer, store, routed = spec.config.trainer, data.store, bool(module.model.routers)
     choice = choose_backend(spec, device, precision)
     return {
         "config_hash": spec.hash,
         "choices": spec.choices,
-        "seed": spec.config["seed"],
+        "seed": spec.config.seed,
         "data": {
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
-        "definitions": DEFINITIONS | (pes.DEFINITIONS if trainer["pes_every"] and routed else {}),
+        "definitions": DEFINITIONS | (telemetry.DEFINITIONS if trainer.pes_every and routed else {}),
         "objective": objective(module),
         "code": code_version(),
         "versions": {"python": platform.python_version()}
@@ -43,18 +43,21 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
         "threads": torch.get_num_threads(),
         "backend": module.model.backend,
         "backend_choice": choice.described if choice else None,
-        "router_init": resolve_router_init(spec.config["router"]["init"], module.balancing) if routed else None,
+        "router_init": resolve_router_init(spec.config.router.init, module.balancing) if routed else None,
         "precision": precision,
         "parameters": count_parameters(module.model),
-        "steps": trainer["max_steps"],
-        "tokens": trainer["max_steps"] * trainer["global_batch"] * spec.config["data"]["seq_len"],
-        "epochs": trainer["max_steps"] / data.steps_per_epoch,
+        "steps": trainer.max_steps,
+        "tokens": trainer.max_steps * trainer.global_batch * spec.config.data.seq_len,
+        "epochs": trainer.max_steps / data.steps_per_epoch,
         "started": now(),
     }
 
 
 def objective(module: LitMoE) -> dict[str, dict[str, Any]]:
-    """Each strategy's formula, source and declared properties, and how its loss, if it has one, is counted."""
+    """Return each strategy's formula, source and declared properties by its name, and how its loss is counted.
+
+    A strategy without a loss has only the first three.
+    """
     shape, balancing = module.model.shape, module.balancing
     described: dict[str, dict[str, Any]] = {}
     for name, part in balancing.parts.items():
@@ -72,7 +75,7 @@ def objective(module: LitMoE) -> dict[str, dict[str, Any]]:
 
 
 def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
-    """The same for people: a line for each strategy, and one more for its loss."""
+    """Return what `objective` says as lines for people: one for each strategy, and one more for its loss."""
     shown = []
     for name, part in objective.items():
         shown.append(f"{name}: {part['formula']}")
@@ -87,13 +90,13 @@ def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def backend_lines(run: dict[str, Any]) -> list[str]:
-    """Why the experts' backend is the one it is, for people."""
+    """Return why the experts' backend was chosen, as lines for people."""
     choice = run["backend_choice"]
     return [f"experts: {choice['reason']}"] if choice else []
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Package version, and the commit where the sources are a git checkout (`dirty`: with uncommitted changes)."""
+    """Return the package's version, and the commit of a git checkout (`dirty`: with uncommitted changes)."""
     version = importlib.metadata.version(package)
     folder = Path(__file__).parent
     try:
@@ -105,5 +108,5 @@ def code_version() -> dict[str, str | bool | None]:
 
 
 def now() -> str:
-    """UTC, ISO 8601, to the second."""
+    """Return the time in UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,33 +1,35 @@
-"""One run from its spec to its record: prepare the data, build, train, record.
+"""Trains one run from its spec to its record: prepares the data, builds, trains, records and logs.
 
 Everything a user can get wrong is found before the run folder is made.
 """
 
+import errno
 import logging
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from simbal.atomic_file import remove_parts
+from simbal.config.schema import TrainerConfig
 from simbal.data.store import Store, prepare
-from simbal.disk import refusals_of_disk
-from simbal.errors import UserError
-from simbal.heap import keep_freed_memory
-from simbal.run_folder import RunFolder
-from simbal.run_spec import RunSpec
+from simbal.distributed import from_first, is_first
+from simbal.errors import UserError, redacted
+from simbal.files.disk import refusals_of_disk, remedy, remove_parts
+from simbal.files.locks import LEASE_SECONDS
+from simbal.processes.heap import keep_freed_memory
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
 from simbal.training import checkpoint, ending, record
-from simbal.training.build import build_data, build_module, resolve_device, resolve_precision
+from simbal.training.build import build_data, build_module, resolve_device, resolve_precision, transformer_shape
 from simbal.training.fit import fit
-from simbal.training.free_memory import memory_warning
+from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
 from simbal.training.processes import local_devices, together
-from simbal.training.ranks import from_first, is_first
-from simbal.training.run_log import log_to
 
 log = logging.getLogger("simbal")
 Fitting = Callable[[], dict[str, Any]]  # trains, and returns what was measured
@@ -40,21 +42,22 @@ def train(spec: RunSpec) -> None:
         UserError: the run cannot be done here, or has diverged.
         StoppedError: a signal has asked for it.
     """
-    folder, keys = RunFolder(spec.path), spec.config["trainer"]
-    store = prepare(spec.config["data"], progress=keys["progress_bar"])
+    folder, keys = RunFolder(spec.path), spec.config.trainer
+    require_room(transformer_shape(spec, end_of_text=0))  # before data are prepared with a byte for each id
+    store = prepare(spec.config.data, progress=keys.progress_bar)
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
         return
-    device = resolve_device(keys["accelerator"], local_devices(keys["devices"]))
-    together(train_rank, (spec, store, device), keys["devices"])
+    device = resolve_device(keys.accelerator, local_devices(keys.devices))
+    together(train_rank, (spec, store, device), keys.devices)
 
 
 def train_rank(spec: RunSpec, store: Store, device: torch.device) -> None:
-    """What each of the run's processes does; the first holds the folder, writes and prints."""
+    """Do the work of one of the run's processes; the first holds the folder, writes and prints."""
     keep_freed_memory()
-    folder, keys = RunFolder(spec.path), spec.config["trainer"]
-    precision = resolve_precision(keys["precision"], device, keys["force_precision"])
+    folder, keys = RunFolder(spec.path), spec.config.trainer
+    precision = resolve_precision(keys.precision, device, keys.force_precision)
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     with ExitStack() as held:
         if not from_first(partial(claim, folder, spec, module, held)):
@@ -72,7 +75,7 @@ def train_rank(spec: RunSpec, store: Store, device: torch.device) -> None:
 
 
 def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
-    """Print and log what is about to be trained, and what to think of it."""
+    """Print and log what is about to be trained, and notes and warnings about it."""
     notes = [*warm_up_note(spec), *([f"warning: {tight}"] if tight else [])]
     for line in [*record.lines(run["objective"]), *record.backend_lines(run), *notes]:
         print(line)
@@ -80,9 +83,9 @@ def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
 
 
 def train_and_record(
-    folder: RunFolder, run: dict[str, Any], trainer: dict[str, Any], tight: str | None, fitting: Fitting
+    folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, tight: str | None, fitting: Fitting
 ) -> None:
-    """Write down how it ended; if well, without the checkpoints that are needed no more."""
+    """Train, and write how the run ended; a finished run loses the checkpoints that it needs no more."""
     damaged, checkpoints = folder.set_aside_damaged_record(), folder.path / "checkpoints"
     with ending.recorded(folder, run, trainer):
         measured = fitting()
@@ -93,13 +96,13 @@ def train_and_record(
 
 
 def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> bool:
-    """Take the folder for as long as `held` lasts; False if another process has finished the run meanwhile.
+    """Take the folder for as long as `held` lasts; return False if another process has finished the run meanwhile.
 
     Raises:
         UserError: the disk is too full, or another process or run has the folder.
     """
     require_space(folder.path, module)
-    held.enter_context(folder.lock())
+    held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
@@ -111,20 +114,64 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> 
 
 
 def warm_up_note(spec: RunSpec) -> list[str]:
-    """A sentence if the run is too short for its warm-up: no mistake in a trial run, in a long one it may be."""
-    warmup_steps, max_steps = spec.config["optim"]["warmup_steps"], spec.config["trainer"]["max_steps"]
+    """Return a note if the run is too short for its warm-up.
+
+    In a trial run that is no mistake, in a long one it may be.
+    """
+    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
     if warmup_steps < max_steps:
         return []
     return [f"note: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"]
 
 
 def require_space(folder: Path, module: LitMoE) -> None:
-    """Refuse to start where three checkpoints (weights and two moments, fp32) do not fit: two stay beside a new one."""
+    """Raise `UserError` where three checkpoints (weights and two moments, fp32) do not fit.
+
+    Two stay beside a new one.
+    """
     needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in module.parameters())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing.resolve()).free
-    if free < needed:
+    disk = shutil.disk_usage(existing.resolve())
+    if disk.total and disk.free < needed:  # one of no size, as /proc, says nothing of space
         raise UserError(
-            f"no space left on the disk of {existing}: the run needs {needed / 1e6:.0f} MB for its checkpoints and "
-            f"{free / 1e6:.0f} MB are free; free some space, or set output_dir"
+            f"cannot write {folder}: the run needs {needed / 1e6:.0f} MB for its checkpoints, and "
+            f"{disk.free / 1e6:.0f} MB are free; {remedy(OSError(errno.ENOSPC, ''), 'output_dir')}"
         )
+
+
+@contextmanager
+def log_to(file: Path) -> Iterator[None]:
+    """Append to `file` what this package logs within the block, and the errors that end threads of other packages."""
+    handler = _RunLog(file)
+    handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.disabled = False  # Hydra disables every logger that is there when it starts a job, as in a forked process
+    before, threading.excepthook = threading.excepthook, _log_end_of_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+        log.removeHandler(handler)
+        handler.close()
+
+
+class _RunLog(logging.FileHandler):
+    """A log file that loses lines where the disk is full; Python would print a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+class _WithoutSecrets(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
+def _log_end_of_thread(end: threading.ExceptHookArgs) -> None:
+    if end.exc_value is not None:
+        log.error("a thread has ended", exc_info=(end.exc_type, end.exc_value, end.exc_traceback))

@@ -1,4 +1,4 @@
-"""What a failed run was short of, and what to change."""
+"""Recognises that a run failed for want of memory, disk space or open files, and says what to change."""
 
 import errno
 import re
@@ -10,12 +10,13 @@ from typing import Literal
 
 import torch
 
-from simbal.disk import DISK_REFUSES
+from simbal.config.check import divisors
 from simbal.errors import UserError
+from simbal.files.disk import DISK_REFUSES, refusal
 
 DISK = {*DISK_REFUSES} - {errno.ENOENT}  # once a run has begun, a file that is missing is another matter
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)
-# how libraries say it in a RuntimeError, without a number
+# how libraries report it in a RuntimeError, without an error number
 MEMORY_SAID = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA (driver )?error: out of memory|CUDA out of memory"
     r"|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|std::bad_alloc|Cannot allocate memory"
@@ -25,18 +26,18 @@ ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ([kKMGT]i?B|bytes)")
 
 @dataclass(frozen=True)
 class Shortage:
-    """`cause` is a word for programs, `sentence` says to a user what was short and what to change."""
+    """A resource that ran short: `cause` is a word for programs, `sentence` tells a user what to change."""
 
     cause: Literal["memory", "disk", "open files"]
     sentence: str
 
 
 def shortage(error: BaseException, folder: Path, micro_batch: int, global_batch: int) -> Shortage | None:
-    """What `error`, or an error that it hides, was short of; None if it was nothing that can run short.
+    """Return the resource that `error`, or an error behind it, was short of; None if it was nothing that can run short.
 
     Args:
-        error: what ended the run.
-        folder: that the run writes.
+        error: the one that ended the run.
+        folder: the run's, which it writes.
         micro_batch: sequences, as `trainer.micro_batch`.
         global_batch: sequences, as `trainer.global_batch`.
     """
@@ -48,15 +49,17 @@ def shortage(error: BaseException, folder: Path, micro_batch: int, global_batch:
             return Shortage("memory", _out_of_memory(hidden, micro_batch, global_batch))
         if number in DISK:
             assert isinstance(hidden, OSError)
-            # as refusals_of_disk says it, which may have said it already
-            said = f"cannot write {folder}: {hidden.strerror}; free some space, or set output_dir"
-            return Shortage("disk", str(error) if isinstance(error, UserError) else said)
+            said = str(error) if isinstance(error, UserError) else refusal(folder, hidden)  # it may have been said
+            return Shortage("disk", said)
     return None
 
 
 @contextmanager
 def room_for_a_model() -> Iterator[None]:
-    """Want of memory for a model in the making becomes a `UserError`: no smaller micro-batch helps there."""
+    """Raise `UserError` where memory runs out while a model is made within the block.
+
+    No smaller micro-batch helps there.
+    """
     try:
         yield
     except Exception as error:
@@ -68,12 +71,12 @@ def room_for_a_model() -> Iterator[None]:
 
 
 def smaller_micro_batches(micro_batch: int, global_batch: int) -> list[int]:
-    """The values of `trainer.micro_batch` below this one, the largest first; each divides the global batch."""
-    return [size for size in range(micro_batch - 1, 0, -1) if global_batch % size == 0]
+    """Return the smaller values of `trainer.micro_batch`, the largest first; each divides the global batch."""
+    return [size for size in reversed(divisors(global_batch)) if size < micro_batch]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and every one that it came from or that was being handled when it was raised."""
+    """Yield `error`, and every one that it came from or that was being handled when it was raised."""
     waiting, seen = [error], set()
     while waiting:
         current = waiting.pop(0)

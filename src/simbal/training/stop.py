@@ -1,13 +1,23 @@
-"""SIGINT, SIGTERM and a scheduler's warning of pre-emption end a run after the step in progress, with a checkpoint."""
+"""Stops a run before its last step: after a checkpoint for a signal, or at once for a search that prunes it."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from simbal.distributed import from_first, is_first, largest
+from simbal.files.disk import read_bytes
+from simbal.runs.folder import PRUNE_FILE
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal is one of the last two
+LARGEST = 1 << 16  # bytes of prune.json
 
 
 class StoppedError(SystemExit):
@@ -18,19 +28,26 @@ class StoppedError(SystemExit):
         self.sentence = f"stopped by {signal.Signals(number).name} at step {step}: the same command goes on from there"
 
 
+class PrunedError(Exception):
+    """The run was stopped on purpose; the message says why."""
+
+
 class StopRequest:
-    """Whether a signal has asked to stop; a second one ends the process at once, unless somebody else waits for it."""
+    """A request to stop, which a signal makes.
+
+    A second signal ends the process at once, unless somebody else waits for it.
+    """
 
     def __init__(self) -> None:
-        """Whoever waits for a signal now is somebody else; Lightning sets handlers later."""
-        self.number = 0  # of the signal; 0: none has come
+        """Note who waits for a signal now; Lightning sets its handlers later."""
+        self.number = 0  # the signal's number; 0: none has come
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
         idle = signal.default_int_handler
         self._others = {number: wait for number, wait in handlers.items() if callable(wait) and wait is not idle}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Listen, in place of whoever listened before (Lightning would leave without saving)."""
+        """Listen for signals within the block, in place of whoever did (Lightning would leave without saving)."""
         before = {number: signal.signal(number, self._hear) for number in SIGNALS}
         try:
             yield
@@ -40,16 +57,16 @@ class StopRequest:
 
     @property
     def urgent(self) -> int:
-        """The signal, if nobody else waits for it; else 0."""
+        """The number of the signal, if nobody else waits for it; else 0."""
         return 0 if self.number in self._others else self.number
 
     def obey(self, number: int, step: int) -> None:
-        """Once the run is saved: leave, or let somebody who waited for the signal have it, and go on if he lets us.
+        """Leave once the run is saved, or call the handler of whoever waited for the signal, and go on if it returns.
 
-        submitit puts the job back into the queue and leaves.
+        submitit's handler puts the job back into the queue and leaves.
 
         Raises:
-            StoppedError: nobody did.
+            StoppedError: nobody else waited for the signal.
         """
         self.number = 0
         if number not in self._others:
@@ -61,3 +78,34 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.number = number
+
+
+class TrialPruning(Callback):
+    """A callback that stops the run once the sweep has written prune.json, for which it looks before every batch.
+
+    A look takes microseconds. A file from before this process is stale: the sweep writes again what still holds. Only
+    the first of several ranks looks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / PRUNE_FILE
+
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Remove a prune.json that an earlier sweep has left."""
+        if is_first():
+            self.file.unlink(missing_ok=True)
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Stop if there is a prune.json.
+
+        Raises:
+            PrunedError: there is one; it says why.
+        """
+        if largest(is_first() and self.file.exists()):
+            reason = from_first(self._read)
+            raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
+
+    def _read(self) -> str:
+        reason = str(json.loads(read_bytes(self.file, LARGEST))["reason"])
+        self.file.unlink()
+        return reason

@@ -7,21 +7,72 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
-from simbal.metrics.load import max_vio
-from simbal.record_schema import digest
-from simbal.run_folder import CURVES_FILE, write_json, write_text
+from simbal.data.loader import TokenData
+from simbal.distributed import from_first, is_first, sum_over_ranks, world_size
+from simbal.metrics.routing import max_vio
+from simbal.model.expert_similarity import watched
+from simbal.runs.folder import CURVES_FILE, write_json, write_text
+from simbal.runs.record import digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE
-from simbal.training.pes import PES
-from simbal.training.ranks import from_first, is_first, sum_over_ranks, world_size
+
+DEFINITIONS = {
+    "pes/min": "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
+    "trainer.pes_tokens tokens of the validation set",
+    "pes/mean": "mean of the same over layers",
+}
+
+
+@dataclass(frozen=True)
+class PES:
+    """Measured at every `every`-th step (0: never) on the first `tokens` validation tokens, on every rank alike."""
+
+    every: int
+    tokens: int
+
+    def due(self, step: int, module: LitMoE) -> bool:
+        """Whether to measure after `step`."""
+        return self.measures(module) and step % self.every == 0
+
+    def measures(self, module: LitMoE) -> bool:
+        """Whether the run's PES is measured at all; there are no pairs in a model of fewer than two experts."""
+        return self.every > 0 and module.model.shape.num_experts >= 2
+
+    @torch.no_grad()
+    def measure(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
+        """The part of a row of metrics.jsonl, in evaluation mode; nothing that the run depends on changes."""
+        training = module.training
+        module.eval()
+        try:
+            with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
+                for windows_BT in self._windows(trainer):
+                    module.model(windows_BT[:, :-1].to(module.device), module.balancing)
+        finally:
+            module.train(training)
+        pes_L = seen.similarity_LN.mean(1).tolist()
+        return {"pes/min": min(pes_L), "pes/mean": sum(pes_L) / len(pes_L), "layers": {"pes": pes_L}}
+
+    def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
+        """Whole windows, at least one."""
+        left = None
+        for windows_BT in cast(TokenData, trainer.datamodule).whole_validation():  # type: ignore[attr-defined]
+            left = max(1, self.tokens // (windows_BT.shape[1] - 1)) if left is None else left
+            yield windows_BT[:left]
+            left -= len(windows_BT)
+            if left <= 0:
+                return
 
 
 class Telemetry(Callback):
@@ -160,3 +211,31 @@ class Telemetry(Callback):
             file.write(json.dumps(row, allow_nan=False) + "\n")
         if trainer.logger:
             trainer.logger.log_metrics(loggers.scalars(row), row["step"])
+
+
+class ProgressBar(Callback):
+    """Steps, losses, tokens/s and time left, as `Telemetry` last measured them: it costs no `self.log`."""
+
+    def __init__(self, telemetry: Telemetry, description: str) -> None:
+        self.telemetry = telemetry
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self.task = self.progress.add_task(description, total=None, shown="")
+
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Start where the run starts."""
+        self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
+        self.progress.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        """Move on."""
+        self.progress.update(self.task, completed=trainer.global_step, shown=self.telemetry.shown)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Leave the last state on the screen, also after an error."""
+        self.progress.stop()

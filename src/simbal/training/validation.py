@@ -1,4 +1,4 @@
-"""Sums over the validation set, and the numbers they become.
+"""Sums over the validation set, and the metrics that follow from them.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
 """
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simbal.metrics import language, load
-from simbal.metrics.orthogonality import mean_squared_deviation
+from simbal.distributed import sum_over_ranks
+from simbal.metrics import language, routing
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
+from simbal.metrics.similarity import mean_squared_deviation
 from simbal.model.router import Routing
-from simbal.training.ranks import sum_over_ranks
 
 DEFINITIONS = {
     "val/loss": "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
@@ -33,9 +33,10 @@ NO_METRICS = {"load/tokens_per_expert", "tokens_per_second"}  # one number for a
 
 @dataclass(frozen=True)
 class Validation:
-    """`metrics` as in `DEFINITIONS` (null what a dense model has not), `layers` the same for each layer.
+    """The metrics of one validation, and the same for each layer.
 
-    What each expert has is in `layers` alone, as a list for each layer.
+    `metrics` are those of `DEFINITIONS`, None where a dense model has none. Numbers of single experts are in `layers`
+    alone, as a list for each layer.
     """
 
     metrics: dict[str, float | None]
@@ -43,14 +44,14 @@ class Validation:
 
 
 class ValidationTotals:
-    """Accumulates in float64 and int64, so that the result does not depend on the batch size."""
+    """Sums in float64 and int64, so that the metrics do not depend on the batch size."""
 
     def __init__(self) -> None:
         self.nats, self.tokens, self.num_bytes, self.sequences = 0.0, 0, 0, 0
         self.counts_LE, self.seu_L, self.entropy_L = torch.tensor(0), torch.tensor(0.0), torch.tensor(0.0)
 
     def add(self, nll_N: Tensor, target_bytes_N: Tensor, routings: list[Routing]) -> None:
-        """One batch: nats and bytes of each target, and the routing of each layer."""
+        """Add one batch: nats and bytes of each target, and the routing of each layer."""
         self.nats += nll_N.double().sum().item()
         self.tokens += len(nll_N)
         self.num_bytes += int(target_bytes_N.sum())
@@ -62,7 +63,7 @@ class ValidationTotals:
         self.entropy_L = self.entropy_L + torch.stack([_entropy_sum(r) for r in routings]).cpu()
 
     def over_ranks(self) -> "ValidationTotals":
-        """The sums over all ranks, on every rank."""
+        """Return the sums over all ranks, on every rank."""
         total = ValidationTotals()
         total.nats = sum_over_ranks(torch.tensor(self.nats, dtype=torch.float64)).item()
         counted = torch.tensor([self.tokens, self.num_bytes, self.sequences])
@@ -72,7 +73,11 @@ class ValidationTotals:
         return total
 
     def summary(self, router_weights: list[Tensor]) -> Validation:
-        """Raises ArithmeticError if the loss is not a number."""
+        """Return the metrics of all that was added.
+
+        Raises:
+            ArithmeticError: the loss is NaN or infinite.
+        """
         loss = self.nats / self.tokens
         if not math.isfinite(loss):
             raise ArithmeticError(f"the validation loss is {loss}")
@@ -89,8 +94,8 @@ class ValidationTotals:
 
     def _layers(self, router_weights: list[Tensor]) -> dict[str, list[Any]]:
         tensors = {
-            "load/max_vio": load.max_vio(self.counts_LE),
-            "load/unique_experts": load.unique_experts(self.counts_LE),
+            "load/max_vio": routing.max_vio(self.counts_LE),
+            "load/unique_experts": routing.unique_experts(self.counts_LE),
             "routing/seu": self.seu_L / self.sequences,
             "routing/entropy": self.entropy_L / self.tokens,
             "router/gram_deviation": torch.stack([mean_squared_deviation(w) for w in router_weights]),

@@ -1,0 +1,49 @@
+"""What stands beside the keys in conf/: their meaning, as src/simbal/config/schema.py says it. `make format` writes it.
+
+Strategies, analyses and the other programs' roots have no schema, and comments of their own.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from simbal.config.schema import VARIANTS, Config, fields_of
+
+CONF = Path(__file__).parents[2] / "conf"
+ALIGNED = 24  # signs of a key with its value; a longer one's comment stands further right than the others
+_KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nested keys are values
+
+
+def write_comments(conf: Path = CONF) -> None:
+    """Write the comments of all files of `conf` that have a schema; those that are right stay untouched."""
+    for file, schema in described(conf):
+        text = file.read_text(encoding="utf-8")
+        meanings = {name: key.meaning for name, (_, key, _) in fields_of(schema).items()}
+        if (made := commented(text, meanings)) != text:
+            file.write_text(made, encoding="utf-8")
+
+
+def described(conf: Path) -> Iterator[tuple[Path, type]]:
+    """Every file of `conf` that has a schema, and the dataclass of its keys."""
+    yield conf / "config.yaml", Config
+    for group, (schema, _, is_group) in fields_of(Config).items():
+        for file in sorted((conf / group).glob("*.yaml")) if is_group else ():
+            name, forms = VARIANTS.get(schema, ("", {}))
+            yield file, forms[yaml.safe_load(file.read_text(encoding="utf-8"))[name]] if forms else schema
+
+
+def commented(text: str, meanings: dict[str, str]) -> str:
+    """YAML with the meaning of each key behind it, aligned; what has no meaning keeps its comment."""
+    lines = text.splitlines()
+    found = {place: match for place, line in enumerate(lines) if (match := _KEY_LINE.fullmatch(line))}
+    said = {place: meanings.get(match[2], match[3]) for place, match in found.items()}
+    lengths = [len(match[1]) for place, match in found.items() if said[place] and len(match[1]) <= ALIGNED]
+    for place, match in found.items():
+        lines[place] = f"{match[1]:<{max(lengths, default=0)}}  # {said[place]}" if said[place] else match[1]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    write_comments()

@@ -1,0 +1,1 @@
+"""Parts that several analyses share: the run that they read back, and the form of what they find."""

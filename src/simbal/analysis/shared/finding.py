@@ -1,0 +1,79 @@
+"""The result of an analysis: tables and sentences for people, and numbers for programs, as JSON on the disk."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simbal.errors import UserError
+from simbal.files.disk import read_bytes, refusals_of_disk, write_json
+from simbal.runs.record import is_number, sealed, unsealed
+
+LARGEST = 1 << 24  # bytes; the routing of 100 layers of 1,000 experts has a tenth of it
+MOST_COMPARED = 1_000_000  # letters, when each number's name is held against each definition's; ours have 20,000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of an analysis; it prints itself only by `show`, and writes nothing."""
+
+    tables: list[Table]
+    notes: list[str]
+    record: dict[str, Any]  # what JSON can hold: numbers in full precision, their definition and source
+
+    def show(self, out: Console) -> None:
+        """Print the tables, and the notes below them."""
+        for table in self.tables:
+            out.print(table)
+        for note in self.notes:
+            out.print(note)
+
+
+def write_analysis(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file of an analysis atomically.
+
+    Raises:
+        UserError: the disk refuses, or a number is infinite or NaN.
+    """
+    try:
+        content = sealed(content)
+    except ValueError:
+        raise UserError(f"{file} is not written: the analysis has found a number that is infinite or none") from None
+    with refusals_of_disk(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, content)
+
+
+def read_analysis(file: Path) -> dict[str, Any] | None:
+    """Return what `write_analysis` has written, None if there is no such file; `UserError` for anything else."""
+    try:
+        content = unsealed(read_bytes(file, LARGEST))
+        if not _is_whole(content):
+            raise ValueError("it is no analysis")
+    except FileNotFoundError:
+        if file.is_symlink():
+            raise UserError(f"{file} is a link to nothing: delete it") from None
+        return None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is broken ({error}): delete it and do the analysis again") from None
+    return content
+
+
+def made_with(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether an analysis was done with these settings, as far as they are written."""
+    return sealed(content["settings"]) == sealed(settings)
+
+
+def _is_whole(content: dict[str, Any]) -> bool:
+    definition, numbers = content.get("definition"), content.get("metrics", {})
+    if not all(isinstance(part, dict) for part in (content.get("settings"), definition, numbers)):
+        return False
+    assert definition is not None
+    compared = len(numbers) * sum(map(len, definition)) + len(definition) * sum(map(len, numbers))
+    texts = all(isinstance(text, str) for text in definition.values())
+    return texts and compared <= MOST_COMPARED and all(value is None or is_number(value) for value in numbers.values())

@@ -1,0 +1,76 @@
+"""One optimizer step of the strategies: counts of its micro-batches, the losses that need them, and the update.
+
+Shapes: L MoE layers, E experts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from simbal.balancing.composition import Composition
+from simbal.distributed import sum_over_ranks, world_size
+from simbal.errors import UserError
+from simbal.model.router import Routing
+
+
+class StepInProgress:
+    """A step of one rank, from an empty start; what it has become when it ends is a `FinishedStep`.
+
+    1. `counting_pass` over all micro-batches, where there are several and `strategies.needs_step_counts`.
+    2. `add`, then `losses`, for every micro-batch.
+    3. `finish`, once, after the optimizer.
+    """
+
+    def __init__(self, strategies: Composition, step_counts: Mapping[str, Tensor] | None = None) -> None:
+        """`step_counts`: what each strategy measures in the whole step, (L, E), if a counting pass has found it."""
+        self.strategies, self.step_counts = strategies, step_counts
+        self.micro_batches = 0
+        self.counts_LE: Tensor | None = None  # tokens per expert; None before the first, or in a dense model
+        self._measured: dict[str, Tensor] = {}  # (L, E) of each strategy
+
+    @contextmanager
+    def counting_pass(self) -> Iterator[Self]:
+        """Without gradients, an empty step: once every micro-batch has been added to it, `step_counts` are known."""
+        counting = type(self)(self.strategies)
+        with torch.no_grad():
+            yield counting
+        self.step_counts = counting.measured()
+
+    def add(self, routings: Sequence[Routing]) -> None:
+        """Count one micro-batch, routed as `routings` say of each layer."""
+        self.micro_batches += 1
+        for name, measured_LE in self.strategies.measure(routings).items():
+            self._measured[name] = self._measured[name] + measured_LE if name in self._measured else measured_LE
+        if routings:
+            counts_LE = torch.stack([routing.tokens_per_expert_E for routing in routings])
+            self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
+
+    def measured(self) -> dict[str, Tensor]:
+        """What each strategy has measured so far, (L, E), summed over micro-batches and ranks."""
+        return {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
+
+    def losses(self, routings: Sequence[Routing], step: int) -> dict[str, Tensor]:
+        """Each strategy's term of the micro-batch added last, in optimizer step `step`; scalars.
+
+        Raises:
+            UserError: a loss needs the counts of the whole step, and this is not its first micro-batch.
+        """
+        step_counts = self.step_counts
+        if step_counts is None and self.strategies.needs_step_counts:
+            if self.micro_batches > 1:
+                raise UserError("scope=global with several micro-batches: run them all under counting_pass() first")
+            step_counts = self.measured()  # the one micro-batch is the whole step
+        return self.strategies.losses(routings, step, step_counts)
+
+    def finish(self, router_weights: Sequence[Tensor], lr: float, step: int) -> None:
+        """Tell the strategies that the optimizer has made step `step` at rate `lr`.
+
+        Args:
+            router_weights: (E, D) of each layer, as the optimizer has left them.
+            lr: the learning rate.
+            step: the number of the step, from 0.
+        """
+        self.strategies.update(self.measured(), self.micro_batches * world_size(), router_weights, lr, step)

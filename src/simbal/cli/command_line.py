@@ -1,0 +1,101 @@
+"""Starts a program by its command line: `--help` is answered at once, everything else is checked and left to Hydra.
+
+Hydra takes most of the time that `--help` may take, so that it is imported afterwards.
+"""
+
+import inspect
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simbal.config.catalogue import Catalogue
+from simbal.errors import UserError, exit_codes
+
+if TYPE_CHECKING:
+    from simbal.runs.spec import RunSpec
+
+BAD_USAGE = 2  # the exit code of a command line that names something that is not there
+HELP = {"-h", "--help", "--hel", "--he"}  # as argparse abbreviates them
+FOLDERS = (("--config-path", "-cp"), ("--config-dir", "-cd"), ("--config-name", "-cn"), ("--cfg", "-c"))
+
+
+def run(
+    main: Callable[[Any], None],
+    about: str | None,
+    root: str = "config",
+    again: Callable[["RunSpec"], None] | None = None,
+) -> None:
+    """Call `main` with the config that `sys.argv` describes, or with each of a sweep, as `hydra.main` does.
+
+    Args:
+        main: a function of a program's file, beside which lies conf/.
+        about: what the program does, and examples; it opens the help page.
+        root: the root config, Hydra's `config_name`.
+        again: what is called instead with the run that `run=` names, if the program trains.
+    """
+    named = check(Path(inspect.getfile(main)).with_name("conf"), about or "", root)
+    if named is not None and again is not None:
+        with exit_codes():
+            again(named)
+        return
+    import hydra
+
+    with exit_codes():
+        hydra.main(version_base="1.3", config_path="conf", config_name=root)(main)()
+
+
+def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
+    """Write out the spans in `sys.argv`, or print the page of `--help` and stop.
+
+    A name that is not in the folder `conf` stops the program with one sentence and exit code 2.
+
+    Args:
+        conf: the folder that Hydra's `config_path` names.
+        about: what the program does, and examples; it opens the help page.
+        root: the root config, Hydra's `config_name`; the groups of its defaults list are those there are.
+
+    Returns:
+        The run that `run=` names, for a program that trains.
+    """
+    try:
+        catalogue = _catalogue(conf, root)
+        if HELP & {*sys.argv[1:]}:
+            from simbal.cli.help import help_page
+
+            print(help_page(about, catalogue))
+            raise SystemExit(0)
+        from simbal.cli.arguments import checked_arguments
+
+        found = checked_arguments(catalogue)
+        if not isinstance(found, list):
+            return found
+        sys.argv[1:] = found
+        return None
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(BAD_USAGE) from None
+
+
+def _catalogue(conf: Path, root: str) -> Catalogue:
+    """Return the catalogue of the folders and root config that Hydra's flags name, or of `conf` and `root`."""
+    parser = ArgumentParser(add_help=False)
+    for flags in FOLDERS:
+        parser.add_argument(*flags)
+    args, _ = parser.parse_known_args()
+    _refuse_run(Path(args.config_dir or args.config_path or ""), args.config_name)
+    folders = [conf.parent / args.config_path if args.config_path else conf]
+    if args.config_dir:
+        folders.append(Path(args.config_dir))
+    return Catalogue(folders, args.config_name or root)
+
+
+def _refuse_run(folder: Path, name: str | None) -> None:
+    """Raise `UserError` if Hydra is told to begin with a run's config.yaml.
+
+    It would compose another strategy than that of the run.
+    """
+    file = folder / "config.yaml"
+    if name == "config" and file.is_file() and file.read_bytes().startswith(b"choices:"):  # as no config of conf/ does
+        raise UserError(f"{folder} is a run: go on with it by run={folder}, or begin one like it by from={folder}")

@@ -1,0 +1,151 @@
+"""The catalogue of conf/: its groups, their options and the keys of each, read straight from the YAML files.
+
+Nothing is composed or imported, so that the command line is checked and explained in a fraction of a second.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simbal.config.values import flatten
+from simbal.errors import UserError
+
+SWEEPS = "sweeps"  # the group of named sweeps; a root without it makes one run at a time
+MISSING = "???"  # stands in a defaults list where the user must choose
+_PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
+_BEFORE_OVERRIDE = re.compile(r"\s+(?=~|\+*[\w./@]+=)")
+
+
+class Catalogue:
+    """A root config, and the options of the groups that it chooses among."""
+
+    def __init__(self, folders: Sequence[Path], root: str = "config") -> None:
+        """List the options; the first of `folders` that has a file wins, as in Hydra's search path."""
+        self.folders = folders
+        self.root = root
+        self.options: dict[str, dict[str, Path]] = {}
+        groups = self.default_choices()
+        for folder in folders:
+            for file in sorted(folder.glob("*/*.yaml")):
+                if file.parent.name in groups:
+                    self.options.setdefault(file.parent.name, {}).setdefault(file.stem, file)
+
+    def root_file(self, name: str) -> Path:
+        """The file of a root config; `UserError` if there is none."""
+        for folder in self.folders:
+            if (file := folder / f"{name}.yaml").is_file():
+                return file
+        raise UserError(f"there is no {name}.yaml in {' or '.join(map(str, self.folders))}")
+
+    def root_keys(self) -> dict[str, Any]:
+        """The dotted keys that belong to no group, with their values."""
+        keys: dict[str, Any] = {}
+        for name in _inherited(_read(self.root_file(self.root))):
+            keys |= _settings(_read(self.root_file(name)))
+        return keys | _settings(_read(self.root_file(self.root)))
+
+    def default_choices(self) -> dict[str, list[str]]:
+        """The options that the root config chooses, by group."""
+        content = _read(self.root_file(self.root))
+        choices: dict[str, list[str]] = {}
+        for name in _inherited(content):
+            choices |= _choices(_read(self.root_file(name)))
+        return choices | _choices(content)
+
+    def option_keys(self, group: str, option: str) -> dict[str, Any]:
+        """The dotted keys that an option of a group brings, inherited ones included, with their values."""
+        file = self.options[group][option]
+        content = _read(file)
+        keys: dict[str, Any] = {}
+        for sibling in _inherited(content):
+            keys |= self.option_keys(group, sibling)
+        package = _PACKAGE.match(file.read_text(encoding="utf-8"))
+        prefix = package[1] if package else group
+        return keys | _settings(content, "" if prefix == "_global_" else f"{prefix}.")
+
+    def parts(self, group: str, option: str) -> list[str]:
+        """The names of the parts of an option, as a group like `balancing` has them: its own and those it inherits."""
+        content = _read(self.options[group][option])
+        inherited = [part for sibling in _inherited(content) for part in self.parts(group, sibling)]
+        return [*inherited, *(key for key in content if key != "defaults")]
+
+    def targets(self, group: str, option: str) -> dict[str, str]:
+        """The class (`_target_`) of each part of an option, by the part's name."""
+        content = _read(self.options[group][option])
+        found: dict[str, str] = {}
+        for sibling in _inherited(content):
+            found |= self.targets(group, sibling)
+        return found | {name: keys["_target_"] for name, keys in content.items() if name != "defaults"}
+
+    def sweep_choices(self, sweep: str) -> dict[str, list[str]]:
+        """The options that a named sweep sets by `override /group: option`, by group."""
+        return _choices(_read(self.options[SWEEPS][sweep]))
+
+    def sweep_lines(self, sweep: str) -> list[str]:
+        """A named sweep's grid, and its arms, as `key=value` lines."""
+        hydra = _read(self.options[SWEEPS][sweep]).get("hydra") or {}
+        sweeper = hydra.get("sweeper") or {}
+        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+        return params + [line for arm in sweeper.get("arms") or [] for line in split_arm(arm)]
+
+    def sweeper(self, sweep: str) -> tuple[str | None, dict[str, Any]]:
+        """The sweeper that a named sweep chooses, or None, and what the sweep sets of `hydra.sweeper`."""
+        content = _read(self.options[SWEEPS][sweep])
+        defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
+        chosen = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
+        return (chosen or [None])[-1], (content.get("hydra") or {}).get("sweeper") or {}
+
+
+def first_comment(file: Path) -> list[str]:
+    """The comment lines at the top of a YAML file, which say what it is for, without the `@package` line."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not _PACKAGE.match(line):
+            lines.append(line.lstrip("# ").rstrip())
+    return lines
+
+
+def split_arm(line: str) -> list[str]:
+    """Return the overrides in the line of an arm; blanks within a value, as in `tag(log, interval(1, 2))`, stay."""
+    return [part for part in _BEFORE_OVERRIDE.split(line.strip()) if part]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold keys and values")
+    return content
+
+
+def _settings(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    own = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
+    return {key: value for key, value in flatten(own, prefix).items() if not key.endswith("._target_")}
+
+
+def _inherited(content: dict[str, Any]) -> Iterable[str]:
+    """Return the names in a defaults list that stand alone: configs beside this one, which it inherits."""
+    return [item for item in content.get("defaults") or [] if isinstance(item, str) and item != "_self_"]
+
+
+def _choices(content: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the `group: option` pairs in a defaults list, without those that are Hydra's own."""
+    choices = {}
+    for item in content.get("defaults") or []:
+        if isinstance(item, dict):
+            for key, option in item.items():
+                group = key.removeprefix("override").strip().lstrip("/")
+                if not group.startswith("hydra/"):
+                    choices[group] = [str(name) for name in _as_list(option) if name is not None]
+    return choices
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,217 @@
+"""The memory of one training step, on one device or on several that share it, counted before anything is made.
+
+Shapes: B sequences of S tokens in a micro-batch, N = B*S, V vocabulary, D model width, L layers, H heads, E experts, K
+experts per token, F expert hidden width (K*F in a dense layer), R = N*K routed rows.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simbal.config.check import divisors
+from simbal.cost.parameters import FP32, count, weights_of
+from simbal.model.head import CHUNK_ELEMENTS
+from simbal.model.transformer import TransformerShape
+
+Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
+INT64 = 8  # bytes
+PADDED_ROWS = 128  # backend megablocks fills each expert's rows up to a multiple of this
+MemoryOf = Callable[[int], "DeviceMemory"]  # from a micro-batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """The settings that decide the memory of a step besides the model's shape."""
+
+    micro_batch: int  # sequences, B
+    seq_len: int  # S
+    accumulates: bool  # several micro-batches make one optimizer step
+    precision: str = "32-true"  # a `Precision`
+    backend: str | None = "torch"  # of the experts
+    device: str = "cpu"  # its type
+    recomputes: bool = False  # trainer.activation_checkpointing
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch, N."""
+        return self.micro_batch * self.seq_len
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a number in matrix products, c."""
+        return FP32 if self.precision == "32-true" else 2
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a weight, of its gradient and of each of its moments."""
+        return 2 if self.precision == "bf16-true" else FP32
+
+
+@dataclass(frozen=True)
+class MemoryCost:
+    """Bytes of one training step, by what they are for."""
+
+    weights: int
+    gradients: int
+    moments: int  # AdamW's two
+    activations: int  # kept by a micro-batch's forward pass for its backward pass
+    working: int  # the most that one layer or the head needs beside them while it is computed
+    accumulates: bool
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once.
+
+        weights + moments + working + activations + gradients when micro-batches are accumulated; else only the larger
+        of the last two counts, as a gradient is made while the activations before it are given up.
+        """
+        more = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
+        return self.weights + self.moments + self.working + more
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes of a training step on one device."""
+
+    step: MemoryCost
+    sharing: int  # bytes of the buffers for training together
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once."""
+        return self.step.peak + self.sharing
+
+
+def memory_cost(shape: TransformerShape, step: Step) -> MemoryCost:
+    """Return the bytes of a step of a model of this shape; balancing strategies, which keep little, are left out.
+
+    weights, gradients: `stored` for each parameter, moments twice that; activations: as `activation_bytes`.
+    """
+    stored = step.stored * count(weights_of(shape))
+    of_layer = _feed_forward_working(shape, step) + (layer_bytes(shape, step) if step.recomputes else 0)
+    working = max(_head_working(shape, step), of_layer)
+    return MemoryCost(stored, stored, 2 * stored, activation_bytes(shape, step), working, step.accumulates)
+
+
+def activation_bytes(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that a forward pass keeps for its backward pass, c being the bytes of the compute dtype.
+
+    In each layer, and for the head:
+        norms      2 (8 N D + 4 N)       input and normalised input in fp32, 1 / rms; on CUDA less
+        attention  c 7 N D + 4 N H       its input, q k v (3), q and k turned (2), output; log-normalisers in fp32
+                   + c B S^2             with `data.document_mask`
+        router     4 N D                 its input in fp32, if that is a copy; and
+                   16 N E + 4 N K        logits, probabilities (fp32), experts in order (int64); weights
+        experts    c (N D + 2 R F) + 16 R   input, gate and up; order and its inverse (int64): backend torch
+        dense      c (N D + 4 N K F)     input, gate, up, silu(gate), their product
+        head       8 N D + 4 N + c (N D + V D)   the last norm; the gradients of its input and of its weight
+    bf16-mixed adds c for each weight that is multiplied in bf16: 4 D^2 and 3 D F E in a layer. With
+    trainer.activation_checkpointing a layer keeps its input alone.
+    """
+    N, D, c = step.tokens, shape.d_model, step.compute
+    layer = step.stored * N * D if step.recomputes else layer_bytes(shape, step)
+    rotation = 2 * FP32 * step.seq_len * D // shape.num_heads
+    return shape.num_layers * layer + _norm(shape, step) + c * D * (N + shape.vocab_size) + rotation + INT64 * N
+
+
+def layer_bytes(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that one layer keeps for its backward pass, as `activation_bytes` lists them."""
+    N, D, c = step.tokens, shape.d_model, step.compute
+    attention = 7 * c * N * D + FP32 * N * shape.num_heads
+    if shape.document_end is not None:
+        attention += c * N * step.seq_len
+    layer = 2 * _norm(shape, step) + attention + (_mixture(shape, step) if shape.num_experts else _dense(shape, step))
+    if step.precision == "bf16-mixed":
+        layer += c * (4 * D * D + _feed_forward_weights(shape))
+    return layer
+
+
+def strategies(gpus: int) -> tuple[str, ...]:
+    """Return the ways in which the devices can share the work; one device has nothing to share."""
+    return ("ddp", "fsdp") if gpus > 1 else ("one device",)
+
+
+def device_memory(strategy: str, shape: TransformerShape, step: Step, gpus: int) -> DeviceMemory:
+    """Return the memory of one of `gpus` devices.
+
+    ddp: gradients are summed in buckets as large as all of them together (torch's DistributedDataParallel, unless
+    gradient_as_bucket_view). fsdp, as simbal.training.parallel cuts the model: each device holds its rows of every
+    parameter, gradient and moment; beside them whole weights and gradients of all but the feed-forwards, and of two
+    feed-forwards, the one in use and the next.
+
+    Two processes on a CPU (tiny, small; November 2026) took 0.98 to 1.01 of it with ddp, 0.89 to 0.93 with fsdp.
+    """
+    alone = memory_cost(shape, step)
+    if strategy == "ddp":
+        return DeviceMemory(alone, alone.gradients)
+    if strategy != "fsdp":
+        return DeviceMemory(alone, 0)
+    weights = weights_of(shape)
+    part = step.stored * sum(w.copies * math.ceil(w.size[0] / gpus) * math.prod(w.size[1:]) for w in weights)
+    feed_forwards = count(weights, "ffn", "router")
+    together = count(weights) - feed_forwards + min(2, shape.num_layers) * feed_forwards // shape.num_layers
+    cut = replace(alone, weights=part, gradients=part, moments=2 * part)
+    return DeviceMemory(cut, 2 * step.stored * together)
+
+
+def largest_micro_batch(memory_of: MemoryOf, sequences: int, limit: float) -> int | None:
+    """Return the largest micro-batch whose step needs at most `limit` bytes; None if none does.
+
+    It divides the `sequences` that each device has of the global batch.
+    """
+    return next((size for size in reversed(divisors(sequences)) if memory_of(size).peak <= limit), None)
+
+
+def _norm(shape: TransformerShape, step: Step) -> int:
+    return 2 * FP32 * step.tokens * shape.d_model + FP32 * step.tokens
+
+
+def _mixture(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that the router and the experts of one layer keep."""
+    N, D, E, K, F, c = step.tokens, shape.d_model, shape.num_experts, shape.top_k, shape.d_expert, step.compute
+    R = N * K
+    router = (2 * FP32 + INT64) * N * E + FP32 * R
+    if c != FP32:
+        router += FP32 * N * D
+    if step.precision == "bf16-true":
+        router += FP32 * D * E  # its weight in fp32
+    experts = {
+        "torch": 2 * c * R * F + 2 * INT64 * R,
+        "fused": 2 * c * R * F + INT64 * R,
+        "megablocks": 2 * c * (R + PADDED_ROWS * E) * F + 2 * INT64 * R,
+        # the input twice, gate, up, silu(gate), their product, the output, and this weighted
+        "reference": 4 * c * R * (D + F) + INT64 * R,
+    }
+    return router + c * N * D + experts[step.backend or "reference"]
+
+
+def _dense(shape: TransformerShape, step: Step) -> int:
+    return step.compute * step.tokens * (shape.d_model + 4 * max(1, shape.top_k) * shape.d_expert)
+
+
+def _feed_forward_weights(shape: TransformerShape) -> int:
+    """Return the parameters of one layer's experts, or of its dense feed-forward."""
+    return 3 * shape.d_model * shape.d_expert * (shape.num_experts or max(1, shape.top_k))
+
+
+def _head_working(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that the head works in.
+
+    They are two chunks of logits in fp32, the copies of one in bf16, and the gradient of the weight in fp32.
+    """
+    V = shape.vocab_size
+    rows = min(step.tokens, max(1, CHUNK_ELEMENTS[step.device] // V))
+    copies = 0 if step.compute == FP32 else 2 * step.compute
+    return (2 * FP32 + copies) * rows * V + FP32 * V * shape.d_model
+
+
+def _feed_forward_working(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that the backward pass of one layer's feed-forward works in.
+
+    They are the rows of the output's and input's gradients, seven hidden widths of rows, and the gradient of its
+    weights in the compute dtype.
+    """
+    rows = step.tokens * max(1, shape.top_k)
+    width = 2 * shape.d_model + 7 * shape.d_expert
+    return step.compute * (rows * width + _feed_forward_weights(shape))

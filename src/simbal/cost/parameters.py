@@ -1,0 +1,172 @@
+"""The number of parameters of a model, their bytes and their FLOPs, counted for any shape; no model is made.
+
+Shapes: V vocabulary, D model width, L layers, E experts, F expert hidden width (K*F in a dense layer).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simbal.model.moe import FeedForward, MoELayer
+from simbal.model.transformer import Transformer, TransformerShape
+
+FP32 = 4  # bytes of a weight as it is made
+# bytes of a layer's Python objects and of what torch keeps beside its numbers, by the growth of a process that makes
+# 1,000 or 4,000 layers of 8 channels: 20 to 27 KiB
+OBJECTS_OF_A_LAYER = 24 << 10
+
+
+class Weights(NamedTuple):
+    """Equally large weights of one part of a model."""
+
+    part: str  # embedding | head | attention | ffn | router | norms
+    copies: int
+    size: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        """The number of parameters in all copies together."""
+        return self.copies * math.prod(self.size)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts of a model, by part."""
+
+    shape: TransformerShape
+    embedding: int  # V D
+    head: int  # V D, a weight of its own beside the embedding
+    attention: int  # 4 D^2 L
+    ffn: int  # 3 D F L, times E of a mixture
+    ffn_active: int  # 3 D F L, times K of a mixture
+    router: int  # D E L
+    norms: int  # (2 L + 1) D
+
+    @property
+    def total(self) -> int:
+        """The number of all parameters."""
+        return self.embedding + self.head + self.attention + self.ffn + self.router + self.norms
+
+    @property
+    def active(self) -> int:
+        """The number of parameters that one token passes through."""
+        return self.total - self.ffn + self.ffn_active
+
+    @property
+    def without_embedding(self) -> int:
+        """N of 6 N T: active, less the input embedding, which is looked up and not multiplied."""
+        return self.active - self.embedding
+
+    @property
+    def matrices(self) -> int:
+        """M: active parameters that a token's vector is multiplied by."""
+        return self.without_embedding - self.norms
+
+    @property
+    def every_expert(self) -> float:
+        """The multiple of N that a pass through all E experts needs, as the similarity of experts (PES) does."""
+        return (self.total - self.embedding) / self.without_embedding
+
+    def total_with_biases(self, attention: bool) -> int:
+        """Return the total with a bias for each output of an expert's three matrices, and with `attention` of its four.
+
+        The models here have none. The paper prints 627M for MoE-M, which is true with biases alone.
+        """
+        shape = self.shape
+        experts = shape.num_layers * max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
+        return self.total + experts + (4 * shape.d_model * shape.num_layers if attention else 0)
+
+    def forward_flops(self, seq_len: int) -> int:
+        """Return the FLOPs of a forward pass per token: 2 M + 2 L D (S + 1).
+
+        The products q k^T and p v take 4 D for each position seen, and a token sees (S + 1) / 2 on average.
+        """
+        return 2 * self.matrices + 2 * self.shape.num_layers * self.shape.d_model * (seq_len + 1)
+
+    def training_flops(self, seq_len: int, tokens: int) -> int:
+        """Return the FLOPs of training on `tokens`: three times forward.
+
+        The backward pass multiplies for the inputs and for the weights.
+        """
+        return 3 * self.forward_flops(seq_len) * tokens
+
+    def estimated_flops(self, tokens: int) -> int:
+        """Return the usual estimate of the training FLOPs, 6 N T, with T = `tokens`."""
+        return 6 * self.without_embedding * tokens
+
+
+def weights_of(shape: TransformerShape) -> list[Weights]:
+    """Return every weight of a model of this shape."""
+    V, D, L, E = shape.vocab_size, shape.d_model, shape.num_layers, shape.num_experts
+    width = max(1, shape.top_k) * shape.d_expert
+    feed_forward = [
+        Weights("router", L, (E, D)),
+        Weights("ffn", L, (E, 2, shape.d_expert, D)),
+        Weights("ffn", L, (E, shape.d_expert, D)),
+    ] if E else [Weights("ffn", L, (2, width, D)), Weights("ffn", L, (width, D))]  # fmt: skip
+    return [
+        Weights("embedding", 1, (V, D)),
+        Weights("head", 1, (V, D)),
+        Weights("attention", L, (3 * D, D)),
+        Weights("attention", L, (D, D)),
+        *feed_forward,
+        Weights("norms", 2 * L + 1, (D,)),
+    ]
+
+
+def parameters(shape: TransformerShape) -> Parameters:
+    """Return the parameter counts of a model of this shape, which is not built."""
+    weights = weights_of(shape)
+    ffn = count(weights, "ffn")
+    return Parameters(
+        shape,
+        embedding=count(weights, "embedding"),
+        head=count(weights, "head"),
+        attention=count(weights, "attention"),
+        ffn=ffn,
+        ffn_active=ffn * shape.top_k // shape.num_experts if shape.num_experts else ffn,
+        router=count(weights, "router"),
+        norms=count(weights, "norms"),
+    )
+
+
+def count(weights: Iterable[Weights], *parts: str) -> int:
+    """Return the number of parameters in `weights`, or in those `parts` of it that are named."""
+    return sum(each.numbers for each in weights if not parts or each.part in parts)
+
+
+def bytes_to_make(shape: TransformerShape) -> int:
+    """Return the bytes that a model takes in fp32, before anything is computed with it."""
+    return FP32 * count(weights_of(shape)) + OBJECTS_OF_A_LAYER * shape.num_layers
+
+
+def count_parameters(model: Transformer) -> dict[str, int]:
+    """Count the parameters of a built model.
+
+    Returns:
+        `total`, `active` (those that one token passes through, K of the E experts), `embedding`, `experts` and
+            `router`.
+    """
+    experts = sum(_experts(layer) for layer in model.feed_forwards)
+    chosen = sum(_chosen(layer) for layer in model.feed_forwards)
+    total = sum(p.numel() for p in model.parameters())
+    return {
+        "total": total,
+        "active": total - experts + chosen,
+        "embedding": model.embedding.weight.numel(),
+        "experts": experts,
+        "router": sum(router.weight_ED.numel() for router in model.routers),
+    }
+
+
+def _experts(layer: MoELayer | FeedForward) -> int:
+    if isinstance(layer, MoELayer):
+        return layer.w13_E2FD.numel() + layer.w2_EFD.numel()
+    return layer.w13_2FD.numel() + layer.w2_FD.numel()
+
+
+def _chosen(layer: MoELayer | FeedForward) -> int:
+    if isinstance(layer, MoELayer):
+        return _experts(layer) * layer.router.top_k // len(layer.router.weight_ED)
+    return _experts(layer)

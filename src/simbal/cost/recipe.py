@@ -1,0 +1,122 @@
+"""The training recipe of a planned model: the paper's configs, train.py's defaults, or the user's settings.
+
+The numbers that the paper prints for its models are here too.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simbal.config.catalogue import Catalogue
+from simbal.config.check import check_sizes, typed
+from simbal.config.schema import CL100K_IDS, ModelConfig
+from simbal.config.values import whole_number
+from simbal.errors import UserError
+from simbal.model.transformer import TransformerShape
+
+CONF = Path(__file__).parents[3] / "conf"
+PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and width: with other experts too
+PAPER_SEQ_LEN = 2048
+MOST = 2**40  # the largest count that can be planned
+COUNTS = ("num_layers", "d_model", "num_heads", "d_expert")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run without its hardware."""
+
+    model: str | None  # a file of conf/model; None: changed by the user
+    shape: TransformerShape
+    trainer: str  # a file of conf/trainer
+    changed: tuple[str, ...]  # the user's settings, as key=value
+    steps: int
+    global_batch: int  # sequences
+    micro_batch: int  # sequences
+    precision: str
+    seq_len: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole training: steps * global_batch * seq_len."""
+        return self.steps * self.global_batch * self.seq_len
+
+    @property
+    def source(self) -> str:
+        """The config of conf/trainer that the numbers are from, and what the user has changed."""
+        return f"trainer={self.trainer}" + (f", but {', '.join(self.changed)}" if self.changed else "")
+
+
+class Printed(NamedTuple):
+    """A row of table 1 as printed, in parameters; then the tokens and the 6 N T of the text."""
+
+    embedding: int
+    active: int
+    total: int
+    tokens: int  # of training, as rounded in the text
+    flops: float  # as printed
+    steps: int  # of 2^20 tokens; inferred from 19.9B and 78.6B tokens
+
+    @property
+    def product(self) -> int:
+        """6 N T from printed numbers, exact: 2.84076e20 where the paper prints 2.840e20."""
+        return 6 * (self.active - self.embedding) * self.tokens
+
+
+_M, _B = 10**6, 10**9
+PAPER = {
+    "dense_m": Printed(77 * _M, 230 * _M, 230 * _M, 20 * _B, 1.836e19, 19_000),
+    "moe_m": Printed(77 * _M, 230 * _M, 627 * _M, 20 * _B, 1.836e19, 19_000),
+    "dense_l": Printed(154 * _M, 761 * _M, 761 * _M, 78 * _B, 2.840e20, 75_000),
+    "moe_l": Printed(154 * _M, 761 * _M, 3140 * _M, 78 * _B, 2.840e20, 75_000),
+}
+
+
+def recipe_of(model: Any, accelerator: str, settings: dict[str, Any]) -> Recipe:
+    """Return the recipe of a model with these keys of conf/model.
+
+    Args:
+        model: the keys of `model=NAME`; None if no name was given.
+        accelerator: cpu or cuda; decides the precision where a config leaves it to the device, as training does.
+        settings: steps, global_batch, micro_batch, precision, seq_len and vocab_size; None: as the configs have it.
+
+    Raises:
+        UserError: a key has no sensible value, or there is no model.
+    """
+    name = _checked_name(model)
+    trainer = PAPER_TRAINERS.get((model["num_layers"], model["d_model"]), "default")
+    keys, data = _read("trainer", trainer), _read("data", "pysource")
+    automatic = "32-true" if accelerator == "cpu" else "bf16-mixed"
+    usual = {
+        "steps": keys["max_steps"],
+        "global_batch": keys["global_batch"],
+        "micro_batch": keys["micro_batch"],
+        "precision": automatic if keys["precision"] == "auto" else keys["precision"],
+        "seq_len": data["seq_len"] if trainer == "default" else PAPER_SEQ_LEN,
+        "vocab_size": data["vocab_size"] if trainer == "default" else CL100K_IDS,
+    }
+    changed = {key: value for key, value in settings.items() if value is not None}
+    for key in changed.keys() - {"precision"}:
+        whole_number(f"analysis.plan.{key}", changed[key], 1, MOST)
+    chosen = usual | changed
+    numbers = {key: value for key, value in model.items() if key != "init_std"}
+    shape = TransformerShape(vocab_size=chosen.pop("vocab_size"), gating="softmax", renormalize=True, **numbers)
+    return Recipe(name, shape, trainer, tuple(f"{key}={value}" for key, value in changed.items()), **chosen)
+
+
+def _checked_name(model: Any) -> str | None:
+    """Return the file of conf/model that has these keys, which are checked; None if the user has changed them."""
+    files = sorted((CONF / "model").glob("*.yaml"))
+    if model is None:
+        raise UserError(f"analysis=plan needs model=NAME: there is {', '.join(file.stem for file in files)}")
+    keys = typed(ModelConfig, model, "model.")
+    check_sizes(keys)
+    for key in COUNTS:
+        whole_number(f"model.{key}", model[key], 0, MOST)
+    same = (file.stem for file in files if _read("model", file.stem) == model)
+    return next(same, None)
+
+
+def _read(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of an option, with those that it inherits."""
+    keys = Catalogue([CONF]).option_keys(group, option)
+    return {key.removeprefix(f"{group}."): value for key, value in keys.items()}

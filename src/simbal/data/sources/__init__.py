@@ -1,0 +1,1 @@
+"""Sources of text: one file for each `data.source`, and what they share."""

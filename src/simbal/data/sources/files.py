@@ -1,0 +1,88 @@
+"""The source `files`: the user's own .txt, .jsonl (plain, .gz, .zst) and .parquet, local or behind URLs."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simbal.data.document import SPLITS, Document
+from simbal.data.sources.corpus import Corpus
+from simbal.data.sources.inputs import Input, check_once, find_inputs
+from simbal.data.sources.records import Format
+from simbal.data.sources.remote import UnreachableError
+from simbal.errors import UserError
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths, URLs and globs; without `validation_files`, one document in `validation_one_in` of `files` is held out."""
+
+    files: Any
+    validation_files: Any
+    text_key: str
+    encoding: str
+    txt_split: str
+    on_bad_record: str
+    validation_one_in: int
+    cache_dir: str
+
+    def __post_init__(self) -> None:
+        self._format.check()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that decide the documents, with the identity of each file.
+
+        A local file has its size and time of change, by which another content is noticed; a remote one its URL.
+        """
+        return {
+            "files": [item.identity() for item in self._named()],
+            "text_key": self.text_key,
+            "encoding": self.encoding,
+            "txt_split": self.txt_split,
+            "on_bad_record": self.on_bad_record,
+            "validation_one_in": self.validation_one_in,
+        }
+
+    def units(self) -> list[str]:
+        """Return the names of the files in the order given, the matches of a glob by name."""
+        return [item.name for item in self._corpus.inputs]
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """Yield the documents of a file.
+
+        Raises:
+            UserError: for the first thing in it that makes no sense, with its place, or if it cannot be had.
+        """
+        try:
+            yield from self._corpus.read(unit, skipped)
+        except UnreachableError as error:
+            item = next(item for item in self._corpus.inputs if item.name == unit)
+            raise UserError(f"{unit} cannot be fetched ({error}): {item.by_hand()}") from None
+
+    @property
+    def _format(self) -> Format:
+        return Format(self.text_key, self.encoding, self.txt_split)
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        inputs = [one for item in self._named() for one in _expanded(item)]
+        check_once(inputs)
+        one_in = None if self.validation_files else self.validation_one_in
+        return Corpus(inputs, self._format, self.on_bad_record, one_in, Path(self.cache_dir))
+
+    def _named(self) -> list[Input]:
+        """Return the inputs as far as they can be named without a network."""
+        if not self.files:
+            raise UserError("data.files is empty: give a path, a URL, a glob or a list of them")
+        inputs = find_inputs(SPLITS[0], self.files) + find_inputs(SPLITS[1], self.validation_files or [])
+        check_once(inputs)
+        return inputs
+
+
+def _expanded(item: Input) -> list[Input]:
+    try:
+        return item.expanded()
+    except UnreachableError as error:
+        raise UserError(f"{item.name} cannot be listed ({error}): {item.by_hand()}") from None

@@ -1,0 +1,195 @@
+"""Fetches files behind URLs: from web servers by requests, from everything else (hf, s3, gs, memory ...) by fsspec.
+
+A file is fetched whole before it is read, so that a lost connection can be tried again and a short copy is noticed.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, BinaryIO, TypeVar
+
+from simbal.errors import UserError, redacted
+
+PAUSES = (1.0, 2.0, 4.0)  # seconds before each further attempt
+CHUNK = 1 << 20  # bytes
+TIMEOUT = (10, 60)  # seconds to connect, and between two pieces
+EXTRAS = {"hf": "'simbal[hub]'", "s3": "'simbal[s3]'", "s3a": "'simbal[s3]'", "gs": "gcsfs", "gcs": "gcsfs"}
+BY_HAND = {
+    "http": "curl -LO '{url}'",
+    "https": "curl -LO '{url}'",
+    "s3": "aws s3 cp '{url}' .",
+    "gs": "gcloud storage cp '{url}' .",
+}
+_Result = TypeVar("_Result")
+
+
+class UnreachableError(Exception):
+    """A URL cannot be read; the message says why."""
+
+
+class _LostError(Exception):
+    """One attempt failed; `final`: another would fail in the same way."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+    @classmethod
+    def by(cls, error: Exception, url: str) -> "_LostError":
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
+            return cls("there is no such file", final=True)
+        if isinstance(error, PermissionError) or status in (401, 403):
+            return cls("access is refused", final=True)
+        return cls(_told(error, url), final=False)
+
+
+def is_url(name: str) -> bool:
+    """Whether `name` is to be fetched; `file://` is not, as it is a path written in another way."""
+    return "://" in name and not name.startswith("file://")
+
+
+def is_pattern(url: str) -> bool:
+    """Whether a URL stands for several files; on the web `?` begins a query, and hosts and users have no `*`."""
+    if _is_web(url):
+        return "*" in path_of(url).split("/", 3)[-1]
+    return any(sign in url for sign in "*?[")
+
+
+def path_of(url: str) -> str:
+    """Return a URL without the query of a web address, so that it ends in the file's extension."""
+    return url.partition("?")[0].partition("#")[0] if _is_web(url) else url
+
+
+def fetch(url: str, file: BinaryIO) -> None:
+    """Write all that is behind `url` to `file` and go back to its start.
+
+    Raises:
+        UnreachableError: after the last attempt.
+        UserError: if a package is needed that is not installed.
+        OSError: if `file` cannot be written.
+    """
+
+    def attempt() -> None:
+        file.seek(0)
+        file.truncate()
+        for chunk in _chunks(url):
+            file.write(chunk)
+        file.seek(0)
+
+    _persist(attempt)
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the URLs of the files that a pattern stands for, by name.
+
+    Raises:
+        UnreachableError: after the last attempt.
+        UserError: for a filesystem that has no list of its files, or needs a package that is not installed.
+    """
+    if _is_web(pattern):
+        raise UserError(f"{redacted(pattern)}: a web server has no list of files to match * with: name each file")
+
+    def attempt() -> list[str]:
+        filesystem, path = _filesystem(pattern)
+        try:
+            found = filesystem.glob(path, detail=True)
+        except Exception as error:
+            raise _LostError.by(error, pattern) from error
+        return sorted(filesystem.unstrip_protocol(name) for name, about in found.items() if about["type"] == "file")
+
+    return _persist(attempt)
+
+
+def fetched_by_hand(url: str) -> str:
+    """Return a command that fetches `url` on another machine or by another way; "" if none is known."""
+    protocol, _, path = url.partition("://")
+    if protocol == "hf" and path.startswith("datasets/") and path.count("/") >= 3:
+        _, owner, name, file = path.split("/", 3)
+        name, _, revision = name.partition("@")
+        at = f" --revision {revision}" if revision not in ("", "main") else ""
+        what = f"--include '{file}'" if is_pattern(url) else file
+        return f"hf download {owner}/{name} {what} --repo-type dataset{at} --local-dir ."
+    return BY_HAND.get(protocol, "").format(url=url)
+
+
+def _persist(attempt: Callable[[], _Result]) -> _Result:
+    for pause in (*PAUSES, None):
+        try:
+            return attempt()
+        except _LostError as error:
+            if error.final:
+                raise UnreachableError(str(error)) from error
+            if pause is None:
+                raise UnreachableError(f"{error}; {len(PAUSES) + 1} attempts") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _chunks(url: str) -> Iterator[bytes]:
+    """Yield all bytes in one attempt; an error of whichever package becomes a `_LostError`."""
+    filesystem, path = (None, url) if _is_web(url) else _filesystem(url)
+    try:
+        yield from _from_web(url) if filesystem is None else _from_filesystem(filesystem, path)
+    except _LostError:
+        raise
+    except Exception as error:
+        raise _LostError.by(error, url) from error
+
+
+def _from_web(url: str) -> Iterator[bytes]:
+    import requests
+
+    # identity: a .gz is to come as it lies there; urllib3 raises for fewer bytes than announced
+    headers = {"Accept-Encoding": "identity"}
+    with requests.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer:
+        answer.raise_for_status()
+        while chunk := answer.raw.read(CHUNK):
+            yield chunk
+
+
+def _from_filesystem(filesystem: Any, path: str) -> Iterator[bytes]:
+    filesystem.invalidate_cache()  # some remember a failure
+    size, received = filesystem.info(path).get("size"), 0
+    streamed = {"block_size": 0} if "hf" in filesystem.protocol else {}  # one request instead of one for each 5 MB
+    with closing(filesystem.open(path, "rb", **streamed)) as file:
+        while chunk := file.read(CHUNK):
+            received += len(chunk)
+            yield chunk
+    if size is not None and received != size:
+        raise _LostError(f"{received} bytes came instead of {size}", final=False)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """Return fsspec's filesystem of a URL, and the path in it."""
+    from fsspec.core import url_to_fs
+
+    protocol = url.partition("://")[0]
+    try:
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:
+        package = EXTRAS.get(protocol)
+        remedy = f"pip install {package}" if package else str(error)
+        raise UserError(f"{redacted(url)} needs a package that is not installed: {remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{redacted(url)} is no URL that fsspec knows: {error}") from None
+    except Exception as error:
+        raise _LostError.by(error, url) from error
+    return filesystem, path
+
+
+def _told(error: BaseException, url: str) -> str:
+    """Return the reason of an error, in the operating system's words if those are at the bottom of its causes."""
+    cause = error.__context__
+    while cause:
+        error, cause = cause if isinstance(cause, OSError) else error, cause.__context__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # packages tell parts of the URL, which are known for such only behind its beginning
+    scheme = f"{url.partition('://')[0]}://"
+    line = redacted(scheme + (str(error).splitlines() or [""])[0].replace(url, redacted(url))).removeprefix(scheme)
+    return f"{type(error).__name__}: {line[:200]}".removesuffix(": ")
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))

@@ -1,0 +1,68 @@
+"""The processes that train one model together: ranks 0, 1, ..., of which the first alone writes and prints."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from simbal.errors import UserError
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+def world_size() -> int:
+    """Return the number of processes that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this process writes the run's files; true without a process group."""
+    return world_size() == 1 or dist.get_rank() == 0
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of `tensor` over all ranks, the same on each, without a gradient."""
+    total = tensor.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the full tensor, of which this rank may hold a shard; a collective, so every rank has to call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def largest(number: int) -> int:
+    """Return the largest `number` of all ranks, the same on each."""
+    if world_size() == 1:
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """Run `work` on the first rank alone, and return its result on every rank.
+
+    Raises:
+        UserError: on every rank, if `work` raises one on the first.
+    """
+    if world_size() == 1:
+        return work()
+    said: list[Any] = [None, None]  # the result, or the error's sentence
+    if is_first():
+        try:
+            said[0] = work()
+        except UserError as error:
+            said[1] = str(error)
+            dist.broadcast_object_list(said, device=CPU)
+            raise
+    dist.broadcast_object_list(said, device=CPU)
+    if said[1] is not None:
+        raise UserError(said[1])
+    return cast(T, said[0])

@@ -1,0 +1,114 @@
+"""Backends `reference`, one expert after the other, and `torch`, one grouped matrix product for all experts.
+
+The backward of `torch` keeps little.
+Reference: MegaBlocks (arXiv 2211.15841) for the weight layout; SonicMoE for the router gradient <h, dy W2^T>, which
+needs no expert output.
+Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, I and J the
+widths of a matrix.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simbal.experts.plan import RoutingPlan
+
+
+def reference(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
+    """Compute the experts one after the other, (N, D): what every backend computes.
+
+    y_t = sum_k p_tk W2_e^T (silu(Wgate_e x_t) * (Wup_e x_t)) with e the k-th expert of token t.
+    """
+    y_ND = torch.zeros_like(x_ND)
+    p_R = plan.weights_NK.reshape(-1)[plan.order_R].to(x_ND.dtype)
+    begin = 0
+    # unbind: indexing w[e] in a loop would build a zero gradient of the whole stack for every expert
+    for end, w13_2FD, w2_FD in zip(plan.ends_E.tolist(), w13_E2FD.unbind(), w2_EFD.unbind(), strict=True):
+        token = plan.tokens_R[begin:end]
+        gate, up = (x_ND[token] @ w.T for w in w13_2FD)
+        y_ND = y_ND.index_add(0, token, (F.silu(gate) * up) @ w2_FD * p_R[begin:end, None])
+        begin = end
+    return y_ND
+
+
+def grouped(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
+    """Compute the experts as `reference` does, (N, D), by one grouped matrix product per weight."""
+    y_ND: Tensor = _GroupedSwiGLU.apply(
+        x_ND, plan.weights_NK, w13_E2FD, w2_EFD, plan.order_R, plan.inverse_R, plan.ends_E
+    )  # type: ignore[no-untyped-call]
+    return y_ND
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
+    """Return why `grouped` cannot run with this device, dtype and these widths, or None."""
+    if dtype == torch.float64:
+        return None if device.type == "cpu" else "float64 is supported on the CPU only"
+    if device.type == "cuda" and dtype != torch.bfloat16:
+        return f"on CUDA it needs bfloat16, not {dtype}: set trainer.precision=bf16-mixed"
+    multiple = 16 // dtype.itemsize
+    if d_model % multiple or d_expert % multiple:
+        return f"model.d_model={d_model} and model.d_expert={d_expert} must be multiples of {multiple} for {dtype}"
+    return None
+
+
+def _matmul(a_RI: Tensor, b_EIJ: Tensor, ends_E: Tensor) -> Tensor:
+    if a_RI.dtype == torch.float64:  # grouped_mm has no float64, which gradcheck needs
+        parts = a_RI.tensor_split(ends_E[:-1].tolist())
+        return torch.cat([part @ b_IJ for part, b_IJ in zip(parts, b_EIJ, strict=True)])
+    return F.grouped_mm(a_RI, b_EIJ, offs=ends_E)
+
+
+def _weight_gradient(a_RI: Tensor, b_RJ: Tensor, ends_E: Tensor) -> Tensor:
+    """Return a_e^T b_e for each expert, (E, I, J), zero for one without rows.
+
+    A transposed view times rows is the one safe layout.
+    """
+    if a_RI.dtype == torch.float64:
+        cuts = ends_E[:-1].tolist()
+        pairs = zip(a_RI.tensor_split(cuts), b_RJ.tensor_split(cuts), strict=True)
+        return torch.stack([a.T @ b for a, b in pairs])
+    return F.grouped_mm(a_RI.T, b_RJ, offs=ends_E)
+
+
+class _GroupedSwiGLU(torch.autograd.Function):
+    """The function behind `grouped`. It saves x and the gate and up pre-activations: no gathered x, no h, no output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        p_NK: Tensor,
+        w13: Tensor,
+        w2: Tensor,
+        order: Tensor,
+        inverse: Tensor,
+        ends: Tensor,
+    ) -> Tensor:
+        (N, K), (E, _, width, D) = p_NK.shape, w13.shape
+        gate_up_R2F = _matmul(x_ND.index_select(0, order // K), w13.view(E, 2 * width, D).transpose(1, 2), ends)
+        gate_RF, up_RF = gate_up_R2F.chunk(2, -1)
+        out_RD = _matmul(F.silu(gate_RF) * up_RF, w2, ends)
+        ctx.save_for_backward(x_ND, p_NK, w13, w2, gate_up_R2F, order, inverse, ends)
+        return torch.einsum("nk,nkd->nd", p_NK.to(out_RD.dtype), out_RD.index_select(0, inverse).view(N, K, D))
+
+    @staticmethod
+    def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, p_NK, w13, w2, gate_up_R2F, order, inverse, ends = ctx.saved_tensors
+        (N, K), (E, _, width, D) = p_NK.shape, w13.shape
+        token = order // K
+        dy_RD = dy_ND.index_select(0, token)  # a copy: grouped_mm refuses an expanded or strided gradient
+        dh_RF = _matmul(dy_RD, w2.transpose(1, 2), ends)  # before the routing weight
+        gate_RF, up_RF = gate_up_R2F.chunk(2, -1)
+        silu_RF = F.silu(gate_RF)
+        h_RF = silu_RF * up_RF
+        dp_NK = (h_RF * dh_RF).sum(-1, dtype=p_NK.dtype)[inverse].view(N, K)
+        p_R1 = p_NK.reshape(-1)[order].to(h_RF.dtype)[:, None]
+        dw2 = _weight_gradient(h_RF * p_R1, dy_RD, ends)
+        dh_RF = dh_RF * p_R1
+        dgate_RF = torch.ops.aten.silu_backward(dh_RF * up_RF, gate_RF)
+        dgate_up_R2F = torch.cat([dgate_RF, dh_RF * silu_RF], -1)
+        dw13 = _weight_gradient(dgate_up_R2F, x_ND.index_select(0, token), ends).view_as(w13)
+        dx_RD = _matmul(dgate_up_R2F, w13.view(E, 2 * width, D), ends)
+        return dx_RD.index_select(0, inverse).view(N, K, D).sum(1), dp_NK, dw13, dw2, None, None, None

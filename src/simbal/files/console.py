@@ -1,0 +1,26 @@
+"""The console that tables for people are printed on, and their layout."""
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PLAIN_WIDTH = 120  # columns where the output is a file or a pipe
+
+
+def console() -> Console:
+    """The console of standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, emoji=False, markup=False)
+
+
+def new_grid(title: str) -> Table:
+    """An empty table with a title, in the layout of all tables here."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )

@@ -1,0 +1,103 @@
+"""Locks that one process at a time holds: flock, or a lease where a file system has none, as some network ones."""
+
+import errno
+import fcntl
+import math
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import LeaseCompromise, SoftFileLease, Timeout
+
+NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+LEASE_SECONDS = 30.0  # without a sign of life, after which a lease of another machine has run out
+POLL_SECONDS = 0.25
+
+
+class TakenError(Exception):
+    """Another process has the lock; the message says which, as far as it is known."""
+
+
+class Lock:
+    """The file `path`, which one process at a time holds; the holder's process id and host stand in it.
+
+    flock ends with the process that holds it. A lease is a file beside it, `<path>.lease`, whose time of change its
+    holder moves on every ten seconds: it has run out when its process is gone from this machine, or when nothing has
+    moved for `LEASE_SECONDS` by the clock of the process that watches it. A process that loses its lease all the same,
+    as on a machine that was suspended for longer, is sent SIGTERM.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lease: SoftFileLease | None = None  # kept, as it remembers since when nothing has moved
+
+    @contextmanager
+    def held(self, timeout: float = 0.0) -> Iterator[None]:
+        """Hold the lock within the `with` block.
+
+        Args:
+            timeout: seconds to wait for a lease of another machine to run out; infinite: wait for whoever has the lock.
+
+        Raises:
+            TakenError: another process has it.
+            OSError: the file cannot be written; `ELOOP` if it is a link, which is never followed.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(self.path, flags, 0o666), "r+b", buffering=0) as file:  # noqa: PTH123  a descriptor
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", str(self.path))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if math.isinf(timeout) else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise TakenError(_holder(file.read())) from None
+            except OSError as error:
+                if error.errno not in NO_FLOCK:
+                    raise
+                self._take_lease(file.read(), timeout)
+            try:
+                with suppress(OSError):  # a full disk: the lock holds without the name of its holder
+                    file.truncate(0)
+                    file.seek(0)
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                yield
+            finally:
+                if self._lease is not None:
+                    self._lease.release()
+
+    def _take_lease(self, said: bytes, timeout: float) -> None:
+        place = self.path.with_name(f"{self.path.name}.lease")
+        lease = self._lease = self._lease or SoftFileLease(
+            place, lease_duration=LEASE_SECONDS, on_compromise=_stop, thread_local=False
+        )
+        deadline = time.monotonic() + timeout
+        seen = _signs_of_life(place)
+        while True:
+            for _ in range(2):  # the first finds out that the holder is gone
+                with suppress(Timeout):
+                    lease.acquire(timeout=0)
+                    return
+            alive = seen not in (None, _signs_of_life(place)) and not math.isinf(timeout)
+            if alive or time.monotonic() >= deadline:
+                raise TakenError(_holder(said))
+            seen = seen or _signs_of_life(place)
+            time.sleep(POLL_SECONDS)
+
+
+def _signs_of_life(lease: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        about = lease.stat()
+        return about.st_ino, about.st_mtime_ns
+    return None
+
+
+def _holder(said: bytes) -> str:
+    return said.decode(errors="replace").strip() or "another process"
+
+
+def _stop(lost: LeaseCompromise) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

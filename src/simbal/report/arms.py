@@ -1,0 +1,123 @@
+"""The arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simbal.config.schema import GROUPS
+from simbal.config.values import flatten
+from simbal.files.printable import printable
+from simbal.report.collect import Run
+from simbal.runs.spec import RunSpec, config_hash, result_keys
+
+ABSENT = "—"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A row of the table: its runs by seed, and the text of each of its label columns."""
+
+    label: dict[str, str]
+    runs: tuple[Run, ...]
+    setting: str  # the hash of everything but seed and balancing: arms that share it differ in balancing alone
+
+    @property
+    def balancing(self) -> str:
+        """The names of its strategies, joined by underscores."""
+        return self.runs[0].spec.choices["balancing"]
+
+    @property
+    def name(self) -> str:
+        """The label in one line."""
+        return short_label(self.label)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were run to their end."""
+        return [run.seed for run in self.runs]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """Return a metric by seed, for the runs that have it."""
+        return {run.seed: value for run in self.runs if (value := run.value(metric)) is not None}
+
+
+def short_label(label: dict[str, str]) -> str:
+    """Return a label in one line, such as `simbal model=small coef=0.1`.
+
+    Balancing stands by its value alone, other keys by their last part. A key of the strategy that is the whole
+    balancing needs no more than its own name, whatever other arms have.
+    """
+    balancing = label["balancing"]
+    shown = {
+        column.removeprefix(f"balancing.{balancing}."): text
+        for column, text in label.items()
+        if column != "balancing" and text != ABSENT
+    }
+    keys = short_columns([*shown])
+    return " ".join([balancing, *(f"{key}={text}" for key, text in zip(keys, shown.values(), strict=True))])
+
+
+def short_columns(columns: Sequence[str]) -> list[str]:
+    """Return the last part of each dotted key, or the whole key where two end alike."""
+    lasts = [column.rpartition(".")[2] for column in columns]
+    return [last if lasts.count(last) == 1 else column for last, column in zip(lasts, columns, strict=True)]
+
+
+def seed_spans(seeds: Sequence[int]) -> str:
+    """Return seeds as spans: `0-4,7` for 0, 1, 2, 3, 4 and 7."""
+    spans: list[list[int]] = []
+    for seed in sorted(seeds):
+        if spans and seed == spans[-1][1] + 1:
+            spans[-1][1] = seed
+        else:
+            spans.append([seed, seed])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+
+
+def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
+    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed."""
+    by_config = defaultdict(list)
+    for run in finished:
+        by_config[_hash_without(run.spec, "seed")].append(run)
+    arms = [
+        Arm(
+            label_of(same[0].spec, columns),
+            tuple(sorted(same, key=lambda run: run.seed)),
+            _hash_without(same[0].spec, "seed", "balancing"),
+        )
+        for same in by_config.values()
+    ]
+    return sorted(arms, key=lambda arm: [_sortable(text) for text in arm.label.values()])
+
+
+def label_columns(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the groups whose option differs between runs, and the dotted keys that differ under one option of theirs.
+
+    `balancing` always comes first; the seed, and keys that cannot change a result, never come.
+    """
+    others = [name for name in GROUPS if name not in ("balancing", "logger")]
+    groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
+    values: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for spec in specs:
+        for key, value in result_keys(spec.written).items():
+            values[key][spec.choices.get(key.partition(".")[0])].add(repr(value))
+    del values["seed"]
+    return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
+
+
+def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, str]:
+    """Return the text of each label column for a run; a dash where it has no such key."""
+    flat = flatten(spec.written)
+    said = {column: spec.choices[column] if column in GROUPS else str(flat.get(column, ABSENT)) for column in columns}
+    return {column: printable(text) for column, text in said.items()}
+
+
+def _hash_without(spec: RunSpec, *keys: str) -> str:
+    return config_hash({key: value for key, value in spec.written.items() if key not in keys})
+
+
+def _sortable(text: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text

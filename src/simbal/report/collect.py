@@ -1,0 +1,236 @@
+"""Reads the runs of a sweep from their folders, with their curves, and refuses those that do not fit in one table."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from simbal.analysis.shared.finding import read_analysis
+from simbal.config.values import flatten
+from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
+from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES, DamagedRecordError, RunFolder
+from simbal.runs.record import LARGEST, is_number
+from simbal.runs.spec import RunSpec
+
+PLACE = re.compile("<[^<>]*>")  # in the name of a definition, for any text
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder as it was read: its spec, and how it ended."""
+
+    path: Path
+    spec: RunSpec
+    record: dict[str, Any] | None  # None: unfinished, or damaged
+    analyses: dict[str, dict[str, Any]]  # results of evaluate.py, by name
+    damage: str = ""  # says which record is damaged and what to do
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, so that its numbers count."""
+        return self.record is not None and self.record["status"] == "finished"
+
+    @property
+    def seed(self) -> int:
+        """The seed of its data order and of its initial weights."""
+        return int(self.spec.config.seed)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        assert self.record is not None and self.finished, self.path  # noqa: PT018
+        return self.record
+
+    @property
+    def analysed(self) -> dict[str, float | None]:
+        """The numbers of its analyses, as `redundancy.min_pes`; the slash is for the run's own, such as `val/ppl`."""
+        return {
+            f"{name}.{metric}": value
+            for name, analysis in self.analyses.items()
+            for metric, value in analysis["metrics"].items()
+        }
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """The definitions of its numbers, by the same names."""
+        texts = dict(self.result["definitions"])
+        for name, analysis in self.analyses.items():
+            texts |= {f"{name}.{metric}": text for metric in analysis["metrics"] if (text := _text(metric, analysis))}
+        return texts
+
+    @cached_property
+    def loss_curve(self) -> list[tuple[int, float]]:
+        """Validation loss by training tokens, read when it is first asked for; `UserError` if it is broken."""
+        return curve(self.path, "val/loss")
+
+    def value(self, metric: str) -> float | None:
+        """Return a number of a finished run; None where it is missing or has no meaning, as load in a dense model."""
+        measured: dict[str, float | None] = {
+            **self.result["metrics"],
+            "tokens_per_second": self.result["tokens_per_second"],
+            **self.analysed,
+        }
+        return measured.get(metric)
+
+
+def collect(folder: Path) -> list[Run]:
+    """Return every run in outputs/<name>, by folder name; one whose record is damaged counts as unfinished.
+
+    Raises:
+        UserError: if there is none, if another file is broken or belongs to another config, if a folder is a copy of
+            another, or if two finished runs saw different data, trained for different numbers of steps or measured by
+            different definitions.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    paths = sorted(path for path in folder.iterdir() if _is_run(path))
+    if not paths:
+        raise UserError(f"{folder} holds no runs: start some with python train.py -m name={folder.name} ...")
+    runs = [_read(path) for path in paths]
+    _refuse_copies(runs)
+    _refuse_unlike([run for run in runs if run.finished])
+    return runs
+
+
+def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
+    """Return the rows that have `key`, as (training tokens, value), by tokens; empty if there is none.
+
+    Raises:
+        UserError: as `rows` does, and if a value is no finite number.
+    """
+    points = [(row["tokens"], row[key]) for row in rows(run_path) if key in row]
+    if not all(is_number(value) for _, value in points):
+        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} is not a number everywhere")
+    return sorted(points)
+
+
+def rows(run_path: Path) -> list[dict[str, Any]]:
+    """Return every row of metrics.jsonl in the order of writing, each with its `step` and `tokens`.
+
+    There is none if the file is missing. What a killed process left of its last line, which no newline ends, is
+    ignored.
+
+    Raises:
+        UserError: any other line is not a row; it names the file and the line.
+    """
+    file = run_path / CURVES_FILE
+    if not file.exists():
+        return []
+    try:
+        *whole, last = read_bytes(file, LARGEST_CURVES).split(b"\n")
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is broken: {error}") from None
+    try:
+        found = strict_json.parse(b"[" + b",".join(whole) + b"]", False)  # all at once: half the time of one by one
+        if len(found) == len(whole) and all(map(_is_row, found)):
+            return [*found, *_parsed(last)]
+    except ValueError:
+        pass
+    for number, line in enumerate(whole, 1):
+        if not _parsed(line):
+            raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
+    raise UserError(f"{file} is broken: its lines are no rows of a curve")
+
+
+def _text(metric: str, analysis: dict[str, Any]) -> str | None:
+    """Return the most specific definition of a metric: `ppl_se` is `<number>_se`, where nothing is named ppl_se."""
+    fits = [name for name in analysis["definition"] if _fits(name, metric)]
+    best = max(fits, key=lambda name: (name == metric, len(name)), default=None)
+    return best and analysis["definition"][best]
+
+
+def _fits(name: str, metric: str) -> bool:
+    """Whether `metric` is `name` with something in place of each `<...>`; in linear time, whatever the two are."""
+    first, *others = PLACE.split(name)
+    if not others:
+        return name == metric
+    *between, last = others
+    end, at = len(metric) - len(last), len(first)
+    if not metric.startswith(first) or not metric.endswith(last):
+        return False
+    for part in between:  # the leftmost leaves the most for the others
+        found = metric.find(part, at + 1, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return at < end
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / file).exists() for file in ("config.yaml", "record.json"))
+
+
+def _read(path: Path) -> Run:
+    folder = RunFolder(path)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} has a record.json but no config.yaml: move the folder away")
+    spec, record, damage = folder.read_spec(), None, ""
+    try:
+        record = folder.read_record()
+    except DamagedRecordError as error:
+        damage = str(error)
+    if record is not None and record["config_hash"] != spec.hash:
+        raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
+    return Run(path, spec, record, _read_analyses(path / "analysis"), damage)
+
+
+def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the analyses that have numbers, by name; `UserError` if one is broken."""
+    analyses = {file.stem: read_analysis(file) for file in sorted(folder.glob("*.json"))}
+    return {name: analysis for name, analysis in analyses.items() if analysis and analysis.get("metrics")}
+
+
+def _refuse_copies(runs: Sequence[Run]) -> None:
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.spec.hash, run)
+        if other is not run:
+            raise UserError(f"{other.path} and {run.path} are one run, which must not count twice: delete one")
+
+
+def _refuse_unlike(runs: Sequence[Run]) -> None:
+    for run in runs[1:]:
+        first = runs[0]
+        if first.result["data"]["tokens"] != run.result["data"]["tokens"]:
+            _refuse_by(first, run, "data")
+        if (ours := first.result["steps"]) != (theirs := run.result["steps"]):
+            _refuse(first, run, f"the first was trained for {ours:,} steps and the second for {theirs:,}")
+        ours, theirs = first.result["definitions"], run.result["definitions"]
+        if any(ours[key] != theirs[key] for key in ours.keys() & theirs):  # a dense model may define no load
+            _refuse_by(first, run, "definitions")
+
+
+def _refuse_by(first: Run, second: Run, part: str) -> NoReturn:
+    """Refuse two runs by one differing field of `part`.
+
+    A version or a source is rather named than a fingerprint, and a changed field rather than a missing one.
+    """
+    ours, theirs = (flatten({part: run.result[part]}) for run in (first, second))
+    differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+    key = min(differing, key=lambda key: (key in ("data.text", "data.tokens"), key not in ours or key not in theirs))
+    _refuse(first, second, f"{key} is {ours.get(key)!r} in the first and {theirs.get(key)!r} in the second")
+
+
+def _refuse(first: Run, second: Run, why: str) -> NoReturn:
+    raise UserError(f"{first.path} and {second.path} cannot stand in one table: {why}; give one of them another name=")
+
+
+def _parsed(line: bytes) -> list[dict[str, Any]]:
+    """Return the row on a line, as a list; none if there is no whole one."""
+    try:
+        row = strict_json.parse(line, False)
+    except ValueError:
+        return []
+    return [row] if _is_row(row) else []
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or type(row.get("step")) is not int or type(row.get("tokens")) is not int:
+        return False
+    return bool(0 <= row["step"] <= LARGEST and 0 <= row["tokens"] <= LARGEST)

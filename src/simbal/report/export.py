@@ -1,0 +1,194 @@
+"""Writes a table to table.md, table.tex, table.csv and table.json beside the runs that it was made from."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from simbal.report.arms import ABSENT
+from simbal.report.compare import Row
+from simbal.report.metric import Metric
+from simbal.report.sections import Section, absence, sections
+from simbal.report.table import Table
+from simbal.runs.folder import write_json, write_text
+
+MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
+MEAN = ("mean", "sd", "n", "seeds")
+PAIRED = ("baseline", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+WELCH = ("welch_difference", "welch_df", "welch_p")
+PAPER = ("paper_m", "paper_l")
+SIGNS = {
+    "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}", "±": r"$\pm$", "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$", "—": "---", "…": r"\ldots{}", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "\N{MINUS SIGN}": "$-$", "\N{EN DASH}": "--", "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{LEFT SINGLE QUOTATION MARK}": "`", "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+}  # fmt: skip
+NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
+LIGATURE = re.compile(r"-(?=-)")
+
+
+def export(table: Table, folder: Path) -> None:
+    """Write the four files, each atomically: two rounded for people, csv and json in full precision."""
+    write_text(folder / "table.md", markdown(table))
+    write_text(folder / "table.tex", latex(table))
+    write_text(folder / "table.csv", tidy_csv(table))
+    write_json(folder / "table.json", as_json(table))
+
+
+def markdown(table: Table) -> str:
+    """Return the table in GitHub markdown, with the same sections as on the terminal."""
+    parts = [f"# {escape(table.name)}"]
+    for section in sections(table):
+        parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.rows)]
+    parts.append("\n".join(f"- {escape(note)}" for note in table.notes))
+    return "\n\n".join(parts).rstrip() + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of markdown whose cells are plain text."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(escape, line))} |" for line in lines)
+
+
+def escape(text: str) -> str:
+    """Return plain text as one line that means nothing else in Markdown."""
+    return MARKUP.sub(r"\\\g<0>", text).replace("\n", " ")
+
+
+def latex(table: Table) -> str:
+    """Return the sections of the table as booktabs tabulars, each under its title, and the notes below."""
+    head = (
+        f"% {_line(table.name)}: written by report.py; needs \\usepackage[T1]{{fontenc}} and \\usepackage{{booktabs}}"
+    )
+    parts = [head, *map(_tabular, sections(table))]
+    if table.notes:
+        items = "\n".join(rf"  \item {escape_latex(note)}" for note in table.notes)
+        parts.append(f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
+    return "\n\n".join(parts) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it stands; a sign unknown to pdflatex becomes its code point, `U+4E2D`."""
+    plain = NEGATIVE.sub("\N{MINUS SIGN}", _line(text))
+    return "".join("-{}" if LIGATURE.match(plain, place) else _sign(letter) for place, letter in enumerate(plain))
+
+
+def tidy_csv(table: Table) -> str:
+    """Return CSV with one line per arm and metric, floats in full precision; empty where there is nothing to say.
+
+    `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
+    seeds that never reached the baseline's loss.
+    """
+    text = io.StringIO()
+    paper = PAPER if any(row.reported for row in table.rows) else ()
+    headings = ["metric", *MEAN, *PAIRED, *WELCH, *paper]
+    writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        label = {column: None if value == ABSENT else value for column, value in row.arm.label.items()}
+        for metric in table.metrics:
+            writer.writerow(label | _metric_line(row, metric, table.baseline))
+        if row.tokens_to_loss:
+            writer.writerow(label | _tokens_line(row, table.baseline))
+    return text.getvalue()
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """Return every number of the table with the folders, seeds and values that it was made from."""
+    return {
+        "name": table.name,
+        "baseline": table.baseline,
+        "metrics": {metric.key: metric.title for metric in table.metrics},
+        "arms": [_arm(row, table.metrics) for row in table.rows],
+        "without_result": [
+            {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
+            for label, run in table.absent
+            for status, error in [absence(run)]
+        ],
+        "missing": [{"run": label, "folder": folder} for folder, label in table.missing.items()],
+        "notes": table.notes,
+    }
+
+
+def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, Any]:
+    summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
+    line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": " ".join(map(str, row.arm.values(metric.key)))}
+    if summary:
+        line |= asdict(summary)
+    if difference:
+        paired = (baseline, difference.mean, difference.low, difference.high, difference.pairs)
+        line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
+        if difference.welch:
+            line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
+    if metric.key in row.reported:
+        line |= zip(PAPER, row.reported[metric.key], strict=True)
+    return line
+
+
+def _tokens_line(row: Row, baseline: str | None) -> dict[str, Any]:
+    tokens = row.tokens_to_loss
+    assert tokens
+    return {
+        "metric": "tokens_saved", "mean": tokens.saving, "n": len(tokens.shares),
+        "seeds": " ".join(map(str, tokens.shares)), "baseline": baseline, "low": tokens.low, "high": tokens.high,
+        "missed": " ".join(map(str, tokens.missed)),
+    }  # fmt: skip
+
+
+def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    return {
+        "label": {column: None if text == ABSENT else text for column, text in row.arm.label.items()},
+        "runs": [
+            {
+                "folder": str(run.path),
+                "config_hash": run.spec.hash,
+                "seed": run.seed,
+                "values": {metric.key: run.value(metric.key) for metric in metrics},
+            }
+            for run in row.arm.runs
+        ],
+        "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
+        "differences": {key: asdict(paired) for key, paired in row.differences.items()},
+        "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
+        "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
+    }
+
+
+def _sign(letter: str) -> str:
+    if letter in SIGNS:
+        return SIGNS[letter]
+    return letter if letter.isascii() or "\u00c0" <= letter <= "\u00ff" else f"U+{ord(letter):04X}"
+
+
+def _line(text: str) -> str:
+    """Return the text without line breaks and other control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _tabular(section: Section) -> str:
+    columns = "l" * section.texts + "r" * (len(section.headings) - section.texts)
+    lines = [
+        rf"\noindent {escape_latex(section.title)}",
+        "",
+        rf"\noindent\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        _row(section.headings),
+        r"\midrule",
+        *map(_row, section.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    """Return a row of a tabular; a cell that begins with a bracket would be read as an option of the row before."""
+    return (
+        " & ".join(f"{{}}{escape_latex(cell)}" if cell.startswith(("[", "*")) else escape_latex(cell) for cell in cells)
+        + r" \\"
+    )

@@ -1,0 +1,58 @@
+"""The dependence of the perplexity at the end of training on a number of the config, such as a coefficient."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from simbal.report.arms import Arm, short_label
+from simbal.report.page.figures import MOST_ARMS
+from simbal.report.page.series import Curve
+
+
+def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
+    """Return a line over each key in which arms of one kind differ by a number; other arms are level lines.
+
+    Where arms differ in several numbers, x is the one with the most values and the others tell the lines apart.
+
+    Args:
+        arms: of one table.
+
+    Returns:
+        The lines, in the order of the arms; none if none has three points, or if they are more than can be told apart.
+    """
+    found: dict[str, dict[float | None, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for arm in arms:
+        name, x = _place(arm, arms)
+        if values := [*arm.values("val/ppl").values()]:
+            found[name][x] += values
+    places = sorted({x for points in found.values() for x in points if x is not None})
+    if len(found) > MOST_ARMS or all(len(points) < 3 for points in found.values()):
+        return []
+    return [_line(name, style, points, places) for style, (name, points) in enumerate(found.items())]
+
+
+def _place(arm: Arm, arms: Sequence[Arm]) -> tuple[str, float | None]:
+    """Return the name of an arm's line, and the arm's x on it; None: all along it."""
+    numbers = {column: x for column, text in arm.label.items() if (x := _number(column, text)) is not None}
+    if not numbers:
+        return arm.name, None
+    key = max(numbers, key=lambda column: len({other.label[column] for other in arms}))
+    others = {column: text for column, text in arm.label.items() if column != key}
+    return f"{short_label(others)} over {key.removeprefix(f'balancing.{arm.balancing}.')}", numbers[key]
+
+
+def _number(column: str, text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if column != "balancing" and math.isfinite(number) else None
+
+
+def _line(name: str, style: int, points: dict[float | None, list[float]], places: Sequence[float]) -> Curve:
+    if None in points:
+        points = dict.fromkeys(places, points[None])
+    by_x = sorted((x, values) for x, values in points.items() if x is not None)
+    sds = [stdev(values) for _, values in by_x] if all(len(values) > 1 for _, values in by_x) else None
+    return Curve(name, style, [x for x, _ in by_x], [fmean(values) for _, values in by_x], sds)

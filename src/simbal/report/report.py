@@ -1,0 +1,175 @@
+"""Reports on a folder of runs: collects, compares, prints the table to fit the terminal, and writes it to the folder.
+
+It is what report.py does, and the end of a sweep.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as Grid
+
+from simbal.errors import UserError
+from simbal.files.console import console, new_grid
+from simbal.report import export, sections
+from simbal.report.arms import seed_spans, short_columns
+from simbal.report.collect import collect
+from simbal.report.metric import Metric, choose, own_columns
+from simbal.report.sections import DIFFERENCE_HEADINGS, Section, absence, difference_cells
+from simbal.report.table import LastSweep, Table, build
+
+__all__ = ["DIFFERENCE_HEADINGS", "absence", "difference_cells", "seed_spans", "show"]
+KINDS: dict[str, tuple[type, str]] = {
+    "baseline": (str, "the balancing that differences are taken from"),
+    "columns": (list, "a list such as [ppl,min_pes]"),
+    "paper": (bool, "true or false"),
+}
+TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
+INTERVAL = re.compile(r"^(\S+) to (\S+)$")
+TESTS = ("p", "p (Holm)", "d_z", "Welch p")
+
+
+def report(
+    folder: Path, baseline: str | None = None, columns: Sequence[str] | None = None, paper: bool = False
+) -> None:
+    """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
+
+    Args:
+        folder: outputs/<name>.
+        baseline: the balancing to compare with; None takes the one that the runs' own configs name.
+        columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
+            the usual ones.
+        paper: set what the paper reports of the same strategies beside each number.
+
+    Raises:
+        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do.
+    """
+    runs = collect(folder)
+    finished = [run for run in runs if run.finished]
+    chosen = own_columns(finished) if columns is None else columns
+    metrics = None if chosen is None else choose(chosen, finished)
+    missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing)
+    out = console()
+    show(table, out)
+    export.export(table, folder)
+    from simbal.report.page import page  # matplotlib takes a third of a second to import
+
+    page.write(table, folder)
+    out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json and index.html", soft_wrap=True)
+
+
+def report_keys(lines: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `key=value` lines by key; `UserError` for an unknown key or a value of another kind."""
+    keys: dict[str, Any] = {}
+    for line in lines:
+        key, equals, text = line.partition("=")
+        if not equals or key not in KINDS:
+            raise UserError(f"{line}: give baseline=..., columns=[...] or paper=true")
+        kind, meaning = KINDS[key]
+        try:
+            keys[key] = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):  # also for a number that Python does not read
+            keys[key] = None
+        if not isinstance(keys[key], kind):
+            raise UserError(f"{line}: {key} must be {meaning}")
+    return keys
+
+
+def show(table: Table, out: Console) -> None:
+    """Print the means, the differences to the baseline, the tokens saved, the runs without a result, and the notes."""
+    if table.rows:
+        _show_means(table, table.metrics, out)
+    for section in (sections.differences(table), sections.tokens_to_loss(table)):
+        if section.rows:
+            _show_fitting(section, out)
+    if (absent := sections.absent(table)).rows:
+        out.print(Layout(absent).grid())
+    for note in table.notes:
+        out.print(note, style="dim")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A section to be drawn with greatest widths of its first column and of its other columns of text."""
+
+    section: Section
+    first_width: int | None = None
+    text_width: int | None = None
+
+    def fits(self, out: Console) -> bool:
+        """Whether no line needs a break; only the widest cell of each column is measured."""
+        widest = [max(cells, key=_width) for cells in zip(*self.section.rows, strict=True)]
+        grid = replace(self, section=replace(self.section, rows=[widest])).grid()
+        return out.measure(grid, options=out.options.update(max_width=10_000)).maximum <= out.width
+
+    def grid(self) -> Grid:
+        """Return the table that is printed; columns that are still too wide are folded, never cut."""
+        grid = new_grid(self.section.title)
+        for i, heading in enumerate(self.section.headings):
+            if i < self.section.texts:
+                grid.add_column(heading, overflow="fold", max_width=self.text_width if i else self.first_width)
+            else:
+                grid.add_column(heading, justify="right", overflow="fold")
+        for row in self.section.rows:
+            grid.add_row(*row)
+        return grid
+
+
+def _show_means(table: Table, metrics: Sequence[Metric], out: Console) -> None:
+    """Print the means: one line to a cell if that fits, else two, else half of the metrics at a time."""
+    for separator, width in ((" ", None), ("\n", None), ("\n", 16)):
+        section = sections.means(table, metrics, separator)
+        labels = short_columns(table.columns)
+        headings = [*labels, *section.headings[len(labels) :]]
+        if separator == "\n":
+            headings = [*labels, *map(_two_lines, section.headings[len(labels) :])]
+        layout = Layout(replace(section, headings=headings), width, width)
+        if layout.fits(out) or (len(metrics) == 1 and width):
+            out.print(layout.grid())
+            return
+    half = (len(metrics) + 1) // 2
+    _show_means(table, metrics[:half], out)
+    _show_means(table, metrics[half:], out)
+
+
+def _show_fitting(section: Section, out: Console) -> None:
+    """Print a section in the first layout that fits, or in the narrowest."""
+    for layouts in _layouts(section):
+        if all(layout.fits(out) for layout in layouts):
+            break
+    out.print(*(layout.grid() for layout in layouts), sep="\n")
+
+
+def _layouts(section: Section) -> Iterator[list[Layout]]:
+    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then the tests apart."""
+    tests = [heading for heading in section.headings if heading in TESTS]
+    others = [heading for heading in section.headings if heading not in TESTS]
+    for parts in ([section], [section.select(others), section.select(tests)] if tests else [section]):
+        short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
+        shortest = [replace(part, rows=[[*map(_two_line_interval, row)] for row in part.rows]) for part in short]
+        for drawn in (parts, short, shortest):
+            for width in TEXT_WIDTHS:
+                yield [Layout(part, width) for part in drawn]
+    yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1]) for part in shortest]
+
+
+def _two_line_interval(cell: str) -> str:
+    return INTERVAL.sub("\\1 to\n\\2", cell)
+
+
+def _two_lines(title: str) -> str:
+    """Break a title where its halves are most alike in length; an arrow stays with its word."""
+    words, arrow = (title[:-2], title[-2:]) if title.endswith((" ↓", " ↑")) else (title, "")
+    breaks = [place for place, letter in enumerate(words) if letter == " "]
+    middle = min(breaks, key=lambda place: abs(2 * place - len(words)), default=len(words))
+    return f"{words[:middle]}\n{words[middle + 1 :]}".rstrip() + arrow
+
+
+def _width(cell: str) -> int:
+    return max(map(cell_len, cell.split("\n")))

@@ -1,0 +1,1 @@
+"""The studies behind results/, which one command trains, analyses and writes down."""

@@ -1,0 +1,103 @@
+"""The figures of a study, and the numbers that they are drawn from: curves.csv, one line per point."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.patches import Rectangle
+
+from simbal.errors import UserError
+from simbal.report.page import figures, series
+from simbal.report.page.page import figure_arms
+from simbal.report.page.sensitivity import sensitivity
+from simbal.report.page.series import Curve
+from simbal.report.page.svg import svg
+from simbal.report.table import Table
+from simbal.runs.folder import write_text
+
+CURVES = "curves.csv"
+HEADINGS = ["figure", "arm", "style", "x", "mean", "sd"]
+TOKENS, LOSS = "training tokens", "validation loss, nats per token"
+AXES = {
+    "loss": (TOKENS, LOSS),
+    "loss-late": (TOKENS, LOSS),
+    "sensitivity": ("value of the key", "perplexity"),
+    "experts": (TOKENS, "experts in use"),
+    "max-vio": (TOKENS, "MaxVio"),
+    "pes": (TOKENS, "smallest PES of the layers"),
+    "pes-rate": (TOKENS, "change of PES per million tokens"),
+    "dropping": ("experts dropped", "perplexity"),
+    "pruning": ("threshold of weight", "perplexity"),
+}
+LOG = ("sensitivity", "dropping", "pruning")
+LOG_X = ("sensitivity",)
+ZERO = ("pes-rate",)  # figures with a line at 0
+
+
+def write_curves(table: Table, folder: Path) -> None:
+    """Write means and standard deviations over seeds of every figure that there are data for.
+
+    Raises:
+        UserError: the file of a run's curve is broken.
+    """
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(HEADINGS)
+    for name, curves in _found(table).items():
+        for curve in curves:
+            sds: Sequence[float | str] = curve.sds or [""] * len(curve.xs)  # one seed has none
+            lines.writerows(
+                [name, curve.name, curve.style, *point] for point in zip(curve.xs, curve.means, sds, strict=True)
+            )
+    write_text(folder / CURVES, text.getvalue())
+
+
+def _found(table: Table) -> dict[str, list[Curve]]:
+    """Return the curves of a table, by figure."""
+    arms = series.read(figure_arms(table))
+    loss = series.over_tokens(arms, "val/loss")
+    return {
+        "loss": loss,
+        "loss-late": series.second_half(loss),
+        "sensitivity": sensitivity([row.arm for row in table.rows]),
+        "experts": series.over_tokens(arms, "load/unique_experts"),
+        "max-vio": series.over_tokens(arms, "load/max_vio"),
+        "pes": series.over_tokens(arms, "pes/min"),
+        "pes-rate": series.rate(arms, "pes/min"),
+        "dropping": series.dropping(arms),
+        "pruning": series.pruning(arms),
+    }
+
+
+def draw(folder: Path) -> None:
+    """Draw every figure in curves.csv as <figure>.svg, on white.
+
+    Raises:
+        UserError: there is no curves.csv, or it is none.
+    """
+    for name, curves in _read(folder / CURVES).items():
+        figure = figures.curves(curves, *AXES[name], log=name in LOG, log_x=name in LOG_X, zero=name in ZERO)
+        figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
+        write_text(folder / f"{name}.svg", svg(figure, f"{folder.name}-{name}"))
+
+
+def _read(file: Path) -> dict[str, list[Curve]]:
+    """Return the curves of each figure, in the order of the file."""
+    found: dict[str, dict[str, Curve]] = {}
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            for row in csv.DictReader(text):
+                curve = Curve(row["arm"], int(row["style"]), [], [], [] if row["sd"] else None)
+                curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
+                curve.xs.append(float(row["x"]))
+                curve.means.append(float(row["mean"]))
+                if curve.sds is not None:
+                    curve.sds.append(float(row["sd"]))
+    except FileNotFoundError:
+        raise UserError(f"there is no {file}: reproduce the study first") from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{file} does not hold the curves of a study") from None
+    if unknown := found.keys() - AXES.keys():
+        raise UserError(f"{file} has curves of a figure {min(unknown)!r}, which is not known")
+    return {name: [*arms.values()] for name, arms in found.items()}

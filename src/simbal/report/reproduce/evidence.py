@@ -1,0 +1,233 @@
+"""The studies of a scale, and what is kept of each: table, analyses, numbers of the figures, figures, origin."""
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simbal.errors import UserError
+from simbal.report.arms import ABSENT, Arm
+from simbal.report.collect import Run, collect
+from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
+from simbal.report.metric import Metric, choose, own_columns, refuse_unlike
+from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.statistics import Summary, summarize
+from simbal.report.table import LastSweep, build
+from simbal.runs.folder import write_json, write_text
+
+KEYS = {"command", "analyses", "columns", "needs"}
+ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
+HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep to reproduce, and what is made of it."""
+
+    name: str
+    overrides: list[str]  # arguments of train.py -m
+    analyses: list[str]  # to be done on every finished run
+    columns: list[str] | None  # columns of its table; None: those that the runs' own configs name
+    folder: Path  # the folder of its runs
+
+
+@dataclass(frozen=True)
+class Found:
+    """A number of an analysis in one arm, of the whole model or of a layer."""
+
+    analysis: str
+    number: str
+    layer: int | None
+    arm: str
+    summary: Summary
+
+    @property
+    def text(self) -> str:
+        """`mean ± sd` to four digits."""
+        return Metric(self.number, self.number, "{:.4g}").write(self.summary)
+
+
+def studies(config: dict[str, Any]) -> list[Study]:
+    """Return the studies of `config["scale"]` that are asked for and can be done.
+
+    Raises:
+        UserError: `only` names none of them, or one has a key that is not known.
+    """
+    scale, only = config["scale"], config["only"]
+    known = [*scale["studies"], *scale["analyses"]]
+    unknown = [name for name in only or [] if name not in known]
+    if unknown:
+        raise UserError(f"only={unknown[0]} is no study of scale={scale['name']}: there are {', '.join(known)}")
+    return [
+        _study(name, keys, config)
+        for name, keys in scale["studies"].items()
+        if (only is None or name in only) and missing(keys, config) is None
+    ]
+
+
+def analyses(config: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the overrides of evaluate.py for the analyses that need no run, by name."""
+    only = config["only"]
+    return {name: keys for name, keys in config["scale"]["analyses"].items() if only is None or name in only}
+
+
+def missing(keys: dict[str, Any], config: dict[str, Any]) -> str | None:
+    """Return the key of the command line that a study needs and that has no value, or None."""
+    needed = keys.get("needs")
+    return needed if needed and config[needed] is None else None
+
+
+def write(study: Study, command: str, folder: Path) -> None:
+    """Write a study's tables, analyses, curves.csv, figures and origin.json to `folder`.
+
+    Other files in the folder, which people wrote, stay.
+
+    Raises:
+        UserError: as `collect`, `choose`, `build` and `write_analyses` do.
+    """
+    runs = collect(study.folder)
+    finished = [run for run in runs if run.finished]
+    columns = study.columns or own_columns(finished)
+    metrics = None if columns is None else choose(columns, finished)
+    missing = LastSweep.of(study.folder).never_started({run.path.name for run in runs})
+    table = build(study.name, runs, None, metrics, False, missing)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.md", markdown(table))
+    write_text(folder / "table.csv", tidy_csv(table))
+    write_json(folder / "table.json", as_json(table))
+    write_analyses([row.arm for row in table.rows], folder)
+    write_curves(table, folder)
+    draw(folder)
+    write_json(folder / "origin.json", origin(study, command, runs))
+
+
+def origin(study: Study, command: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the commands of a study, and the commits, environments, tokens and seconds of its finished runs.
+
+    `seconds` are those of training and validation, summed over the runs, of which several may have run at once; for a
+    run that was broken off they are those of its last process.
+    """
+    records = [run.result for run in runs if run.finished]
+    return {
+        "command": command,
+        "analyses": study.analyses,
+        "runs": len(runs),
+        "finished": len(records),
+        "code": _different(record["code"] for record in records),
+        "environment": _different(
+            _without_folders({key: record.get(key) for key in ENVIRONMENT}) for record in records
+        ),
+        "tokens": sum(record["tokens"] for record in records),
+        "seconds": round(sum(record["seconds"] for record in records)),
+        "first_started": min((record["started"] for record in records), default=None),
+        "last_ended": max((record["ended"] for record in records), default=None),
+    }
+
+
+def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
+    """Write analyses.csv and analyses.md; nothing if no run was analysed.
+
+    Raises:
+        UserError: an analysis was done with other settings in one run than in another.
+    """
+    analyses = {name: analysis for arm in arms for run in arm.runs for name, analysis in run.analyses.items()}
+    refuse_unlike(analyses, [run for arm in arms for run in arm.runs])
+    found = [each for name in sorted(analyses) for each in _found(arms, name)]
+    if not found:
+        return
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(HEADINGS)
+    for each in found:
+        summary = each.summary
+        lines.writerow([each.analysis, each.number, each.layer, each.arm, summary.mean, summary.sd, summary.n])
+    write_text(folder / "analyses.csv", text.getvalue())
+    write_text(folder / "analyses.md", _markdown(found, analyses))
+
+
+def _study(name: str, keys: dict[str, Any], config: dict[str, Any]) -> Study:
+    if more := keys.keys() - KEYS:
+        raise UserError(f"scale.studies.{name} has a key {min(more)}: there are {', '.join(sorted(KEYS))}")
+    scale = config["scale"]
+    run_name = f"{scale['name']}-{name}"
+    places = [f"name={run_name}", f"output_dir={config['output_dir']}"]
+    overrides = [*scale["common"], *keys["command"], *places]
+    folder = Path(config["output_dir"], run_name)
+    return Study(name, overrides, keys.get("analyses", []), keys.get("columns"), folder)
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a value with files by their names alone: their place on one machine says nothing on another."""
+    if isinstance(value, dict):
+        return {key: _without_folders(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part) for part in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _different(values: Iterable[Any]) -> list[Any]:
+    """Return each value once, in the order of their coming."""
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _found(arms: Sequence[Arm], name: str) -> Iterator[Found]:
+    """Yield the numbers of an analysis: by number, the model before its layers, then by layer, then by arm."""
+    values: dict[tuple[str, int | None], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for arm in arms:
+        for analysis in (run.analyses[name] for run in arm.runs if name in run.analyses):
+            for number, layer, value in _numbers(analysis):
+                values[number, layer][arm.name].append(value)
+    for (number, layer), by_arm in values.items():
+        for arm_name, of_seeds in by_arm.items():
+            if summary := summarize(of_seeds):
+                yield Found(name, number, layer, arm_name, summary)
+
+
+def _numbers(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
+    """Yield (number, layer, value): of the model, with layer None, then of each layer.
+
+    Lists of lists, as the tokens of every expert, are left out.
+    """
+    for number, value in analysis["metrics"].items():
+        if value is not None:
+            yield number, None, value
+    for number, of_layers in analysis.get("layers", {}).items():
+        for layer, value in enumerate(of_layers):
+            if isinstance(value, int | float):
+                yield number, layer, value
+
+
+def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]]) -> str:
+    parts = ["# Analyses: mean ± standard deviation over seeds"]
+    for name in sorted(analyses):
+        here = [each for each in found if each.analysis == name]
+        arms = [*dict.fromkeys(each.arm for each in here)]
+        model, layers = [each for each in here if each.layer is None], [each for each in here if each.layer is not None]
+        parts += [f"## {escape(name)}", markdown_table(["", *arms], _by(model, arms))]
+        if layers:
+            depth = 1 + max(each.layer or 0 for each in layers)
+            parts.append(markdown_table(["", "arm", *(f"layer {i}" for i in range(depth))], _by_layer(layers, depth)))
+        texts = analyses[name]["definition"].items()
+        parts.append("\n".join(f"- {escape(number)}: {escape(text)}" for number, text in texts))
+    return "\n\n".join(parts) + "\n"
+
+
+def _by(model: Sequence[Found], arms: Sequence[str]) -> Iterator[list[str]]:
+    """Yield one row for each number, with one column for each arm."""
+    cells = {(each.number, each.arm): each.text for each in model}
+    for number in dict.fromkeys(each.number for each in model):
+        yield [number, *(cells.get((number, arm), ABSENT) for arm in arms)]
+
+
+def _by_layer(layers: Sequence[Found], depth: int) -> Iterator[list[str]]:
+    """Yield one row for each number and arm, with one column for each layer."""
+    cells = {(each.number, each.arm, each.layer): each.text for each in layers}
+    for number, arm in dict.fromkeys((each.number, each.arm) for each in layers):
+        yield [number, arm, *(cells.get((number, arm, layer), ABSENT) for layer in range(depth))]

@@ -1,0 +1,81 @@
+"""Runs the studies one after another, by the commands that a user would give."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from simbal.errors import UserError
+from simbal.report.reproduce.drawing import draw
+from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
+from simbal.runs.folder import write_text
+
+PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not take these from a run
+FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
+
+
+def reproduce(config: dict[str, Any], root: Path) -> None:
+    """Train, analyse and write down every study, or only draw the figures again.
+
+    Args:
+        config: of conf/reproduce.yaml, resolved.
+        root: the folder of train.py and evaluate.py.
+
+    Raises:
+        UserError: a command has failed, or the config asks for what is not there.
+    """
+    chosen, results, only = studies(config), Path(config["results_dir"]), config["only"]
+    named = {name: keys for name, keys in config["scale"]["studies"].items() if only is None or name in only}
+    if config["figures"]:
+        for name in named:
+            _draw_again(results / name, asked_for=only is not None)
+        return
+    for name, keys in named.items():
+        if lacking := missing(keys, config):
+            print(f"left out: {name}, which needs {lacking}=")
+    for study in chosen:
+        command = _do(study, root)
+        write(study, command, results / study.name)
+        print(f"written: {results / study.name}")
+    for name, overrides in analyses(config).items():
+        _look(overrides, root, results / name)
+        print(f"written: {results / name}")
+
+
+def _draw_again(folder: Path, asked_for: bool) -> None:
+    """Draw the figures of a study, or say that it has not been reproduced, unless it was `asked_for` by name."""
+    if asked_for or folder.exists():
+        draw(folder)
+    else:
+        print(f"left out: {folder.name}, which has not been reproduced")
+
+
+def _do(study: Study, root: Path) -> str:
+    """Train what is not finished of a study and analyse it; return the command that trained."""
+    command = _run(root, ["train.py", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
+    if not (study.folder / "table.json").exists():
+        raise UserError(f"{command} has left no table: what it printed says why")
+    if study.analyses:
+        places = [override for override in study.overrides if override.startswith(PLACES)]
+        _run(root, ["evaluate.py", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]", *places])
+    return command
+
+
+def _look(overrides: list[str], root: Path, folder: Path) -> None:
+    """Run an analysis of no run: its numbers go to analysis/<name>.json, what it prints to printed.txt."""
+    with TemporaryFile("w+", encoding="utf-8") as printed:
+        command = _run(root, ["evaluate.py", *overrides, f"output_dir={folder}"], output=printed)
+        printed.seek(0)
+        write_text(folder / "printed.txt", f"$ {command}\n\n{printed.read()}")
+
+
+def _run(root: Path, arguments: list[str], allowed: tuple[int, ...] = (0,), output: IO[str] | None = None) -> str:
+    command = f"python {shlex.join(arguments)}"
+    print(command, flush=True)
+    script, *rest = arguments
+    code = subprocess.run([sys.executable, root / script, *rest], stdout=output, check=False).returncode
+    if code not in allowed:
+        raise UserError(f"{command} ended with exit code {code}: give the same command again to go on")
+    return command

@@ -1,1 +1,0 @@
-"""The studies behind results/: trained, analysed and written down by one command."""

@@ -1,0 +1,1 @@
+"""A run and its folder: its resolved config, its place, and how it ended."""

@@ -1,0 +1,264 @@
+"""A run's folder, `<output_dir>/<name>/<readable>-<hash8>/`: its files, the config it is of, and how the run ended.
+
+    config.yaml    the resolved config and the chosen options; written first
+    progress.json  where a running job is, for the live view; replaced while it runs
+    metrics.jsonl  curves, one JSON object per logged step
+    record.json    how the run ended, with checksums of itself and of the curves; written last and atomically. One that
+                   was found damaged is kept as record.json.damaged
+    prune.json     a sweep's request that the run stop; only while it is being stopped
+    checkpoints/   tensorboard/   train.log
+
+No torch here: the sweep's parent process and `report.py` read folders without it.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simbal.errors import BusyError, UserError
+from simbal.files.disk import DISK_REFUSES, read_bytes, refusals_of_disk, write_json, write_text
+from simbal.files.locks import Lock, TakenError
+from simbal.runs.record import STATUSES, digest, parse_record, sealed
+from simbal.runs.spec import RunSpec
+
+__all__ = [
+    "CURVES_FILE", "DISK_REFUSES", "PRUNE_FILE", "STATUSES", "DamagedRecordError", "RunFolder",
+    "refusals_of_disk", "write_json", "write_text",
+]  # fmt: skip
+PRUNE_FILE, CONSOLE_FILE = "prune.json", "console.log"
+CONFIG_FILE, CURVES_FILE = "config.yaml", "metrics.jsonl"
+RECORD_FILE, DAMAGED_FILE = "record.json", "record.json.damaged"
+LARGEST_CONFIG, LARGEST_RECORD, LARGEST_CURVES = 1 << 20, 1 << 24, 1 << 30  # bytes; two million rows of curves
+BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a key without indentation begins
+MOST_VALUES, DEEPEST = 10_000, 20  # limits of a config; ours have a hundredth of the values, and four levels
+
+
+class DamagedRecordError(UserError):
+    """A record is not what was written, so that the run counts as unfinished; `reason` says why in a few words."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file} is damaged ({reason}): give the command that made it again, to do the run again")
+        self.reason = reason
+
+
+class RunFolder:
+    """Reads and writes one run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, Lock(path / ".lock")
+
+    def read_spec(self) -> RunSpec:
+        """Return the run that config.yaml describes; `UserError` if simbal did not write the file."""
+        file = self.path / CONFIG_FILE
+        try:
+            saved = parse_config(read_bytes(file, LARGEST_CONFIG).decode())
+            written = {key: value for key, value in saved.items() if key != "choices"}
+            return RunSpec.saved(written, saved["choices"], self.path)
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        except UserError as error:
+            raise UserError(f"{file} is not a config written by simbal: {error}") from None
+        except (yaml.YAMLError, KeyError, TypeError, ValueError):
+            raise UserError(f"{file} is not a config written by simbal") from None
+
+    def belongs_to(self, spec: RunSpec) -> bool:
+        """Whether this run has begun here; `UserError` if another one has."""
+        with refusals_of_disk(self.path):
+            if not (self.path / CONFIG_FILE).exists():
+                return False
+        if self.read_spec().hash != spec.hash:
+            raise UserError(f"{self.path} belongs to another config: move it away, or choose another name=")
+        return True
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Make the folder this run's own; refuse one that belongs to another config."""
+        if self.belongs_to(spec):
+            return
+        with refusals_of_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        saved = {"choices": spec.choices, **spec.written}
+        write_text(self.path / CONFIG_FILE, config_text(saved))
+
+    def read_record(self) -> dict[str, Any] | None:
+        """Return record.json without its checksum, or None if the run has not ended.
+
+        Raises:
+            DamagedRecordError: the record is not what was written: cut short, changed or never a record.
+            UserError: it cannot be read, or config.yaml was changed after it was written.
+        """
+        record = self._read(RECORD_FILE)
+        if record and "config" in record and record["config"] != self._digest(CONFIG_FILE, LARGEST_CONFIG):
+            raise UserError(f"{self.path / CONFIG_FILE} is not what the run has written: put it back as it was")
+        return record
+
+    def whole_record(self) -> dict[str, Any] | None:
+        """Return record.json as `read_record` does, but None also for one that is damaged."""
+        with suppress(DamagedRecordError):
+            return self.read_record()
+        return None
+
+    def set_aside_damaged_record(self) -> str | None:
+        """Rename a damaged record, so that the run is done again.
+
+        Returns:
+            The warning for the run's next record; None if no record was damaged. It stays the same as long as the
+                renamed
+            file is there: a sweep may rename it and die before the run.
+        """
+        try:
+            self.read_record()
+        except DamagedRecordError:
+            with refusals_of_disk(self.path):
+                (self.path / RECORD_FILE).replace(self.path / DAMAGED_FILE)
+        try:
+            self._read(DAMAGED_FILE)
+        except DamagedRecordError as error:
+            return f"record.json was damaged ({error.reason}): it is kept as {DAMAGED_FILE}, and the run was done again"
+        return None
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        file = self.path / name
+        try:
+            record = parse_record(read_bytes(file, LARGEST_RECORD))
+            self._require_curves(record.get("curves"))
+            return record
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise DamagedRecordError(file, str(error)) from None
+
+    def _require_curves(self, written: dict[str, Any] | None) -> None:
+        """Raise `ValueError` unless the curves have the size and sha256 that the record says."""
+        if written is not None and self._digest(CURVES_FILE, LARGEST_CURVES) != written:
+            raise ValueError(f"{CURVES_FILE} is not what the run has written")
+
+    def _digest(self, name: str, largest: int) -> dict[str, Any]:
+        """Return a file's size and sha256 (see `digest`); a file that is missing counts as empty."""
+        with suppress(FileNotFoundError):
+            return digest(read_bytes(self.path / name, largest))
+        return digest(b"")
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Write how the run ended: `status` is one of STATUSES, `config_hash` says of which config.
+
+        The checksum of config.yaml and one over all of the record are added, by which `read_record` notices damage.
+        """
+        of_config = {"config": self._digest(CONFIG_FILE, LARGEST_CONFIG)}
+        write_json(self.path / RECORD_FILE, sealed(record | of_config))
+
+    def finished(self, spec: RunSpec) -> bool:
+        """Whether exactly this config has been run to its end here, by a record that is whole.
+
+        Raises:
+            UserError: another run has begun here, or config.yaml was changed.
+        """
+        record = self.whole_record() if self.belongs_to(spec) else None
+        return record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash
+
+    def require_data(self, tokens: str) -> None:
+        """Raise `UserError` for a finished run that was trained on other data than those with the fingerprint `tokens`.
+
+        The config names its data but does not hold them: files can change, packages can be upgraded.
+        """
+        record = self.read_record()
+        if record is not None and record["status"] == "finished" and record["data"]["tokens"] != tokens:
+            raise UserError(
+                f"{self.path} was finished on other data (tokens {record['data']['tokens'][:12]}, "
+                f"now {tokens[:12]}): move it away, or choose another name="
+            )
+
+    @contextmanager
+    def lock(self, timeout: float = 0.0) -> Iterator[None]:
+        """Hold the folder for this process; `BusyError` if another one still has it after `timeout` seconds."""
+        with refusals_of_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            try:
+                with refusals_of_disk(self.path):
+                    held.enter_context(self._lock.held(timeout))
+            except TakenError as taken:
+                raise BusyError(f"{self.path} is being written by {taken}") from None
+            yield
+
+    def busy(self) -> bool:
+        """Whether another process holds the folder at this moment."""
+        try:
+            with self.lock():
+                return False
+        except BusyError:
+            return True
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return the mapping that the YAML `text` holds.
+
+    Blocks of lines under an unindented key are cached, as the configs of a thousand runs have few different ones.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or has Python's own tags.
+        TypeError, ValueError: it is no mapping, or holds what no config holds: NaN, dates, very many values, or aliases
+            and merge keys, by which a few lines stand for millions.
+    """
+    first, *blocks = BLOCK.split(text)
+    if first or not blocks:
+        return dict(_plain(text))
+    whole: dict[str, Any] = {}
+    for block in blocks:
+        whole |= _block(block)  # shared by its readers, as no one changes a config
+    return whole
+
+
+def config_text(mapping: dict[str, Any]) -> str:
+    """Return a config as the YAML that `parse_config` reads."""
+    return yaml.dump(mapping, Dumper=_WrittenOut, sort_keys=False)
+
+
+class _WrittenOut(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+@lru_cache(maxsize=4096)
+def _block(text: str) -> dict[str, Any]:
+    return dict(_plain(text))
+
+
+def _plain(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):  # loading recurses in C without a limit, and would end the process
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+        if isinstance(event, yaml.NodeEvent) and (isinstance(event, yaml.AliasEvent) or event.anchor is not None):
+            raise ValueError("it has aliases")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value == "<<":
+            raise ValueError("it has merge keys")
+    value = yaml.load(text, yaml.CSafeLoader)
+    _count(value, 0, 0)
+    return value
+
+
+def _count(value: Any, counted: int, depth: int) -> int:
+    """Return `counted` plus the number of values in `value`; `ValueError` for what no config holds."""
+    counted += 1
+    if counted > MOST_VALUES or depth > DEEPEST:
+        raise ValueError("it holds more than a config")
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else ():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r} is no text")
+        for item in value.values() if isinstance(value, dict) else value:
+            counted = _count(item, counted, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{value!r} is no value of a config")
+    return counted

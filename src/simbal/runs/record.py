@@ -1,0 +1,184 @@
+"""The content of record.json: its keys, their types, and a checksum over all of it.
+
+No torch here: the sweep's parent process and `report.py` read records without it.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from simbal.errors import redacted
+from simbal.files import strict_json
+from simbal.files.printable import printable
+
+# killed: by a signal, so that the next sweep goes on with it; diverged: its loss or gradient became NaN or infinite
+STATUSES = ("finished", "failed", "killed", "pruned", "diverged")
+CHECKSUM = "sha256"
+LARGEST = 2**53  # up to here JSON and floats keep counts exactly
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number; true and false are none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_texts_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _is_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(number is None or is_number(number) for number in value.values())
+
+
+def _is_sentences(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("tokens"), str)
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("bytes")) and _is_text(value.get("sha256"))
+
+
+def _is_layers(value: Any) -> bool:
+    """Whether `value` can be a record's `layers`: numbers by metric if it finished, a list by layer if it diverged."""
+    return value is None or isinstance(value, dict) or (isinstance(value, list) and all(map(_is_mapping, value)))
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and what the value has to be
+TEXT, COUNT, MAPPING = (_is_text, "text"), (_is_count, "a whole number"), (_is_mapping, "keys with values")
+NUMBER = (is_number, "a number")
+TEXTS = (_is_texts_by_name, "texts by name")
+ANYTHING = (_anything, "")
+KEYS: dict[str, Rule] = {
+    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"), "config_hash": TEXT,
+    "choices": TEXTS, "seed": COUNT, "error": TEXT, "cause": TEXT, "warnings": (_is_sentences, "a list of sentences"),
+    "data": MAPPING, "definitions": TEXTS, "objective": MAPPING, "code": MAPPING, "versions": MAPPING,
+    "device": TEXT, "threads": COUNT, "backend": ANYTHING, "backend_choice": ANYTHING, "router_init": ANYTHING,
+    "precision": TEXT, "parameters": ANYTHING, "step": COUNT, "steps": COUNT, "skipped_steps": COUNT, "tokens": COUNT,
+    "epochs": NUMBER, "started": TEXT, "ended": TEXT, "seconds": NUMBER, "tokens_per_second": NUMBER,
+    "curves": (_is_digest, "a size and a sha256"), "config": (_is_digest, "a size and a sha256"),
+    "metrics": (_is_numbers_by_name, "numbers by name"),
+    "layers": (_is_layers, "numbers by layer"),
+}  # fmt: skip
+REQUIRED = ("status", "config_hash")
+REQUIRED_OF: dict[str, dict[str, Rule]] = {
+    "finished": {
+        key: KEYS[key] for key in ("steps", "tokens", "tokens_per_second", "metrics", "definitions")
+    } | {"data": (_is_data, "keys with values, tokens among them")},
+    "diverged": {"error": TEXT, "step": COUNT},
+}  # fmt: skip
+
+
+def digest(content: bytes) -> dict[str, Any]:
+    """Return the size and sha256 of a file's content, by which the file is recognised."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record as JSON values without the secrets of its URLs, and with the sha256 of all of it.
+
+    A lone surrogate, as the name of a file can hold, becomes a question mark; `ValueError` for NaN or infinity.
+    """
+    plain = json.loads(json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+    plain = _without_secrets(plain)
+    plain.pop(CHECKSUM, None)
+    return {**plain, CHECKSUM: _checksum(plain)}
+
+
+def unsealed(text: bytes) -> dict[str, Any]:
+    """Return what `sealed` has made, without its checksum.
+
+    Raises:
+        ValueError: it is no JSON object, or without the checksum of its content; a few words say why.
+    """
+    content, written = _opened(text)
+    if written is None or written != _checksum(content):
+        raise ValueError("its checksum is missing" if written is None else "its checksum is that of another content")
+    return content
+
+
+def parse_record(text: bytes) -> dict[str, Any]:
+    """Return a record as it was written, without its checksum.
+
+    Raises:
+        ValueError: the text is no record, or no longer the one that was written; a few words say why.
+    """
+    record, written = _opened(text)
+    if written is not None and written != _checksum(record):
+        raise ValueError("its checksum is that of another content")
+    check(record)
+    unknown = record.keys() - KEYS
+    if written is None and unknown:  # a version of simbal that knows more writes checksums
+        raise ValueError(f"it has no checksum and an unknown key {min(unknown)!r}")
+    return record
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a key of a record is missing or has a value of another kind; a few words say which."""
+    missing = [key for key in REQUIRED if key not in record]
+    for key, value in record.items() if not missing else ():
+        right, kind = KEYS.get(key, ANYTHING)
+        if not right(value):
+            raise ValueError(f"{key} is not {kind}")
+    needed = REQUIRED_OF.get(record["status"], {}) if not missing else {}
+    missing += [key for key in needed if key not in record]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    for key, (right, kind) in needed.items():
+        if not right(record[key]):
+            raise ValueError(f"{key} is not {kind}")
+
+
+def error_of(record: Mapping[str, Any]) -> str:
+    """Return one sentence on why the run has no result; empty if the record does not say."""
+    error = printable(str(record.get("error") or ""))
+    if record["status"] != "diverged":
+        return error
+    where = f"diverged at step {record['step']}"
+    return error if where in error else f"{where}: {error}"
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {redacted(key): _without_secrets(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _opened(text: bytes) -> tuple[dict[str, Any], Any]:
+    """Return the JSON object and its checksum, None if it has none; `ValueError` if the text is no JSON object."""
+    try:
+        content = strict_json.parse(text)
+    except ValueError:
+        raise ValueError("it is no JSON, or cut short") from None
+    if not isinstance(content, dict):
+        raise ValueError("it holds no keys with values")
+    return content, content.pop(CHECKSUM, None)
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

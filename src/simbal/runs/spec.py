@@ -1,0 +1,140 @@
+"""A run before it starts: its resolved config, and the hash that tells it from all others.
+
+No torch here: the sweep's parent process and `report.py` read runs without it.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from simbal.config.check import checked, resolved, typed
+from simbal.config.schema import GROUPS, Config, addresses, as_dict, can_change_result
+from simbal.config.values import flatten
+from simbal.errors import redacted
+
+FROM_ENVIRONMENT = "${oc.env:"
+
+
+def result_keys(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the dotted keys of a written config that can change the result, with their values."""
+    return {key: value for key, value in flatten(written).items() if can_change_result(key)}
+
+
+def config_hash(written: dict[str, Any]) -> str:
+    """Return the sha256 (64 hex digits) over every key of a written config that can change the result."""
+    return hashlib.sha256(json.dumps(result_keys(written), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run before it starts.
+
+    Args:
+        config: its configuration, resolved and checked.
+        choices: the option chosen in each group.
+        written: the config as plain values, as they are written, shown and hashed: without the secrets of addresses,
+            which
+            change no result, and with the very keys that the run was begun with.
+        own: whether the config is the user's; else it was read from a folder, which may be anybody's.
+        place: the folder that it was read from.
+    """
+
+    config: Config
+    choices: dict[str, str]
+    written: dict[str, Any]
+    own: bool = field(default=True, compare=False)
+    place: Path | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
+        """Resolve and check a composed config, as Hydra composes it or as it hands it to a job."""
+        from hydra.core.hydra_config import HydraConfig  # a tenth of a second, which reading a folder can do without
+
+        options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
+        plain = resolved(cfg)
+        config = checked(plain)
+        choices = {group: str(options[group]) for group in GROUPS if group in options}
+        choices["balancing"] = "_".join(config.balancing)  # a list of strategies is no single option
+        return cls(config, choices, _written(cfg, plain))
+
+    @classmethod
+    def saved(cls, written: Any, choices: Any, place: Path) -> "RunSpec":
+        """Return the run that the config.yaml in `place` describes, written by this version of simbal or an older one.
+
+        Raises:
+            UserError: a key is missing, or its value is of another type or out of bounds. Whether the values make sense
+                together was checked before they were written.
+            TypeError: these are no choices of options.
+        """
+        config = typed(Config, written, saved=True)
+        if choices.keys() < {*GROUPS} or not all(isinstance(text, str) for text in (*choices, *choices.values())):
+            raise TypeError("these are no choices of options")
+        if not all(isinstance(strategy, dict) for strategy in config.balancing.values()):
+            raise TypeError("a strategy has no keys")
+        return cls(config, choices, written, own=False, place=place)
+
+    @cached_property
+    def hash(self) -> str:
+        """The config's hash, 64 hex digits."""
+        return config_hash(self.written)
+
+    @property
+    def secrets(self) -> dict[str, Any]:
+        """The addresses whose written form lacks a secret, by dotted key."""
+        real, written = flatten(as_dict(self.config)), flatten(self.written)
+        return {key: real[key] for key in addresses() if key in real and real[key] != written[key]}
+
+    def adopted(self, secrets: dict[str, Any]) -> "RunSpec":
+        """Return a run that was read from a folder as the user's own, with `secrets`: its addresses by dotted key."""
+        config = self.config
+        for key, address in secrets.items():
+            group, _, name = key.partition(".")
+            config = replace(config, **{group: replace(getattr(config, group), **{name: address})})
+        return replace(self, config=config, own=True)
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run; the readable part of its name is for people, the hash tells runs apart."""
+        if self.place is not None:
+            return self.place
+        readable = f"{self.choices['balancing']}-{self.choices['model']}-seed{self.config.seed}"
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[:100]
+        return Path(self.config.output_dir, self.config.name, f"{readable}-{self.hash[:8]}")
+
+
+def _written(cfg: DictConfig, plain: dict[str, Any]) -> dict[str, Any]:
+    """Return `plain` without the secrets of its addresses."""
+    written = dict(plain)
+    for key in addresses():
+        group, _, name = key.partition(".")
+        if address := plain[group].get(name):
+            unresolved = OmegaConf.to_container(cfg[group], resolve=False)
+            assert isinstance(unresolved, dict)
+            written[group] = {**written[group], name: _without_secrets(unresolved[name], address)}
+    return written
+
+
+def as_written(address: Any) -> Any:
+    """Return an address, or a list of them, without its secrets."""
+    if isinstance(address, list):
+        return [as_written(item) for item in address]
+    return redacted(address) if isinstance(address, str) else address
+
+
+def _without_secrets(unresolved: Any, address: Any) -> Any:
+    """Return an address without its secrets.
+
+    One from the environment stays as the user has written it, `${oc.env:NAME}`.
+    """
+    if isinstance(unresolved, str) and FROM_ENVIRONMENT in unresolved:
+        return redacted(unresolved)
+    if isinstance(address, list):
+        parts = unresolved if isinstance(unresolved, list) else address
+        return [_without_secrets(*pair) for pair in zip(parts, address, strict=True)]
+    return as_written(address)

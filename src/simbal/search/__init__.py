@@ -1,1 +1,0 @@
-"""Searching for the best values of keys: Optuna studies whose trials are runs."""

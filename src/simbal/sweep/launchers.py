@@ -1,0 +1,189 @@
+"""Adapts other launchers (joblib, submitit, Ray, and whatever else Hydra knows) to do what ours does."""
+
+import importlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from simbal.errors import BusyError, UserError, redacted
+from simbal.files.console import console
+from simbal.processes.slots import THREADS, visible_gpus
+from simbal.sweep.attempt import Attempt
+from simbal.sweep.composer import Composer, Job
+from simbal.sweep.ending import Outcome, oom_kills, outcome, settle
+from simbal.sweep.plan import launch
+from simbal.sweep.pool import POLL_SECONDS, sigterm_raises
+from simbal.sweep.worker import Assignment, Task
+
+OURS = "hydra_plugins.simbal_plugins."
+# by the launcher's package: the object and the method that ask for a result, and what stands for none
+RESULTS: dict[str, tuple[str, str, Any]] = {
+    "hydra_plugins.hydra_submitit_launcher": ("submitit.core.core:Job", "results", [None]),
+    "hydra_plugins.hydra_ray_launcher": ("ray", "get", None),
+}
+NO_RECORD = "left no record: killed, or never started; the same command goes on with it"
+
+
+def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
+    """Return the launcher that a sweep's own config names: `procs` as it is, any other in an `OtherLauncher`."""
+    if config.hydra.launcher._target_.startswith(OURS):
+        return Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+    launcher = OtherLauncher()
+    launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    return launcher
+
+
+def job_returns(attempts: Iterable[Attempt]) -> list[JobReturn]:
+    """Return how attempts ended in Hydra's terms.
+
+    The value is None, as all that counts stands in the run's folder, or an error.
+    """
+    returns = []
+    for attempt in attempts:
+        failed = attempt.state == "failed"
+        job_return = JobReturn(overrides=[*attempt.job], working_dir=str(attempt.job.spec.path))
+        job_return.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
+        job_return.return_value = RuntimeError(attempt.error) if failed else None
+        returns.append(job_return)
+    return returns
+
+
+class OtherLauncher(Launcher):
+    """A launcher around another, which gives it only what is left to run, and reads outcomes from the runs' folders.
+
+    Ray and submitit raise an error for a job that was killed, in place of what all the others return; joblib, too, and
+    starts no further job.
+    """
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher that `config`, the sweep's own, names."""
+        self.name = str(config.hydra.runtime.choices["hydra/launcher"])
+        self.loader, self.config = hydra_context.config_loader, config
+        self.first_job, self.out, self.task = 0, console(), Task()
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=self.task, config=config
+        )
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Compose every job, then run those that are not finished.
+
+        Raises:
+            UserError: before any job starts.
+        """
+        self.first_job = initial_job_idx
+        jobs = [*map(Composer(self.loader, self.config).job, job_overrides)]
+        return job_returns(launch(jobs, lambda waiting: self, self.out))
+
+    def run(self, attempts: Sequence[Attempt]) -> None:
+        """Have the launcher run the attempts, also those that are elsewhere once they are let go unfinished."""
+        with sigterm_raises():
+            while waiting := [attempt for attempt in attempts if attempt.state in ("queued", "elsewhere")]:
+                if ours := [attempt for attempt in waiting if self._claim(attempt)]:
+                    self._give_away(ours)
+                else:
+                    time.sleep(POLL_SECONDS)
+
+    def _give_away(self, attempts: Sequence[Attempt]) -> None:
+        """Have the launcher run attempts, and note how each ended.
+
+        The records say so, whatever the launcher returns or raises, or other processes hold the runs.
+        """
+        _limit_threads(attempt.job for attempt in attempts)
+        self.out.print(f"given to hydra/launcher={self.name}: {len(attempts)}", soft_wrap=True)
+        self.task.first_job, self.task.assignments = (
+            self.first_job,
+            [Assignment.of(attempt.job.spec, None) for attempt in attempts],
+        )
+        starts, kills = [attempt.console_size() for attempt in attempts], oom_kills()
+        returns: Sequence[Any] = []
+        with waiting_for_all(self.launcher) as errors:
+            try:
+                returns = self.launcher.launch([[] for _ in attempts], self.first_job)  # their configs are written
+            except Exception as error:
+                errors.append(error)
+        for raised in errors:
+            said = redacted(str(raised).strip().partition("\n")[0])
+            self.out.print(f"hydra/launcher={self.name}: {type(raised).__name__}: {said}", soft_wrap=True)
+        for attempt, returned, start in zip_longest(attempts, returns, starts):
+            try:
+                ended = self._ended(attempt, returned, start, kills)
+            except UserError as error:  # its record is broken
+                ended = "failed", str(error)
+            if ended[0] == "elsewhere":
+                self._leave_elsewhere(attempt, "another process is at it")
+            else:
+                attempt.state, attempt.error = ended
+
+    def _ended(self, attempt: Attempt, returned: Any, console_start: int, oom_kills_before: int) -> Outcome:
+        folder, spec = attempt.folder, attempt.job.spec
+        if isinstance(returned, JobReturn) and returned.status == JobStatus.COMPLETED:
+            return settle(folder, spec, returned.return_value, console_start, oom_kills_before)
+        if (ended := outcome(folder, spec)) is not None:
+            return ended
+        return ("elsewhere", "") if folder.busy() else ("failed", NO_RECORD)
+
+    def _claim(self, attempt: Attempt) -> bool:
+        try:
+            if (ended := attempt.claim()) is None:
+                return True
+            attempt.state, attempt.error = ended
+        except BusyError as busy:
+            self._leave_elsewhere(attempt, str(busy))
+        except UserError as error:
+            attempt.state, attempt.error = "failed", str(error)
+            self.out.print(f"failed {attempt.label}: {error}", soft_wrap=True)
+        return False
+
+    def _leave_elsewhere(self, attempt: Attempt, why: str) -> None:
+        if attempt.state != "elsewhere":
+            self.out.print(f"elsewhere {attempt.label}: {why}", soft_wrap=True)
+        attempt.state = "elsewhere"
+
+
+@contextmanager
+def waiting_for_all(launcher: object) -> Iterator[list[Exception]]:
+    """Make the launchers of submitit and Ray wait for all results; yield a list that fills with what the jobs raise.
+
+    They ask for the results one by one. A job that was killed has none: it raises, and those behind it are no longer
+    waited for; Ray's then die with the sweep.
+    """
+    errors: list[Exception] = []
+    package = ".".join(type(launcher).__module__.split(".")[:2])
+    if package not in RESULTS:
+        yield errors
+        return
+    place, name, nothing = RESULTS[package]
+    module, _, attribute = place.partition(":")
+    owner = importlib.import_module(module)
+    owner = getattr(owner, attribute) if attribute else owner
+    ask = getattr(owner, name)
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return ask(*args, **kwargs)
+        except Exception as error:
+            errors.append(error)
+            return nothing
+
+    setattr(owner, name, result)
+    try:
+        yield errors
+    finally:
+        setattr(owner, name, ask)
+
+
+def _limit_threads(jobs: Iterable[Job]) -> None:
+    """Set one thread for a job on a CPU, as `procs` has it, unless the user has set others; jobs inherit it."""
+    accelerators = {job.spec.config.trainer.accelerator for job in jobs}
+    if accelerators == {"cpu"} or (accelerators <= {"cpu", "auto"} and not visible_gpus(os.environ)):
+        for name in THREADS:
+            os.environ.setdefault(name, "1")

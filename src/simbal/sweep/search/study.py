@@ -1,0 +1,247 @@
+"""A study of Optuna: which points were tried, their results, and which is next.
+
+`n_trials` counts all of its trials, so that the same command given again does what is missing.
+"""
+
+import os
+import random
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from simbal.config.schema import Config
+from simbal.errors import UserError
+from simbal.sweep.search.settings import TRIALS, SearchSettings
+from simbal.sweep.search.space import SearchSpace
+from simbal.sweep.search.storage import ContentError
+
+# user attributes of a trial
+RUNS, REPLICATES = "runs", "replicates"  # the run folders, and the values of each
+ERROR = "error"  # why it failed or was pruned
+RETRY_OF = "retry_of"  # the number of the trial whose parameters this one has
+HOST, PID = "host", "pid"  # who runs it
+FIXED = "fixed_params"  # Optuna's system attribute: the parameters with which a trial was queued
+VALUES = (TrialState.COMPLETE, TrialState.PRUNED)
+LONGEST_TEXT = 1 << 16  # characters of a user attribute
+_PARTS = {
+    "directions": "directions",
+    "objectives": "objectives",
+    "space": "search space",
+    "replicates": "replicates",
+    "fixed": "overrides",
+}
+
+
+class Study:
+    """A study: one search space, its trials so far, and a sampler.
+
+    Every trial asked for has a sampler of its own, seeded by the number of points drawn before it: a resumed search
+    goes on with the points that it would have had, and repeats none.
+    """
+
+    inner: optuna.Study
+
+    def __init__(self, name: str, space: SearchSpace, settings: SearchSettings, shared: bool) -> None:
+        """Set what is searched and how; `shared`: whether other machines may work on it at the same time."""
+        self.name, self.space, self.settings, self.shared = name, space, settings, shared
+
+    def open(self, storage: BaseStorage, fixed: Sequence[str]) -> None:
+        """Load the study, or begin it.
+
+        Args:
+            storage: where it is kept.
+            fixed: overrides of its jobs that change their results.
+
+        Raises:
+            UserError: if there is one of this name that searches something else.
+            ContentError: if it lacks what a search has written of itself.
+        """
+        if not self.look(storage, fixed):
+            self.inner = optuna.create_study(
+                storage=storage,
+                study_name=self.name,
+                directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
+                load_if_exists=True,  # another machine may have been quicker
+            )
+        for part, value in self._require_same(fixed).items():
+            self.inner.set_user_attr(part, value)
+
+    def look(self, storage: BaseStorage, fixed: Sequence[str]) -> bool:
+        """Load the study as it is; return False if there is none. Raises as `open`."""
+        if self.name not in optuna.get_all_study_names(storage):
+            return False
+        self.inner = optuna.load_study(storage=storage, study_name=self.name)
+        self._require_same(fixed)
+        return True
+
+    def _require_same(self, fixed: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return what the study does not say of itself yet; `UserError` if it searches something else."""
+        asked = {
+            "objectives": {"objectives": ",".join(self.settings.objectives)},
+            "space": self.space.describe(),
+            "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
+            "fixed": dict.fromkeys(sorted(fixed), ""),
+        }
+        if not self.inner.directions:
+            raise ContentError("it has no directions")
+        kept = dict(self.inner.user_attrs)
+        missing = {part: value for part, value in asked.items() if part not in kept}
+        if missing and self.trials():
+            if not any(RUNS in trial.user_attrs for trial in self.trials()):
+                raise UserError(f"the study {self.name} is not one of simbal: choose another hydra.sweeper.study_name")
+            raise ContentError(f"its {_PARTS[next(iter(missing))]} are missing")
+        asked["directions"] = {"directions": ",".join(self.settings.directions)}
+        kept["directions"] = {"directions": ",".join(d.name.lower() for d in self.inner.directions)}
+        for part, title in _PARTS.items():
+            if part not in missing and kept[part] != asked[part]:
+                raise UserError(
+                    f"the study {self.name} has other {title}: {_differences(kept[part], asked[part])}; "
+                    "give the command that began it, or choose another hydra.sweeper.study_name"
+                )
+        return missing
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """Return the trials in one of `states`, or all."""
+        return self.inner.get_trials(deepcopy=False, states=states or None)
+
+    @property
+    def n_trials(self) -> int:
+        """The number of trials that there are to be in all."""
+        if self.settings.sampler != "grid":
+            return self.settings.n_trials or TRIALS
+        points = sum(1 for _ in self.space.grid())
+        return min(points, self.settings.n_trials or points)
+
+    def prepare(self, retry_failed: bool, pruner: optuna.pruners.BasePruner) -> None:
+        """Queue again, with the same parameters, what a sweep that was killed left running; and the points of a grid.
+
+        With `retry_failed` also queue again what has failed.
+        """
+        self.inner.pruner = pruner
+        grid = self.settings.sampler == "grid"
+        if retry_failed and (grid or self.missing()):
+            for trial in self.failed():
+                self._queue_again(trial)
+        if self.missing() == 0:
+            return
+        for trial in self.trials(TrialState.RUNNING):
+            if not self._is_elsewhere(trial):
+                self._queue_again(trial)
+        if grid:
+            for point in self.space.grid():
+                self.inner.enqueue_trial(point, user_attrs=this_process(), skip_if_exists=True)
+
+    def elsewhere(self) -> list[FrozenTrial]:
+        """Return the trials that other machines run, or ran when they stopped."""
+        return [trial for trial in self.trials(TrialState.RUNNING) if self._is_elsewhere(trial)]
+
+    def failed(self) -> list[FrozenTrial]:
+        """Return failed trials that were not queued again, without those broken off before they had a point."""
+        again = {trial.user_attrs.get(RETRY_OF) for trial in self.trials()}
+        return [trial for trial in self.trials(TrialState.FAIL) if trial.number not in again and self.has_point(trial)]
+
+    def done(self) -> int:
+        """Return the number of trials that count: with a value or pruned.
+
+        Failed ones count too in a grid, as nothing can replace them.
+        """
+        return len(self.trials(*VALUES)) + (len(self.failed()) if self.settings.sampler == "grid" else 0)
+
+    def missing(self) -> int:
+        """Return the number of trials still to run here."""
+        return max(0, self.n_trials - self.done() - len(self.elsewhere()))
+
+    def ask(self) -> optuna.Trial | None:
+        """Return the next trial: one that is queued, or a new point; None if a grid has no more."""
+        trials = self.trials()
+        if self.settings.sampler == "grid" and not self.trials(TrialState.WAITING):
+            return None
+        drawn = sum(RETRY_OF not in trial.user_attrs and self.has_point(trial) for trial in trials)
+        self.inner.sampler = make_sampler(self.settings, drawn)
+        if not any(trial.state == TrialState.WAITING for trial in trials):
+            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that it is never nobody's
+        trial = self.inner.ask(fixed_distributions=dict(self.space.distributions))
+        for key, value in this_process().items():
+            trial.set_user_attr(key, value)
+        return trial
+
+    def has_point(self, trial: FrozenTrial) -> bool:
+        """Whether all of a trial's parameters are known; a kill can break off the drawing of a point."""
+        return _point(trial).keys() >= self.space.distributions.keys()
+
+    def fail(self, trial: optuna.Trial, error: str) -> None:
+        """Mark a trial as failed, with the reason."""
+        trial.set_user_attr(ERROR, error[:LONGEST_TEXT])
+        self.inner.tell(trial, state=TrialState.FAIL)
+
+    def _is_elsewhere(self, trial: FrozenTrial) -> bool:
+        """Whether another machine runs a trial.
+
+        One of this machine is not running: the lock says that nobody here runs it.
+        """
+        return self.shared and not self.settings.take_over and trial.user_attrs.get(HOST) != socket.gethostname()
+
+    def _queue_again(self, trial: FrozenTrial) -> None:
+        """Queue a trial's point again, and end the trial.
+
+        The new one comes first: a kill between the two loses nothing. A point of which a part was drawn is not queued:
+        it does not count, so that the next is the same one.
+        """
+        queued = {waiting.user_attrs.get(RETRY_OF) for waiting in self.trials(TrialState.WAITING)}
+        if trial.number not in queued and self.has_point(trial):
+            self.inner.enqueue_trial(_point(trial), user_attrs={RETRY_OF: trial.number, **this_process()})
+        if trial.state == TrialState.RUNNING:
+            self.inner.tell(trial.number, state=TrialState.FAIL)
+
+
+def this_process() -> dict[str, Any]:
+    """Return the user attributes by which a trial says who runs it."""
+    return {HOST: socket.gethostname(), PID: os.getpid()}
+
+
+def shown(params: dict[str, Any]) -> str:
+    """Return parameters as they are given on the command line."""
+    return " ".join(f"{key}={value}" for key, value in params.items())
+
+
+def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler of one trial, before which `drawn` points were drawn."""
+    # the plain sum would make the second point of sampler_seed=0 the first of sampler_seed=1
+    seed = random.Random(f"{settings.sampler_seed} {drawn}").getrandbits(32)
+    if settings.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
+    """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
+    first, last = config.trainer.val_every, config.trainer.max_steps
+    if settings.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=settings.pruner_startup_trials)
+    if settings.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
+    if settings.pruner == "successive_halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=min(first, last))
+    return optuna.pruners.NopPruner()
+
+
+def _point(trial: FrozenTrial) -> dict[str, Any]:
+    """Return a trial's parameters, those included with which it was queued."""
+    return {**trial.system_attrs.get(FIXED, {}), **trial.params}
+
+
+def _differences(kept: dict[str, str], asked: dict[str, str]) -> str:
+    """Return how two parts differ, such as `coef=interval(0,1), not interval(0,2)` for a key."""
+    said = []
+    for key in kept | asked:
+        before, now = kept.get(key), asked.get(key)
+        if before != now:
+            names = [f"{key}={value}" if value else key for value in (before, now) if value is not None]
+            alone = "is missing" if now is None else "is new"
+            said.append(", not ".join(names) if len(names) == 2 else f"{names[0]} {alone}")
+    return "; ".join(said)

@@ -1,0 +1,159 @@
+"""The data of a run that may be anybody's: found by their fingerprint, and never where its config sends one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from simbal.analysis.evaluate import evaluate
+from simbal.analysis.shared.trained import DataPlaces, load
+from simbal.data.store import find
+from simbal.errors import UserError
+from simbal.training.run import train
+from tests.analysis.text_run import text_spec
+from tests.conftest import CONF
+from tests.forged_runs import forge
+
+EVALUATE = Path(__file__).parents[2] / "evaluate.py"
+QUALITY = {
+    "_target_": "simbal.analysis.quality.quality", "tokens": None, "batch_size": 16, "resamples": 20, "seed": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on text, and the folder that its corpus.txt and its cache are in."""
+    folder = tmp_path_factory.mktemp("text")
+    spec = text_spec(folder, "balancing=simbal")
+    train(spec)
+    return spec.path, folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of it whose config leads to places in tmp_path that are not there."""
+    path = shutil.copytree(trained[0], tmp_path / "run")
+    forge(path, "data.cache_dir", str(tmp_path / "theirs"))
+    forge(path, "data.tokenizer_path", str(tmp_path / "their.tiktoken"))
+    return path
+
+
+@pytest.fixture
+def asked():
+    """A server, and what it was asked for."""
+    paths = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            paths.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/corpus.txt", paths
+    server.shutdown()
+    server.server_close()
+
+
+def program(folder, *arguments):
+    command = [sys.executable, str(EVALUATE), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_nothing_that_a_runs_config_names_is_fetched_or_created(run, tmp_path, asked):
+    url, paths = asked
+    forge(run, "data.files", url)
+    (tmp_path / "here").mkdir()
+    done = program(tmp_path / "here", f"run={run}", "analysis=[quality,generate]")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: the data of {run} (data=files, tokens ")
+    assert f"are not in .cache/data and {tmp_path / 'theirs'}: prepare them by `python prepare.py " in done.stderr
+    assert "data.vocab_size=400 data.files=...`, or give data.files= here, or give data.cache_dir= of" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert paths == []
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "here"}
+    assert not [*(tmp_path / "here").iterdir()]
+
+
+def test_data_are_found_by_their_fingerprint_in_the_users_cache_under_any_name(run, trained, tmp_path):
+    cache = shutil.copytree(trained[1] / "cache", tmp_path / "mine")
+    for store in [path for path in cache.iterdir() if path.is_dir()]:
+        store.rename(cache / "renamed")
+    done = program(tmp_path, f"run={run}", "analysis=quality", f"data.cache_dir={cache}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "analysis" / "quality.json").read_text())["metrics"]["ppl"] > 1
+
+
+def test_in_the_cache_of_the_run_nothing_is_written(trained, tmp_path):
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    cache = shutil.copytree(trained[1] / "cache", tmp_path / "theirs")
+    for memory in cache.rglob(".*"):
+        memory.unlink()
+    forge(run, "data.cache_dir", str(cache))
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    evaluate({"quality": QUALITY}, str(run), True, "cpu", "unused", places=DataPlaces(str(tmp_path / "mine")))
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+    assert not (tmp_path / "mine").exists()
+
+
+def test_text_that_the_user_gives_is_prepared_in_the_users_cache_and_compared(run, trained, tmp_path):
+    text, cache = trained[1] / "corpus.txt", tmp_path / "mine"
+    forge(run, "data.threads", 10**6)
+    places = DataPlaces(cache_dir=str(cache), files=str(text))
+    tokens = load(run, "cpu", places).store.fingerprints["tokens"]
+    assert find(cache, tokens, remember=False) is not None
+    assert not (tmp_path / "theirs").exists()
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"another text {number}" for number in range(200)))
+    with pytest.raises(UserError, match=rf"{run} was trained on other data \(tokens {tokens[:12]}\) than data.files="):
+        load(run, "cpu", DataPlaces(cache_dir=str(tmp_path / "second"), files=str(other)))
+
+
+def test_validation_text_of_a_runs_config_is_not_taken_beside_the_users_text(run, trained, tmp_path, asked):
+    url, paths = asked
+    forge(run, "data.validation_files", url)
+    text = str(trained[1] / "corpus.txt")
+    assert load(run, "cpu", DataPlaces(cache_dir=str(tmp_path / "mine"), files=text)).store.path.exists()
+    assert paths == []
+
+
+def test_a_store_of_another_vocabulary_is_refused(trained, tmp_path):
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    forge(run, "data.vocab_size", 300)
+    with pytest.raises(UserError, match="has another data.vocab_size than"):
+        load(run, "cpu")
+
+
+@pytest.mark.parametrize(("key", "value"), [("cache_dir", 5), ("tokenizer_path", ["a"]), ("location", 3)])
+def test_a_place_is_text(key, value):
+    keys = dict.fromkeys(("cache_dir", "tokenizer_path", "files", "validation_files", "location"))
+    with pytest.raises(UserError, match=f"data.{key}=.* must be "):
+        DataPlaces.of(keys | {key: value})
+
+
+def test_the_keys_are_those_of_the_command_line():
+    import yaml
+
+    keys = yaml.safe_load((CONF / "evaluate.yaml").read_text())["data"]
+    assert DataPlaces.of(keys) == DataPlaces(cache_dir=".cache/data")
+
+
+def test_the_tokenizer_of_an_analysis_is_the_users(run, trained, tmp_path):
+    keys = ("analysis=generate", "analysis.generate.tokens=4", f"data.cache_dir={trained[1] / 'cache'}")
+    os.mkfifo(tmp_path / "their.tiktoken")  # whoever opened it would wait for ever
+    done = program(tmp_path, f"run={run}", *keys)
+    assert done.returncode == 0, done.stderr
+    done = program(tmp_path, f"run={run}", *keys, "data.tokenizer_path=mine", "overwrite=true")
+    assert done.returncode == 1
+    assert "mine" in done.stderr

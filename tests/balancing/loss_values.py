@@ -1,0 +1,62 @@
+"""What each loss is at two routings that can be worked out by hand, coefficient included.
+
+Uniform: every expert is equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, to terms
+of exp(-SCALE): x = v, and all rows of W are SCALE times this unit vector v, those of the experts but 0 with a minus.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from simbal.balancing.base import Balancing
+from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
+from simbal.balancing.lbl import LoadBalancingLoss
+from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
+from simbal.balancing.router_z_loss import RouterZLoss
+from simbal.balancing.simbal import SimBal
+from tests.balancing.cases import SIZES
+
+E, K, SCALE = SIZES["num_experts"], 2, 20.0
+
+
+def uniform_lbl(lbl: Any) -> float:
+    """f = K/E; P = 1/E, or that times the share K/E of chosen probability."""
+    value = K * K / E if lbl.gates == "sparse_raw" else K
+    return lbl.coef * value / (1 if lbl.norm == "E" else K)
+
+
+def collapsed_lbl(lbl: Any) -> float:
+    """f_0 = P_0 = 1."""
+    return lbl.coef * E / (1 if lbl.norm == "E" else K)
+
+
+def uniform_simbal(simbal: Any) -> float:
+    """W W^T = 0: E ones on the diagonal."""
+    return simbal.coef * E / (1 if simbal.reduction == "sum" else E**2)
+
+
+def collapsed_simbal(simbal: Any) -> float:
+    """Every entry of W W^T is SCALE^2 or -SCALE^2, and E of them are one too large."""
+    return simbal.coef * (E**2 * SCALE**2 - E) / (1 if simbal.reduction == "sum" else E**2)
+
+
+VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], float]]] = {
+    LoadBalancingLoss: (uniform_lbl, collapsed_lbl),
+    PooledLoadBalancingLoss: (lambda lbl: lbl.coef * K, lambda lbl: lbl.coef * E),  # f = K/E, P = 1/E; f_0 = P_0 = 1
+    SimBal: (uniform_simbal, collapsed_simbal),
+    # rows of length 0 have no direction, n = 0; all rows parallel
+    ErnieOrthogonalLoss: (lambda ernie: ernie.coef / E, lambda ernie: ernie.coef * (1 - 1 / E)),
+    OffDiagonalCosine: (lambda cosine: 0.0, lambda cosine: cosine.coef),
+    # every row has length 0; length SCALE
+    RowNorm: (lambda norm: norm.coef, lambda norm: norm.coef * (SCALE - 1) ** 2),
+    # all logits are 0; that of expert 0 is all that counts
+    RouterZLoss: (lambda z_loss: z_loss.coef * math.log(E) ** 2, lambda z_loss: z_loss.coef * SCALE**2),
+}
+
+
+def values_of(strategy: Balancing) -> tuple[float, float] | None:
+    """The loss of one layer, uniform and collapsed: 0 where there is none, None where `VALUES` does not know it."""
+    if not strategy.properties.differentiable:
+        return 0.0, 0.0
+    known = next((kind for kind in type(strategy).__mro__ if kind in VALUES), None)
+    return (VALUES[known][0](strategy), VALUES[known][1](strategy)) if known else None

@@ -1,0 +1,125 @@
+"""A config that was read from a folder names strategies of simbal or registered ones, and imports nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simbal.balancing.build import build_strategy
+from simbal.balancing.simbal import SimBal
+from simbal.errors import UserError
+from simbal.training.run import train
+from tests.forged_runs import forge
+
+REPOSITORY = Path(__file__).parents[2]
+FACTS = {"num_layers": 2, "num_experts": 4, "seed": 0}
+HOSTILE = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
+STRATEGY = "from simbal.balancing.simbal import SimBal as Ours\nclass SimBal(Ours): pass\n"
+ENTRY = "[simbal.strategies]\nmine = paper_runs:SimBal\n"
+REFUSED = "is not imported: the config.yaml of a run may name a strategy of simbal, or one that an installed package"
+
+
+def package(folder, entry_points=None):
+    """A package in `folder` that leaves the file `executed` behind; with entry points it is an installed one."""
+    (folder / "paper_runs").mkdir(parents=True)
+    (folder / "paper_runs" / "__init__.py").write_text(HOSTILE + STRATEGY)
+    if entry_points is not None:
+        about = folder / "paper_runs-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: paper-runs\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(entry_points)
+    return folder / "paper_runs" / "executed"
+
+
+@pytest.fixture
+def hostile(small_spec):
+    """The folder of a finished run, whose config.yaml names the class of a package."""
+    spec = small_spec("balancing=simbal")
+    train(spec)
+    forge(spec.path, "balancing.simbal._target_", "paper_runs.SimBal")
+    return spec.path
+
+
+def program(name, cwd, *arguments, **environment):
+    command = [sys.executable, str(REPOSITORY / name), *arguments]
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("evaluate.py", ("analysis=quality",)), ("export.py", ("to=model",))],
+)
+def test_a_class_of_a_package_beside_a_run_is_never_imported(hostile, tmp_path, name, keys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    marks = [package(here), package(there)]
+    done = program(name, here, f"run={hostile}", *keys, PYTHONPATH=str(there))
+    assert done.returncode == 1
+    assert f"balancing.simbal: _target_=paper_runs.SimBal {REFUSED}" in done.stderr
+    assert "entry point of the group simbal.strategies" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(mark.exists() for mark in marks)
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "lies", "trusted"),
+    [
+        (ENTRY, "installed", True),
+        (ENTRY, "cwd", False),
+        ("[simbal.strategies]\nmine = paper_runs:Other\n", "installed", False),
+        ("[other.group]\nmine = paper_runs:SimBal\n", "installed", False),
+    ],
+)
+def test_a_class_that_an_installed_package_has_registered_is_built(hostile, tmp_path, entry_points, lies, trusted):
+    mark = package(tmp_path / lies, entry_points)
+    (tmp_path / "cwd").mkdir(exist_ok=True)
+    done = program("export.py", tmp_path / "cwd", f"run={hostile}", "to=model", PYTHONPATH=str(tmp_path / lies))
+    assert mark.exists() == trusted
+    assert (done.returncode == 0) == trusted, done.stderr
+    assert (REFUSED in done.stderr) != trusted
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.simbal.SimBal", ".SimBal", "",
+     None, 5, "simbal.SimBal", "simbal..balancing.simbal.SimBal", "simbal/balancing/simbal.SimBal", "a b.c",
+     "simbal.nowhere.SimBal", "simbal.balancing.simbal.SimBal.__init__", "tests.balancing.broken.Leaky",
+     "simbal.__main__.X", "hydra_plugins.simbal_plugins.grid.GridSweeper"],
+)  # fmt: skip
+def test_a_folders_config_names_no_other_thing(target):
+    with pytest.raises(UserError, match="balancing.x: _target_=.* is not imported: "):
+        build_strategy("x", {"_target_": target}, FACTS, own=False)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["simbal.balancing.build.build_strategy", "simbal.balancing.base.Properties", "simbal.balancing.simbal.Nothing",
+     "simbal.training.run.train", "simbal.sweep.worker.work", "simbal.balancing.SimBall"],
+)  # fmt: skip
+def test_what_is_no_strategy_of_simbal_is_not_called(target):
+    with pytest.raises(UserError, match="names no subclass of simbal.balancing.base.Balancing"):
+        build_strategy("x", {"_target_": target, "spec": None}, FACTS, own=False)
+
+
+def test_a_folder_that_calls_itself_simbal_is_none(tmp_path, monkeypatch):
+    (tmp_path / "simbal" / "evil").mkdir(parents=True)
+    (tmp_path / "simbal" / "evil" / "x.py").write_text(HOSTILE)
+    (tmp_path / "evil.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for target in ("simbal.evil.x.X", "simbal.x.X", "evil.X"):
+        with pytest.raises(UserError, match="is not imported"):
+            build_strategy("x", {"_target_": target}, FACTS, own=False)
+    assert not [*tmp_path.rglob("executed")]
+
+
+def test_strategies_of_simbal_are_built_from_a_folders_config_and_any_from_the_users_own(tmp_path, monkeypatch):
+    keys = {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}
+    assert type(build_strategy("x", keys, FACTS, own=False)) is SimBal
+    mark = package(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    built = build_strategy("x", keys | {"_target_": "paper_runs.SimBal"}, FACTS)
+    assert isinstance(built, SimBal)
+    assert mark.exists()
+    monkeypatch.delitem(sys.modules, "paper_runs")

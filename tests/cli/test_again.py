@@ -1,0 +1,187 @@
+"""`run=FOLDER` goes on with a run wherever it lies, and follows its config to no place that is not the user's own."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from simbal.cli.again import literal, run_of
+from simbal.cli.command_line import check
+from simbal.config.catalogue import Catalogue
+from simbal.errors import UserError
+from simbal.runs.folder import RunFolder
+from tests.child_processes import wait_until
+from tests.conftest import CONF, MARKOV, SMALL
+from tests.sweep.small_sweep import curve
+
+LONG = ("trainer.max_steps=120", "trainer.ckpt_every=5", "trainer.val_every=40", "trainer.log_every=1")
+EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\nclass SimBal: ...\n"
+
+
+def again(folder, *lines: str):
+    return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]), Catalogue([CONF]))
+
+
+def train(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(CONF.parent / "train.py"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def files_of(place: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+
+def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_alone(tmp_path, cache_dir):
+    places = {name: tmp_path / name for name in ("whole", "killed", "elsewhere")}
+    for place in places.values():
+        place.mkdir()
+    command = [*SMALL, *MARKOV, *LONG, f"data.cache_dir={cache_dir}"]
+    assert train(*command, cwd=places["whole"]).returncode == 0
+    killed = subprocess.Popen(
+        [sys.executable, str(CONF.parent / "train.py"), *command], cwd=places["killed"], stdout=subprocess.DEVNULL
+    )
+    wait_until(lambda: killed.poll() is not None or [*places["killed"].glob("outputs/*/*/checkpoints/step-*")] != [])
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    (left,) = places["killed"].glob("outputs/default/*")
+    moved = left.rename(places["elsewhere"] / "a run of mine")
+    before = files_of(places["killed"])
+    asked = (f"run={moved}", f"data.cache_dir={cache_dir}", "trainer.ckpt_every=50")
+    ended = train(*asked, cwd=places["killed"])
+    assert ended.returncode == 0, ended.stderr
+    assert files_of(places["killed"]) == before
+    assert [path.name for path in places["elsewhere"].iterdir()] == [moved.name]
+    (whole,) = places["whole"].glob("outputs/default/*")
+    assert curve(moved / "metrics.jsonl") == curve(whole / "metrics.jsonl")
+    starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
+    assert "from step 0 " not in starts[-1]
+    assert RunFolder(moved).finished(RunFolder(moved).read_spec())
+    said = train(*asked, cwd=places["killed"])
+    assert (said.returncode, said.stdout) == (0, f"finished before: {moved}\n")
+
+
+@pytest.mark.parametrize(
+    "override", ["trainer.ckpt_every=3", "trainer.progress_bar=false", "logger.kind=csv", "data.threads=2", "name=b"]
+)
+def test_what_cannot_change_the_result_may_be_given(write_run, override):
+    path = write_run()
+    run = again(path, override)
+    key, _, value = override.partition("=")
+    node = run.written
+    for part in key.split("."):
+        node = node[part]
+    assert (str(node).lower(), run.path, run.own) == (value, path, False)
+    assert run.hash == RunFolder(path).read_spec().hash
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["seed=7"], "seed=7 makes another run of {}: begin that by from={} seed=7"),
+        (["optim.lr=0.5", "name=b"], "optim.lr=0.5 name=b makes another run of {}: begin that by from={} optim.lr=0.5"),
+        (["model=small"], "model=small: run= goes on with one run, and takes values for its keys alone"),
+        (["name=a,b"], "name=a,b: run= goes on with one run"),
+        (["~data.threads"], "~data.threads: run= goes on with one run"),
+        (["trainer.ckpt_evry=5"], "trainer.ckpt_evry=5: run= goes on with one run"),
+        (["trainer.ckpt_every=0"], "trainer.ckpt_every=0 must be at least 1"),
+    ],
+)
+def test_what_makes_another_run_or_none_is_refused(write_run, lines, said):
+    path = write_run()
+    with pytest.raises(UserError) as refusal:
+        again(path, *lines)
+    assert said.replace("{}", str(path)) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run={}", "-m"], "run= goes on with one run: leave out -m and --cfg"),
+        (["run={}", "--cfg", "job"], "run= goes on with one run: leave out -m and --cfg"),
+        (["run={},{}"], "run= takes one folder of a run"),
+        (["run=[{},{}]"], "run= takes one folder of a run"),
+        (["run={}", "run={}"], "run= takes one folder of a run"),
+        (["run="], "run= takes one folder of a run"),
+        (["from={},{}"], "from= takes one folder of a run"),
+        (["run={}/nothing"], "config.yaml cannot be read: No such file or directory"),
+        (["--config-dir", "{}", "--config-name", "config"], "{} is a run: go on with it by run={}, or begin one like"),
+    ],
+)
+def test_a_command_line_that_names_no_single_run_is_refused(write_run, monkeypatch, capsys, arguments, said):
+    path = write_run()
+    (path / "checkpoints").mkdir()
+    monkeypatch.setattr(sys, "argv", ["train.py", *(argument.replace("{}", str(path)) for argument in arguments)])
+    with pytest.raises(SystemExit) as end:
+        check(CONF, "")
+    assert end.value.code == 2
+    assert said.replace("{}", str(path)) in capsys.readouterr().err
+
+
+FILES = {"source": "files", "files": "a.jsonl", "validation_files": [], "text_key": "text", "encoding": "utf-8"}
+FILES |= {"txt_split": "file", "on_bad_record": "error"}
+MLFLOW = {"kind": "mlflow", "tracking_uri": None, "experiment": None}
+
+
+@pytest.mark.parametrize(
+    ("group", "keys", "refused"),
+    [
+        ("data", {"cache_dir": "/elsewhere"}, "data.cache_dir=/elsewhere"),
+        ("data", {**FILES, "files": "https://host/a.jsonl"}, "data.files=https://host/a.jsonl"),
+        ("data", {**FILES, "files": ["a", "s3://host/a.jsonl"]}, "data.files=['a', 's3://host/a.jsonl']"),
+        ("data", {**FILES, "files": "${oc.env:HOME}/a.jsonl"}, "data.files=${oc.env:HOME}/a.jsonl"),
+        ("data", {**FILES, "validation_files": "http://host/b"}, "data.validation_files=http://host/b"),
+        ("logger", {**MLFLOW, "tracking_uri": "http://host:5000"}, "logger.tracking_uri=http://host:5000"),
+        ("logger", {**MLFLOW, "tracking_uri": "mlruns"}, "logger.tracking_uri=mlruns"),
+        ("logger", MLFLOW, "output_dir="),
+        ("logger", {"kind": "wandb", "project": "simbal", "offline": False}, "logger.offline=False"),
+    ],
+)
+def test_a_folder_is_not_followed_to_places_unless_they_are_given(write_run, monkeypatch, group, keys, refused):
+    monkeypatch.setattr("simbal.config.check.find_spec", lambda package: True)  # all loggers are installed
+    path = write_run(status=None)
+    folder = RunFolder(path)
+    spec = folder.read_spec()
+    (path / "config.yaml").unlink()
+    options = {group: keys.get("source" if group == "data" else "kind", spec.choices[group])}
+    usual = spec.written["data"] if group == "data" else {}
+    folder.write_spec(
+        replace(spec, written={**spec.written, group: {**usual, **keys}}, choices={**spec.choices, **options})
+    )
+    with pytest.raises(UserError) as refusal:
+        again(path)
+    assert refused in str(refusal.value)
+    key = refused.partition("=")[0]
+    said = [f"{key}={literal(keys.get(key.partition('.')[2]))}"] if key != "output_dir" else []
+    mine = ["output_dir=here"] if "tracking_uri" in keys else []
+    assert again(path, *said, *mine).path == path
+
+
+def test_a_variable_that_is_given_again_is_looked_up_again(write_run, monkeypatch):
+    monkeypatch.setenv("CORPUS", "https://ada:pass@host/a.jsonl")
+    path = write_run(status=None)
+    folder = RunFolder(path)
+    spec = folder.read_spec()
+    (path / "config.yaml").unlink()
+    data = {**spec.written["data"], **FILES, "files": "${oc.env:CORPUS}"}
+    folder.write_spec(replace(spec, written={**spec.written, "data": data}, choices={**spec.choices, "data": "files"}))
+    run = again(path, "data.files='${oc.env:CORPUS}'")
+    assert run.config.data.files == "https://ada:pass@host/a.jsonl"
+    assert run.written["data"]["files"] == "${oc.env:CORPUS}"
+    with pytest.raises(UserError, match="NOWHERE"):
+        again(path, "data.files='${oc.env:NOWHERE}'")
+
+
+def test_a_class_outside_simbal_is_not_imported(write_run, tmp_path):
+    keys = {"data.documents": 8, "data.validation_tokens": 256, "trainer.accelerator": "cpu"}
+    keys["balancing"] = {"simbal": {"_target_": "evil.SimBal", "coef": 0.1}}
+    path = write_run(status=None, keys=keys)
+    (tmp_path / "evil.py").write_text(EVIL)
+    refused = train(f"run={path}", cwd=tmp_path)
+    assert refused.returncode == 1, refused.stdout
+    assert "error: balancing.simbal: _target_=evil.SimBal" in refused.stderr
+    assert not (tmp_path / "executed").exists()
+    assert [file.name for file in path.iterdir()] == ["config.yaml"]

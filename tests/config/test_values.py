@@ -1,0 +1,19 @@
+"""What is said of single values, and dotted keys."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simbal.config.values import flatten
+
+KEYS = st.text("ab", min_size=1)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(KEYS, st.recursive(st.integers(), lambda nested: st.dictionaries(KEYS, nested))))
+def test_flatten_keeps_every_value_under_its_dotted_key(nested):
+    flat = flatten(nested)
+    for key, value in flat.items():
+        node = nested
+        for part in key.split("."):
+            node = node[part]
+        assert node == value

@@ -1,0 +1,92 @@
+"""Folders of sweeps with curves and analyses, without a run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from simbal.analysis.shared.finding import write_analysis
+from simbal.report.collect import collect
+from simbal.report.table import Table, build
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
+from tests.run_folders import fake_spec
+
+CONF = Path(__file__).parents[3] / "conf"
+STEPS = range(0, 50, 10)
+DROPPING = {"settings": {}, "definition": {}, "metrics": {"ppl_drop_0": 1.0}}
+PRUNING = {"settings": {}, "definition": {}, "metrics": {"ppl_prune_0": 1.0}}
+
+
+@pytest.fixture(scope="session")
+def base_spec() -> RunSpec:
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        return RunSpec.from_hydra(compose("config", overrides=["data=synthetic"], return_hydra_config=True))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return tmp_path / "outputs" / "fake"
+
+
+@pytest.fixture
+def table_of() -> Callable[[Path], Table]:
+    return lambda folder: build(folder.name, collect(folder))
+
+
+@pytest.fixture
+def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a finished run of 2 layers and 4 experts to tmp_path/outputs/fake and returns its path."""
+
+    def write(balancing: str = "simbal", seed: int = 0, dense: bool = False, **changes: Any) -> Path:
+        spec = fake_spec(base_spec, tmp_path, balancing, seed, changes.pop("keys", {}))
+        folder = RunFolder(spec.path)
+        folder.write_spec(spec)
+        metrics = {"val/loss": 4.0 + seed, "val/ppl": 50.0 + seed, "load/max_vio": None if dense else 0.5}
+        layers = {} if dense else {"load/tokens_per_expert": [[10, 20, 30, 40 + seed], [0, 0, 50, 50]]}
+        record = {
+            "status": "finished",
+            "config_hash": spec.hash,
+            "choices": spec.choices,
+            "seed": seed,
+            "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}},
+            "definitions": {"val/ppl": "exp of the loss"},
+            "steps": 40,
+            "tokens": 400,
+            "tokens_per_second": 1000.0,
+            "metrics": metrics,
+            "layers": layers,
+        }
+        folder.write_record(record | changes)
+        write_rows(folder.path, [row(step, seed, dense) for step in STEPS])
+        return folder.path
+
+    return write
+
+
+@pytest.fixture
+def analyse() -> Callable[[Path], None]:
+    """Writes what the analyses dropping and pruning do."""
+
+    def write(run: Path) -> None:
+        curve = [{"drop": drop, "ppl": 50.0 + 10 * drop} for drop in range(3)]
+        arms = {name: {"threshold": at, "ppl": 50.0} for name, at in (("plain", None), ("0", 0), ("0.1", 0.1))}
+        write_analysis(run / "analysis/dropping.json", DROPPING | {"curve": curve})
+        write_analysis(run / "analysis/pruning.json", PRUNING | {"arms": arms})
+
+    return write
+
+
+def row(step: int, seed: int, dense: bool) -> dict[str, Any]:
+    place = {"step": step, "tokens": 10 * step, "val/loss": 8 - step / 10 + seed}
+    if dense:
+        return place
+    load = {"load/unique_experts": 8 - step // 20, "load/max_vio": 0.5 + seed}
+    return place | load | {"pes/min": 0.1, "pes/mean": step / 1000, "layers": {"pes": [0.1 + seed, 0.3]}}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

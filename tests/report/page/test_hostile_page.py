@@ -1,0 +1,113 @@
+"""Whatever names, errors, values and warnings say, the page shows it as text."""
+
+import json
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from simbal.files.printable import printable
+from simbal.report.page import page
+from simbal.report.report import report
+
+HOSTILE = (
+    "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>",
+    "]]><svg onload=a>", "<!-- ", "--><b>", "&lt;script&gt;", "\u202eevil", "javascript:alert(1)", "{{ 7*7 }}",
+    "{% raw %}", "'; alert(1); '", "</title><base href=//x>", "<a href='javascript:x'>", "a\x1b[31mb", "\x01",
+    "</script><script>", "<svg/onload=x>", "$x^2$",
+)  # fmt: skip
+OURS = ("#", "./", "data:,", "data:image/png;base64,", "table.")  # beginnings of links
+texts = st.sampled_from(HOSTILE) | st.text(min_size=1, max_size=20)
+
+
+class Page(HTMLParser):
+    """Its tags with their attributes, and all of its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.inside = "", ""
+        self.scripts: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_data(self, data):
+        if self.inside == "script":
+            self.scripts.append(data)
+        self.text += data
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+
+@pytest.fixture
+def plain(write_run, sweep) -> Page:
+    """A page without hostile words, with everything that a page can have."""
+    write_run("lbl", 8)
+    write_run("simbal", 8)
+    write_run("none", 9, status="failed", error="out of memory")
+    (sweep / "sweep.json").write_text(json.dumps({"command": "train.py", "runs": {"never": "seed=9"}}))
+    report(sweep)
+    return Page((sweep / "index.html").read_text())
+
+
+def require_plain(html: str, plain: Page) -> None:
+    """The tags of a harmless page, but for how many; no handler; links that stay here; one script, ours."""
+    page = Page(html)
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in plain.tags}
+    assert page.scripts == plain.scripts
+    assert not set(html) & {"\x1b", "\x01", "\u202e"}
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("srcdoc", "formaction")], tag
+        for name in ("href", "src", "action", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(OURS), (tag, attributes)
+
+
+def write_hostile(write_run, sweep, error: str, value: str, definition: str, label: str) -> None:
+    """Two arms, and a run each that has failed, diverged and was damaged."""
+    said = {"definitions": {"val/ppl": definition}, "warnings": [error]}
+    write_run("lbl", **said)
+    write_run("simbal", **said, keys={"balancing.simbal.note": value, "data.cache_dir": value})
+    write_run("none", 2, status="diverged", error=error, step=3, warnings=[error])
+    write_run("none", 3, status="failed", error=error)
+    damaged = write_run("none", 4)
+    (damaged / "record.json").write_text(json.dumps({"status": error, "config_hash": "a"}))
+    (sweep / "sweep.json").write_text(json.dumps({"command": label, "runs": {label: error}}))
+
+
+def test_nothing_that_files_say_becomes_markup_also_in_figures_and_on_the_terminal(plain, write_run, sweep, capsys):
+    shutil.rmtree(sweep)
+    words = " ".join(HOSTILE)
+    write_hostile(write_run, sweep, words, words, words, words)
+    capsys.readouterr()
+    report(sweep)
+    require_plain((sweep / "index.html").read_text(), plain)
+    assert not set(capsys.readouterr().out) & {"\x1b", "\x01", "\u202e"}
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts, texts, texts, texts)
+@example("<script>alert(1)</script>", "</style><script>x</script>", "]]>", "javascript:alert(1)")
+def test_nothing_of_any_text_becomes_markup(plain, write_run, sweep, table_of, error, value, definition, label):
+    shutil.rmtree(sweep)
+    write_hostile(write_run, sweep, error, value, definition, label)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "cards", lambda *_: [])  # figures take seconds
+        require_plain(page.html(table_of(sweep), sweep), plain)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_folder_of_any_name_has_its_name_as_text(write_run, sweep, table_of, monkeypatch, name):
+    write_run("lbl")
+    monkeypatch.setattr(page, "cards", lambda *_: [])
+    table = table_of(sweep)
+    shown, harmless = (page.html(replace(table, name=each), sweep) for each in (name, "default"))
+    require_plain(shown, Page(harmless))
+    assert printable(name) in Page(shown).text

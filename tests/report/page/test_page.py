@@ -1,0 +1,164 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.report.page import page
+from simbal.report.page.figures import MOST_ARMS
+from simbal.report.report import report
+
+FIGURES = ["loss", "loss-late", "experts", "max-vio", "loads", "pes", "pes-rate-mean", "pes-rate-min", "dropping",
+           "pruning"]  # fmt: skip
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture
+def html(sweep, table_of):
+    return lambda: page.html(table_of(sweep), sweep)
+
+
+def figure_names(text):
+    return re.findall(r'<figure id="figure-([^"]+)"', text)
+
+
+def test_a_sweep_with_everything_has_every_figure_and_nothing_left_out(write_run, analyse, html):
+    for balancing in ("lbl", "simbal"):
+        for seed in (0, 1):
+            analyse(write_run(balancing, seed))
+    text = html()
+    assert figure_names(text) == FIGURES
+    assert "Left out" not in text
+    assert "Paired difference to lbl" in text
+
+
+def test_what_has_no_data_says_how_to_get_it(write_run, html, sweep):
+    path = write_run(layers={})
+    (path / "metrics.jsonl").unlink()
+    text = html()
+    assert figure_names(text) == []
+    for how in ("trainer.pes_every=100", f"run={sweep} analysis=dropping", f"run={sweep} analysis=pruning"):
+        assert how in text
+
+
+def test_dense_runs_have_a_loss_and_no_experts(write_run, html):
+    write_run(dense=True)
+    text = html()
+    assert figure_names(text) == ["loss", "loss-late"]
+    assert "a dense one has none" in text
+
+
+def test_a_dense_arm_beside_one_with_experts_is_left_out_of_their_figures_alone(write_run, html):
+    write_run("lbl", dense=True)
+    write_run("simbal")
+    assert figure_names(html()) == FIGURES[:-2]
+
+
+def test_a_coefficient_with_three_values_has_a_figure(write_run, html):
+    for coef in (0.1, 0.2, 0.3):
+        write_run(keys={"balancing.simbal.coef": coef})
+    assert "sensitivity" in figure_names(html())
+
+
+def test_no_finished_run_still_makes_a_page(write_run, html):
+    write_run(status="failed", error="out of memory")
+    text = html()
+    assert "out of memory" in text
+    assert "<figure" not in text
+
+
+def test_runs_without_a_result_are_shown_with_their_errors_and_linked(write_run, sweep):
+    write_run("lbl")
+    failed = write_run("simbal", status="failed", error="the loss is nan")
+    (sweep / "sweep.json").write_text(
+        json.dumps({"command": "train.py -m seed=0-1", "runs": {"never-0123": "balancing=none seed=9"}})
+    )
+    report(sweep)
+    text = (sweep / "index.html").read_text()
+    assert "train.py -m seed=0-1" in text
+    for said in ("the loss is nan", f'href="./{failed.name}/"', "balancing=none seed=9", "never-0123", "missing"):
+        assert said in text
+    assert 'href="./never-0123/"' not in text
+
+
+def test_links_to_runs_are_relative_and_lead_to_folders(write_run, sweep, html):
+    write_run()
+    links = [attrs["href"] for tag, attrs in Elements(html()).found if tag == "a" and attrs["href"].startswith("./")]
+    assert links
+    assert all((sweep / link).is_dir() for link in links)
+
+
+def test_nothing_that_files_say_becomes_markup(write_run, sweep, html):
+    write_run("lbl", definitions={"val/ppl": HOSTILE})
+    write_run("simbal", definitions={"val/ppl": HOSTILE}, keys={"balancing.simbal.note": HOSTILE})
+    write_run("none", 3, status="failed", error=HOSTILE)
+    (sweep / "sweep.json").write_text(json.dumps({"command": HOSTILE, "runs": {HOSTILE: HOSTILE}}))
+    report(sweep)
+    found = Elements((sweep / "index.html").read_text()).found
+    assert [tag for tag, _ in found].count("script") == 1
+    assert "img" not in {tag for tag, _ in found}
+    assert not [name for _, attrs in found for name in attrs if name.startswith("on")]
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(write_run, html):
+    write_run()
+    for tag, attrs in Elements(html()).found:
+        for name in ("src", "href", "xlink:href"):
+            assert not re.match("(https?:)?//", attrs.get(name) or ""), (tag, attrs)
+    assert not re.search(r"@import|url\((?!#)", html())
+
+
+def test_the_same_folder_gives_the_same_bytes(write_run, analyse, html):
+    for seed in (0, 1):
+        analyse(write_run(seed=seed))
+    assert html() == html()
+
+
+def test_keys_that_differ_stand_in_a_table_and_others_do_not(write_run, html):
+    write_run("lbl")
+    write_run("simbal")
+    text = html()
+    assert "balancing.simbal.coef" in text
+    assert "model.d_model" not in text
+    assert ">seed<" not in text.partition('id="config"')[2].partition("</section>")[0]
+
+
+def test_figures_show_the_baseline_and_the_best_where_arms_are_many(write_run, sweep, table_of, html):
+    write_run("lbl", metrics={"val/loss": 99.0})
+    for i in range(MOST_ARMS + 3):
+        write_run("simbal", keys={"optim.lr": i / 10}, metrics={"val/loss": 10.0 - i})
+    shown = [arm.name for arm in page.figure_arms(table_of(sweep))]
+    assert len(shown) == MOST_ARMS
+    assert shown[0].startswith("lbl")
+    assert not any("lr=0.3" in name for name in shown)
+    assert f"{MOST_ARMS} of {MOST_ARMS + 4} arms" in html()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"command": 7, "runs": {}}'])
+def test_a_broken_sweep_file_is_an_error(write_run, sweep, html, content):
+    write_run()
+    (sweep / "sweep.json").write_text(content)
+    with pytest.raises(UserError, match="sweep.json is broken"):
+        html()
+
+
+def test_a_caption_says_whether_there_are_bands(write_run, html):
+    write_run(seed=0)
+    assert "One seed for each arm, so no bands." in html()
+    write_run(seed=1)
+    text = html()
+    assert "± one standard deviation." in text
+    assert "One seed" not in text.partition('id="figures"')[2].partition("</section>")[0]

@@ -1,0 +1,96 @@
+import json
+
+import pytest
+
+from simbal.analysis.shared.finding import write_analysis
+from simbal.errors import UserError
+from simbal.report.page import series
+from simbal.report.page.figures import loads
+from tests.report.page.conftest import STEPS, row, write_rows
+
+
+@pytest.fixture
+def arms(sweep, table_of):
+    return lambda: series.read([row.arm for row in table_of(sweep).rows])
+
+
+def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run, arms):
+    for seed in (0, 2):
+        write_run(seed=seed)
+    (curve,) = series.over_tokens(arms(), "val/loss")
+    assert curve.xs == [0, 100, 200, 300, 400]
+    assert curve.means == [9, 8, 7, 6, 5]
+    assert curve.sds == pytest.approx([2**0.5] * 5)
+
+
+def test_one_seed_has_no_band(write_run, arms):
+    write_run()
+    assert series.over_tokens(arms(), "val/loss")[0].sds is None
+
+
+def test_places_that_one_seed_lacks_are_left_out(write_run, arms):
+    write_run(seed=0)
+    write_rows(write_run(seed=1), [row(step, 1, False) for step in STEPS if step != 20])
+    assert series.over_tokens(arms(), "val/loss")[0].xs == [0, 100, 300, 400]
+
+
+def test_the_second_half_begins_at_half_of_the_tokens(write_run, arms):
+    write_run()
+    (half,) = series.second_half(series.over_tokens(arms(), "val/loss"))
+    assert (half.xs, half.means) == ([200, 300, 400], [6, 5, 4])
+
+
+def test_the_rate_is_per_million_tokens_and_halfway(write_run, arms):
+    write_run()
+    (curve,) = series.rate(arms(), "pes/mean")
+    assert curve.xs == [50, 150, 250, 350]
+    assert curve.means == pytest.approx([0.01 / 100 * 1e6] * 4)
+
+
+def test_pes_has_a_curve_for_each_layer(write_run, arms):
+    write_run()
+    (first,), (second,) = series.pes_by_layer(arms())
+    assert first.means == [0.1] * 5
+    assert second.means == [0.3] * 5
+
+
+def test_loads_are_sorted_in_each_layer_and_by_the_even_load(write_run, arms):
+    write_run()
+    (found,) = loads(arms())
+    assert found.loads_LE == [[1.6, 1.2, 0.8, 0.4], [2, 2, 0, 0]]
+
+
+def test_a_dense_model_has_no_curves_of_experts(write_run, arms):
+    write_run(dense=True)
+    assert series.over_tokens(arms(), "load/unique_experts") == series.pes_by_layer(arms()) == loads(arms()) == []
+
+
+def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
+    analyse(write_run())
+    (dropping,), (pruning,) = series.dropping(arms()), series.pruning(arms())
+    assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
+    assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])
+
+
+def test_an_analysis_with_other_settings_is_not_alike(write_run, analyse, arms):
+    for seed in (0, 1):
+        analyse(path := write_run(seed=seed))
+    assert series.alike(arms(), "dropping")
+    file = path / "analysis/dropping.json"
+    write_analysis(file, json.loads(file.read_text()) | {"settings": {"tokens": 1}})
+    assert not series.alike(arms(), "dropping")
+
+
+@pytest.mark.parametrize("value", ["<script>", None, True, float("nan"), [1]])
+def test_a_value_that_is_no_number_is_an_error(write_run, arms, value):
+    path = write_run()
+    write_rows(path, [row(0, 0, False) | {"load/max_vio": value}])
+    with pytest.raises(UserError, match=path.name):
+        series.over_tokens(arms(), "load/max_vio")
+
+
+@pytest.mark.parametrize("counts", [7, [[]], [["x"]], [[-1, 2]], {"a": 1}])
+def test_broken_loads_are_an_error(write_run, arms, counts):
+    write_run(layers={"load/tokens_per_expert": counts})
+    with pytest.raises(UserError, match="is no number"):
+        loads(arms())

@@ -1,0 +1,177 @@
+"""The studies behind results/: what is asked for, what is kept of it, and that figures can be drawn from that alone."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from simbal.analysis.shared.finding import write_analysis
+from simbal.config.check import resolved
+from simbal.errors import UserError
+from simbal.report.reproduce import drawing
+from simbal.report.reproduce.evidence import Study, studies, write
+from tests.conftest import CONF
+
+RECORD = {
+    "code": {"version": "1", "commit": "abc", "dirty": False}, "seconds": 10.0,
+    "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:00:10+00:00",
+}  # fmt: skip
+
+
+def config(*overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return resolved(compose("reproduce", [*overrides]))
+
+
+def curve(run: Path, losses: list[float]) -> None:
+    rows = [{"step": i, "tokens": 100 * i, "val/loss": loss, "val/ppl": 2.0} for i, loss in enumerate(losses)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def study(write_run) -> Study:
+    for balancing, losses in {"lbl": [4.0, 3.0, 2.0], "simbal": [4.0, 2.0, 1.0]}.items():
+        for seed in (0, 1):
+            curve(write_run(balancing, seed, **RECORD), [loss + seed for loss in losses])
+    folder = write_run("none", 0, status="failed", error="the disk was full").parent
+    return Study("significance", ["x=1"], [], ["ppl"], folder)
+
+
+@pytest.mark.parametrize("scale", sorted(path.stem for path in (CONF / "scale").glob("*.yaml")))
+def test_every_study_of_every_scale_is_a_sweep_that_can_be_composed(scale):
+    made = config(f"scale={scale}", "english=corpus.txt")
+    found = studies(made)
+    assert [study.name for study in found] == [*made["scale"]["studies"]]
+    train = [sys.executable, CONF.parent / "train.py", "-m"]
+    for study in found:
+        done = subprocess.run([*train, *study.overrides, "dry_run=true"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "corpus.txt" in done.stderr, done.stderr
+
+
+def test_a_study_that_needs_text_is_left_out_without_it_and_an_unknown_one_refused():
+    names = {study.name for study in studies(config("scale=cpu"))}
+    assert "significance" in names
+    assert "significance_english" not in names
+    with_text = studies(config("scale=cpu", "english='a/*.txt'", "only=[significance_english]"))
+    assert ["data.files=a/*.txt" in study.overrides for study in with_text] == [True]
+    with pytest.raises(UserError, match="only=significants is no study of scale=cpu: there are significance,"):
+        studies(config("scale=cpu", "only=[significants]"))
+
+
+def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote(study, tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "README.md").write_text("read by a person")
+    write(study, "python train.py", results)
+    origin = json.loads((results / "origin.json").read_text())
+    assert (origin["runs"], origin["finished"], origin["seconds"]) == (5, 4, 40)
+    assert origin["code"] == [RECORD["code"]]
+    assert "the disk was full" in (results / "table.md").read_text()
+    assert (results / "README.md").read_text() == "read by a person"
+    with (results / "curves.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["figure"] == "loss" and row["arm"] == "simbal"]
+    assert [(row["x"], row["mean"]) for row in rows] == [("0", "4.5"), ("100", "2.5"), ("200", "1.5")]
+    assert {round(float(row["sd"]), 4) for row in rows} == {0.7071}
+
+
+def test_evidence_names_files_without_the_folders_of_one_machine(write_run, tmp_path):
+    data = {"source": {"name": "files", "files": [["train", "/home/a/books.txt", 3, 4]]}, "tokens": "b"}
+    run = write_run("lbl", **RECORD, data=data)
+    curve(run, [2.0, 1.0])
+    write(Study("s", [], [], ["ppl"], run.parent), "python train.py", tmp_path / "results")
+    (environment,) = json.loads((tmp_path / "results/origin.json").read_text())["environment"]
+    assert environment["data"]["source"]["files"] == [["train", "books.txt", 3, 4]]
+
+
+def finished(study: Study) -> list[Path]:
+    """Two of lbl, then two of simbal."""
+    return sorted(run for run in study.folder.iterdir() if not run.name.startswith("none"))
+
+
+def analyse(run: Path, value: float, tokens: int = 8) -> None:
+    """What an analysis leaves in a run's folder."""
+    found = {
+        "settings": {"tokens": tokens}, "definition": {"pes": "how *alike*"}, "metrics": {"pes": value, "none": None},
+        "layers": {"pes": [value, 2 * value], "loads": [[1, 2], [3, 4]]},
+    }  # fmt: skip
+    write_analysis(run / "analysis" / "redundancy.json", found)
+
+
+def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=place)
+    write(study, "python train.py", tmp_path)
+    with (tmp_path / "analyses.csv").open() as file:
+        rows = {(row["arm"], row["layer"]): row for row in csv.DictReader(file)}
+    assert {key: float(row["mean"]) for key, row in rows.items()} == {
+        (arm, layer): times * mean
+        for arm, mean in (("lbl", 0.5), ("simbal", 2.5))
+        for layer, times in (("", 1), ("0", 1), ("1", 2))
+    }
+    assert {(row["n"], round(float(row["sd"]), 4)) for row in rows.values()} == {("2", 0.7071), ("2", 1.4142)}
+    text = (tmp_path / "analyses.md").read_text()
+    assert "| pes | 0.5 ± 0.7071 | 2.5 ± 0.7071 |" in text
+    assert "| pes | simbal | 2.5 ± 0.7071 | 5 ± 1.414 |" in text
+    assert "- pes: how \\*alike\\*" in text
+
+
+def test_analyses_with_other_settings_are_not_averaged(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=1.0, tokens=place)
+    with pytest.raises(UserError, match="redundancy was done with other settings"):
+        write(study, "python train.py", tmp_path)
+
+
+def test_figures_are_drawn_again_from_the_results_alone_to_the_byte(study, tmp_path):
+    results = tmp_path / "results"
+    write(study, "python train.py", results)
+    shutil.rmtree(study.folder)
+    before = {file.name: file.read_bytes() for file in results.glob("*.svg")}
+    assert {"loss.svg", "loss-late.svg"} >= before.keys() >= {"loss.svg"}
+    for name in before:
+        (results / name).unlink()
+    drawing.draw(results)
+    assert {file.name: file.read_bytes() for file in results.glob("*.svg")} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no .*: reproduce the study first"),
+        ("figure,arm\nloss,a\n", "does not hold the curves"),
+        ("figure,arm,style,x,mean,sd\nloss,a,0,x,1,\n", "does not hold the curves"),
+        ("figure,arm,style,x,mean,sd\nother,a,0,1,1,\n", "a figure 'other', which is not known"),
+    ],
+)
+def test_a_broken_file_of_curves_is_a_sentence(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "curves.csv").write_text(content)
+    with pytest.raises(UserError, match=says):
+        drawing.draw(tmp_path)
+
+
+def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
+    command = [sys.executable, CONF.parent / "reproduce.py", "scale=smoke"]
+    first = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "python train.py -m model=tiny" in first.stdout
+    results = tmp_path / "outputs/smoke"
+    files = {str(file.relative_to(results)) for file in results.rglob("*.*")}
+    assert {"significance/table.md", "significance/loss.svg", "significance/origin.json"} <= files
+    assert {"gram_quanta/analysis/gram_quanta.json", "significance/analyses.md"} <= files
+    printed = (results / "gram_quanta/printed.txt").read_text()
+    assert printed.startswith("$ python evaluate.py analysis=gram_quanta output_dir=outputs/smoke/gram_quanta\n")
+    assert "layer" in printed
+    again = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "")
+    shutil.rmtree(results)
+    none_there = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (none_there.returncode, none_there.stderr) == (0, "")
+    assert none_there.stdout == "left out: significance, which has not been reproduced\n"
+    refused = subprocess.run([*command, "only=[x]"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)

@@ -1,0 +1,52 @@
+"""What is checked in under results/ is whole, of one command each, and drawn from its own numbers."""
+
+import json
+import re
+import shlex
+import shutil
+
+import pytest
+
+from simbal.report.reproduce import drawing
+from simbal.report.reproduce.evidence import studies
+from tests.conftest import CONF
+from tests.report.reproduce.test_reproduce import config
+
+RESULTS = CONF.parent / "results"
+STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/origin.json"))
+ENGLISH = "english=.cache/english/*.jsonl.zst"  # the text that significance_english was run on; it is not checked in
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_of_a_study_is_in_its_table_and_the_command_is_still_the_same(name):
+    origin, table = (json.loads((RESULTS / name / file).read_text()) for file in ("origin.json", "table.json"))
+    assert origin["finished"] == origin["runs"] == sum(len(arm["runs"]) for arm in table["arms"])
+    assert (table["without_result"], table["missing"]) == ([], [])
+    assert {code["dirty"] for code in origin["code"]} == {False}
+    [study] = studies(config("scale=cpu", f"only=[{name}]", ENGLISH))
+    assert origin["command"] == f"python train.py -m {shlex.join(study.overrides)}"
+    assert origin["analyses"] == study.analyses
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_its_figures_are_drawn_from_its_numbers(name, tmp_path):
+    shutil.copy(RESULTS / name / "curves.csv", tmp_path)
+    drawn = shutil.copytree(tmp_path, tmp_path / name)
+    drawing.draw(drawn)
+    kept = {file.name: file.read_text() for file in (RESULTS / name).glob("*.svg")}
+    assert {file.name: file.read_text() for file in drawn.glob("*.svg")} == kept
+    assert kept
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_somebody_has_read_it_and_shows_every_figure(name):
+    reading = (RESULTS / name / "README.md").read_text()
+    assert [file.name for file in (RESULTS / name).glob("*.svg") if f"({file.name})" not in reading] == []
+    assert f"({name}/README.md)" in (RESULTS / "README.md").read_text()
+
+
+def test_nothing_names_a_place_on_the_machine_that_it_was_made_on():
+    files = [file for file in RESULTS.rglob("*") if file.is_file()]
+    assert len(files) > len(STUDIES) > 0
+    places = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|work)/")
+    assert [file.name for file in files if places.search(file.read_text())] == []

@@ -1,0 +1,250 @@
+"""A broken or foreign file is an error that names it, never a number."""
+
+import json
+import re
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.report.collect import collect
+from simbal.report.report import report
+from simbal.report.table import LastSweep
+from simbal.runs.folder import write_json
+from simbal.runs.record import sealed
+
+
+def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
+    write_run(seed=1)
+    write_run(seed=2, status="failed", error="out of memory")
+    folder = write_run(seed=3, status=None).parent
+    first, second, third = collect(folder)
+    assert (first.seed, first.finished, first.value("val/ppl"), first.value("tokens_per_second")) == (
+        1,
+        True,
+        101.0,
+        9000.0,
+    )
+    assert first.value("routing/seu") is None
+    assert (second.seed, second.finished, second.record["error"]) == (2, False, "out of memory")
+    assert (third.seed, third.finished, third.record) == (3, False, None)
+
+
+def test_tables_and_folders_without_a_config_are_no_runs(write_run):
+    folder = write_run().parent
+    (folder / "table.json").write_text("{}")
+    (folder / "notes").mkdir()
+    assert len(collect(folder)) == 1
+
+
+def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match=f"no folder {tmp_path / 'nowhere'}"):
+        collect(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=f"{tmp_path} holds no runs"):
+        collect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"status": "finished"}', '{"status": "maybe", "config_hash": "x"}', "\x00", "[" * 9999,
+     '{"status": NaN}'],
+)  # fmt: skip
+def test_a_damaged_record_counts_as_none_and_is_named_with_what_to_do(write_run, text):
+    write_run(seed=0)
+    path = write_run(seed=1)
+    (path / "record.json").write_text(text)
+    first, second = collect(path.parent)
+    assert (first.finished, first.damage) == (True, "")
+    assert (second.finished, second.record) == (False, None)
+    assert re.search(f"{path / 'record.json'} is damaged .*: give the command that made it again", second.damage)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metrics": {"val/ppl": "12.5"}},
+        {"metrics": {"val/ppl": True}},
+        {"metrics": {"val/ppl": float("nan")}},
+        {"metrics": None},
+        {"tokens_per_second": None},
+        {"data": {}},
+        {"data": None},
+        {"definitions": None},
+        {"steps": "400"},
+        {"warnings": "one"},
+        {"status": "done"},
+        {"seed": -1},
+    ],
+)
+def test_a_record_with_anything_but_what_is_due_is_damaged(write_run, fields):
+    path = write_run()
+    record = json.loads((path / "record.json").read_text())
+    del record["sha256"]  # which would fit no more
+    (path / "record.json").write_text(json.dumps(record | fields))
+    (run,) = collect(path.parent)
+    assert run.record is None
+    assert f"{path / 'record.json'} is damaged" in run.damage
+
+
+def test_a_changed_number_is_found_out_by_the_checksum(write_run):
+    path = write_run()
+    text = (path / "record.json").read_text()
+    (path / "record.json").write_text(text.replace("100.0", "90.0"))
+    (run,) = collect(path.parent)
+    assert "its checksum is that of another content" in run.damage
+
+
+def test_a_damaged_run_is_reported_without_a_result_and_does_not_count(write_run, capsys):
+    write_run(seed=0)
+    path = write_run(seed=1)
+    (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-9])
+    report(path.parent)
+    written = json.loads((path.parent / "table.json").read_text())
+    assert [run["seed"] for arm in written["arms"] for run in arm["runs"]] == [0]
+    (line,) = written["without_result"]
+    assert (line["seed"], line["status"]) == (1, "damaged")
+    assert "is damaged (it is no JSON, or cut short): give the command that made it again" in line["error"]
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_a_diverged_run_is_reported_with_the_step(write_run):
+    write_run(seed=0)
+    layers = [{"grad_norm": 3.0, "nan": 1}, {"grad_norm": None}]
+    path = write_run(seed=1, status="diverged", error="the gradient was NaN", step=17, layers=layers)
+    report(path.parent)
+    (line,) = json.loads((path.parent / "table.json").read_text())["without_result"]
+    assert (line["status"], line["error"]) == ("diverged", "diverged at step 17: the gradient was NaN")
+    page = (path.parent / "index.html").read_text()
+    assert '<span class="badge">diverged</span>' in page
+    assert "diverged at step 17: the gradient was NaN" in page
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed: 1\nchoices: 3"])
+def test_a_broken_config_is_an_error_that_names_it(write_run, text):
+    path = write_run()
+    (path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=str(path / "config.yaml")):
+        collect(path.parent)
+
+
+def test_a_record_of_another_config_is_an_error_that_names_both_files(write_run):
+    path = write_run()
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("max_steps: ", "max_steps: 1"))
+    with pytest.raises(UserError, match=r"config.yaml is not what the run has written"):
+        collect(path.parent)
+    record = json.loads((path / "record.json").read_text())
+    del record["config"]  # as earlier versions wrote it
+    write_json(path / "record.json", sealed(record))
+    with pytest.raises(UserError, match=r"record.json was written for another config than .*config.yaml"):
+        collect(path.parent)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("balancing: simbal", "balancing: lbl"),
+        ("output_dir: ", "output_dir: x"),
+        ("retry_failed: false", "retry_failed: true"),
+    ],
+)
+def test_a_config_that_was_edited_where_nothing_is_hashed_is_an_error(write_run, change):
+    path = write_run()
+    config = path / "config.yaml"
+    assert change[0] in config.read_text()
+    config.write_text(config.read_text().replace(*change, 1))
+    with pytest.raises(UserError, match=r"config.yaml is not what the run has written: put it back"):
+        collect(path.parent)
+
+
+def test_a_record_without_a_config_is_an_error(write_run):
+    path = write_run()
+    (path / "config.yaml").unlink()
+    with pytest.raises(UserError, match="no config.yaml"):
+        collect(path.parent)
+
+
+def test_a_copied_run_does_not_count_twice(write_run):
+    path = write_run()
+    path.rename(path.with_name("original"))
+    write_run()
+    with pytest.raises(UserError, match="are one run"):
+        collect(path.parent)
+
+
+def test_runs_on_different_data_are_refused_by_the_field_that_says_why(write_run):
+    write_run(seed=0)
+    data = {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.1"}}
+    folder = write_run(seed=1, data=data).parent
+    with pytest.raises(UserError, match=r"data.versions.numpy is '2.0' in the first and '2.1' in the second.*name="):
+        collect(folder)
+
+
+def test_runs_on_different_data_are_refused_though_only_the_fingerprint_says_so(write_run):
+    write_run(seed=0)
+    data = {"source": "synthetic", "text": "a", "tokens": "y", "versions": {"numpy": "2.0"}}
+    with pytest.raises(UserError, match="data.tokens is 'b' in the first and 'y'"):
+        collect(write_run(seed=1, data=data).parent)
+
+
+def test_runs_with_different_definitions_are_refused_by_the_metric(write_run):
+    write_run(seed=0)
+    folder = write_run(seed=1, definitions={"load/max_vio": "max / mean", "val/ppl": "2 to the loss"}).parent
+    with pytest.raises(UserError, match="definitions.val/ppl is 'exp of the loss' in the first and '2 to the loss'"):
+        collect(folder)
+
+
+def test_a_definition_that_only_one_run_needs_is_no_difference(write_run):
+    write_run(seed=0)
+    definitions = {"val/ppl": "exp of the loss", "load/max_vio": "max / mean - 1"}
+    assert len(collect(write_run(seed=1, definitions=definitions).parent)) == 2
+
+
+def test_a_failed_run_is_not_compared(write_run):
+    write_run(seed=0)
+    assert len(collect(write_run(seed=1, status="failed", data={"tokens": "other"}).parent)) == 2
+
+
+def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
+    first = write_run(seed=0)
+    second = write_run(seed=1, steps=1600)
+    says = (
+        f"{first} and {second} cannot stand in one table: the first was trained for 400 steps and the second for 1,600"
+    )
+    with pytest.raises(UserError, match=f"{says}; give one of them another name="):
+        collect(first.parent)
+
+
+@pytest.mark.parametrize("status", ["failed", "killed", "pruned", "diverged"])
+def test_a_run_of_other_length_that_is_not_finished_is_no_hindrance(write_run, status):
+    write_run(seed=0)
+    folder = write_run(seed=1, status=status, steps=7, step=3, error="nan").parent
+    assert [run.finished for run in collect(folder)] == [True, False]
+
+
+def test_curves_are_read_when_they_are_asked_for(write_run):
+    path = write_run()
+    (path / "metrics.jsonl").write_text("{\n")
+    (run,) = collect(path.parent)
+    with pytest.raises(UserError, match=f"{path / 'metrics.jsonl'} is broken"):
+        run.loss_curve  # noqa: B018
+
+
+def test_runs_of_the_sweep_that_have_no_folder_are_missing(write_run):
+    path = write_run()
+    runs = {path.name: "seed=0", "simbal-tiny-seed1-0": "seed=1", "simbal-tiny-seed2-0": "seed=2"}
+    (path.parent / "sweep.json").write_text(json.dumps({"command": "train.py -m", "runs": runs}))
+    (path.parent / "simbal-tiny-seed2-0").mkdir()  # nothing was written into it
+    assert list(LastSweep.of(path.parent).never_started({path.name}).values()) == ["seed=1", "seed=2"]
+    report(path.parent)
+    (line, _) = json.loads((path.parent / "table.json").read_text())["missing"]
+    assert line == {"run": "seed=1", "folder": "simbal-tiny-seed1-0"}
+    assert "| seed=1 | missing | not started |" in (path.parent / "table.md").read_text()
+
+
+def test_without_a_sweep_file_nothing_is_missing_and_a_broken_one_is_an_error(write_run):
+    folder = write_run().parent
+    assert LastSweep.of(folder).never_started(set()) == {}
+    for text in ("{", "[]", '{"command": "x"}', '{"runs": ["a"]}', '{"runs": {"a": 3}}'):
+        (folder / "sweep.json").write_text(text)
+        with pytest.raises(UserError, match=f"{folder / 'sweep.json'} is broken"):
+            LastSweep.of(folder)

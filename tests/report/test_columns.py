@@ -1,0 +1,177 @@
+"""A table's columns are those that runs have numbers for, or chosen ones of runs and of their analyses."""
+
+import json
+
+import pytest
+
+from simbal.analysis.shared.finding import write_analysis
+from simbal.errors import UserError
+from simbal.report.collect import collect
+from simbal.report.metric import choose
+from simbal.report.report import report, report_keys
+from simbal.report.table import build
+from simbal.runs.record import sealed
+from tests.no_file import KINDS, take_place
+
+
+@pytest.fixture
+def analysed(write_run):
+    """A folder of two arms, of which the first has been analysed."""
+    for name in ("lbl", "simbal"):
+        path = write_run(name, 0)
+    analyse(next(path.parent.glob("lbl-*")), "redundancy", {"min_pes": 0.25, "ppl": 3.0})
+    return path.parent
+
+
+def analyse(run, name, metrics, **settings):
+    content = {"settings": settings, "definition": {"min_pes": "least similarity"}, "metrics": metrics}
+    write_analysis(run / "analysis" / f"{name}.json", content)
+
+
+def chosen(folder, *columns):
+    return [metric.key for metric in choose(columns, collect(folder))]
+
+
+def test_a_name_is_the_whole_key_or_its_last_part_and_the_runs_own_number_comes_first(analysed):
+    assert chosen(analysed, "ppl", "min_pes", "redundancy.ppl") == ["val/ppl", "redundancy.min_pes", "redundancy.ppl"]
+
+
+def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
+    report(analysed, columns=["min_pes"])
+    shown = capsys.readouterr().out
+    assert "0.25" in shown
+    assert "—" in shown
+    assert "redundancy.min_pes: least similarity." in shown
+    assert "redundancy.min_pes" in (analysed / "table.csv").read_text()
+
+
+def test_an_unknown_or_ambiguous_name_is_refused_with_those_that_there_are(analysed):
+    with pytest.raises(UserError, match="columns: speed is none of them; there is val/ppl, .*redundancy.min_pes"):
+        chosen(analysed, "speed")
+    analyse(next(analysed.glob("lbl-*")), "other", {"min_pes": 1.0})
+    with pytest.raises(UserError, match="columns: min_pes may be other.min_pes or redundancy.min_pes"):
+        chosen(analysed, "min_pes")
+
+
+def test_analyses_done_with_other_settings_do_not_share_a_table(analysed):
+    analyse(next(analysed.glob("simbal-*")), "redundancy", {"min_pes": 0.5}, tokens=7)
+    with pytest.raises(UserError, match="cannot stand in one table: redundancy was done with other settings"):
+        chosen(analysed, "min_pes")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "[" * 99_999, '{"metrics": {"min_pes": 0.01}}', b"\xff", sealed({"metrics": {}}),
+     sealed({"settings": {}, "definition": {}, "metrics": {"a": "b"}}), sealed({"settings": {}, "metrics": {}}),
+     sealed({"settings": {}, "definition": {"a": 5}}), sealed({"settings": None, "definition": {}})],
+    ids=lambda content: str(content)[:40],
+)  # fmt: skip
+def test_a_broken_analysis_is_an_error_and_no_number(analysed, content):
+    text = json.dumps(content) if isinstance(content, dict) else content
+    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=r"redundancy.json is broken \(.*\): delete it and do the analysis again"):
+        collect(analysed)
+
+
+def test_an_edited_number_of_an_analysis_is_found_out_by_its_checksum(analysed):
+    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
+    file.write_text(file.read_text().replace("0.25", "0.15"))
+    with pytest.raises(UserError, match="redundancy.json is broken .its checksum is that of another content.: delete"):
+        collect(analysed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_in_the_place_of_an_analysis_is_a_sentence(analysed, kind):
+    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
+    take_place(file, kind)
+    with pytest.raises(UserError, match="redundancy.json (cannot be read: Is a|is broken|is a link to nothing)"):
+        collect(analysed)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "is_its"),
+    [
+        ("min_pes", "min_pes", True), ("min_pes", "min_pes_", False), ("<number>_se", "ppl_se", True),
+        ("<number>_se", "_se", False), ("seu_<length>", "seu_128", True), ("seu_<length>", "seu_", False),
+        ("<a>_<b>", "x_y", True), ("<a>_<b>", "_y", False), ("<a>_<b>", "x__", True), ("<a>_<b>", "x_", False),
+        ("<a><b>", "xy", True), ("<a><b>", "x", False), ("a<x>b<y>c", "abbc", False), ("a<x>b<y>c", "abbbc", True),
+        ("a<x>ab<y>b", "aaabb", False), ("a<x>ab<y>b", "aaababb", True), (".*", "x", False), ("a<", "a<", True),
+        ("<x>aa<y>aa", "baaaaa", True), ("<x>aa<y>aa", "baaaa", False), ("<>", "x", True),
+    ],
+)  # fmt: skip
+def test_a_place_in_the_name_of_a_definition_stands_for_any_text_but_none(analysed, name, metric, is_its):
+    content = {"settings": {}, "definition": {name: "text"}, "metrics": {metric: 1.0}}
+    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
+    (run,) = [run for run in collect(analysed) if "x" in run.analyses]
+    assert (run.definitions.get(f"x.{metric}") == "text") == is_its
+
+
+def test_hostile_names_of_definitions_take_no_time(analysed):
+    """A regular expression made of this one would try more ways than there are atoms."""
+    definition = {"<a>" * 60 + "!": "text", "<" * 20_000: "text", "<a>b" * 9_000 + "c": "text"}
+    content = {"settings": {}, "definition": definition, "metrics": {"b" * 20_000: 1.0}}
+    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
+    (run,) = [run for run in collect(analysed) if "x" in run.analyses]
+    assert "x." + "b" * 20_000 not in run.definitions
+
+
+def test_more_numbers_and_definitions_than_an_analysis_has_are_refused(analysed):
+    names = {f"{number}": "text" for number in range(1000)}
+    content = {"settings": {}, "definition": names, "metrics": dict.fromkeys(names, 1.0)}
+    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
+    with pytest.raises(UserError, match="x.json is broken .it is no analysis"):
+        collect(analysed)
+
+
+def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
+    dense = {"val/ppl": 9.0, "load/max_vio": None, "pes/min": None}
+    folder = write_run("none", 0, metrics=dense).parent
+    write_run("none", 1, status="failed", metrics={"load/max_vio": 1.0})
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/ppl", "tokens_per_second"]
+    write_run("lbl", 0, metrics=dense | {"pes/min": 0.25})
+    table = build("t", collect(folder))
+    assert [metric.heading for metric in table.metrics] == ["perplexity ↓", "min PES ↓", "tokens/s ↑"]
+
+
+def test_a_number_of_zero_is_a_number(write_run):
+    folder = write_run("none", 0, metrics={"load/max_vio": 0.0}).parent
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["load/max_vio", "tokens_per_second"]
+
+
+def columns_of(folder):
+    return list(json.loads((folder / "table.json").read_text())["metrics"])
+
+
+def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
+    write_run("lbl", 0, keys={"columns": ["max_vio", "ppl"]})
+    folder = write_run("simbal", 0, keys={"columns": ["max_vio", "ppl"]}).parent
+    write_run("simbal", 1, keys={"columns": None}, status="failed")
+    report(folder)
+    assert columns_of(folder) == ["load/max_vio", "val/ppl"]
+    report(folder, columns=["ppl"])
+    assert columns_of(folder) == ["val/ppl"]
+    write_run("simbal", 2, keys={"columns": ["ppl"]})
+    report(folder)
+    assert columns_of(folder) == ["val/ppl", "load/max_vio", "tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("colums=[ppl]", "colums=.ppl.: give baseline="),
+        ("--baseline", "--baseline: give baseline="),
+        ("columns=ppl", "columns must be a list such as"),
+        ("paper=maybe", "paper must be true or false"),
+        ("columns=[", "columns must be a list such as"),
+    ],
+)
+def test_a_slip_in_an_argument_is_one_sentence(line, says):
+    with pytest.raises(UserError, match=says):
+        report_keys([line])
+
+
+def test_arguments_are_written_as_everywhere_else():
+    assert report_keys(["baseline=none", "columns=[ppl,val/bpb]", "paper=true"]) == {
+        "baseline": "none", "columns": ["ppl", "val/bpb"], "paper": True,
+    }  # fmt: skip

@@ -1,0 +1,99 @@
+"""table.tex is LaTeX: balanced, as many cells as columns, and nothing in a cell that LaTeX would act on."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.report.collect import collect
+from simbal.report.export import escape_latex, latex
+from simbal.report.report import report
+from simbal.report.table import build
+
+DOCUMENT = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}\input{table.tex}"
+
+
+@pytest.fixture
+def folder(write_run):
+    for seed in range(3):
+        write_run("lf_lbl", seed, keys={"baseline": "lf_lbl"})
+        write_run("simbal", seed, keys={"baseline": "lf_lbl"}, metrics={"val/ppl": 90.0 - seed**2, "load/max_vio": 0.5})
+    return write_run(
+        "simbal", 3, keys={"baseline": "lf_lbl"}, status="failed", error="50% & {_} #1\nof ~2^3 \\ \x1b 模"
+    ).parent
+
+
+def tabulars(text):
+    return re.findall(r"\\begin{tabular}{([lr]+)}\n(.*?)\\end{tabular}", text, re.DOTALL)
+
+
+def test_every_row_has_a_cell_for_every_column(folder):
+    found = tabulars(latex(build("t", collect(folder), paper=True)))
+    assert len(found) == 3  # means, differences and the failed run
+    for columns, body in found:
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 1
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+        assert [line for line in body.splitlines() if not line.endswith(r"\\")] == [
+            r"\toprule", r"\midrule", r"\bottomrule",
+        ]  # fmt: skip
+
+
+def test_environments_and_braces_are_balanced(folder):
+    text = latex(build("t", collect(folder)))
+    assert re.findall(r"\\begin{(\w+)}", text) == re.findall(r"\\end{(\w+)}", text)
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+
+
+def test_what_latex_would_act_on_is_escaped(folder):
+    report(folder)
+    text = (folder / "table.tex").read_text()
+    assert r"lf\_lbl & 3 & 0-2 & 101.000 $\pm$ 1.000 &" in text
+    assert r"perplexity $\downarrow$" in text
+    assert r"50\% \& \{\_\} \#1 of \textasciitilde{}2\textasciicircum{}3 \textbackslash{}   U+6A21" in text
+    assert text.encode("latin-1")  # no sign that pdflatex may not know
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("-1.5 to +2", "$-$1.5 to +2"),
+        ("0-4,7", "0-4,7"),
+        ("1e-05", "1e-05"),
+        ("\N{MINUS SIGN}3 ± 2 ↓", r"$-$3 $\pm$ 2 $\downarrow$"),
+        ("corpus--v2", "corpus-{}-v2"),
+        ("a|b <c>", r"a\textbar{}b \textless{}c\textgreater{}"),
+    ],
+)
+def test_signs_are_printed_as_they_stand(text, written):
+    assert escape_latex(text) == written
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_no_text_breaks_a_table(text):
+    written = escape_latex(text)
+    assert "\n" not in written
+    commands = re.sub(r"\\[_%&#${}]|\\[a-z]+|\$(-|\\[a-z]+)\$", "", written)
+    assert not set(commands) & set("_%&#$^\\")
+    bare = re.sub(r"\\[{}]", "", written)
+    assert bare.count("{") == bare.count("}")
+
+
+def test_it_compiles_where_there_is_a_latex(folder, tmp_path):
+    report(folder)
+    if program := shutil.which("pdflatex"):
+        (folder / "document.tex").write_text(DOCUMENT + r"\end{document}")
+        command = [
+            program,
+            "-interaction=nonstopmode",
+            "-halt-on-error",
+            f"-output-directory={tmp_path}",
+            "document.tex",
+        ]
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]

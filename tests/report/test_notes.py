@@ -1,0 +1,82 @@
+"""What a table says of few seeds and of its tests, and how the tests look at every width."""
+
+import re
+
+import pytest
+from rich.console import Console
+
+from simbal.report import report as terminal
+from simbal.report import sections
+from simbal.report.collect import collect
+from simbal.report.table import build
+
+FIVE = {"lbl": (100.0, 101.0, 99.0, 102.0, 98.0), "simbal": (97.0, 99.0, 96.0, 98.5, 95.5)}
+
+
+@pytest.fixture
+def write_arms(write_run):
+    """Writes arms of so many seeds and returns their table."""
+
+    def write(seeds, *others):
+        for name, values in {**FIVE, **dict.fromkeys(others, FIVE["simbal"][::-1])}.items():
+            for seed, ppl in enumerate(values[:seeds]):
+                folder = write_run(name, seed, metrics={"val/ppl": ppl, "load/max_vio": 0.5}).parent
+        return build("t", collect(folder))
+
+    return write
+
+
+def test_five_pairs_are_said_to_be_too_few_for_tests_without_a_distribution(write_arms):
+    (note,) = [note for note in write_arms(5).notes if "Wilcoxon" in note]
+    assert note.startswith("5 seeds are few")
+    assert "cannot give p below 0.0625" in note
+
+
+def test_two_pairs_are_said_to_have_one_degree_of_freedom(write_arms):
+    assert any("2 pairs has 1 degree of freedom" in note for note in write_arms(2).notes)
+    assert not any("degree of freedom" in note for note in write_arms(3).notes)
+
+
+def test_one_pair_has_dashes_for_every_test(write_arms):
+    table = write_arms(1)
+    assert sections.differences(table).rows[0][2:] == ["-3.000", "—", "—", "—", "—", "1"]
+    assert not any("p is two-sided" in note for note in table.notes)
+
+
+def test_equal_differences_are_said_to_leave_nothing_to_test(write_arms):
+    table = write_arms(3)  # the MaxVio of all runs is 0.5
+    assert sections.differences(table).rows[1][4:6] == ["1.000", "—"]
+    assert any(note.startswith("Where every seed gives the same difference") for note in table.notes)
+
+
+def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
+    single = write_arms(5)
+    assert "p (Holm)" not in sections.differences(single).headings
+    assert single.rows[1].differences["val/ppl"].p_holm is None
+    several = write_arms(5, "lf")
+    differences = [row.differences["val/ppl"] for row in several.rows[1:]]
+    smaller, larger = sorted(differences, key=lambda difference: difference.p)
+    assert smaller.p_holm == pytest.approx(2 * smaller.p)
+    assert larger.p_holm == pytest.approx(max(larger.p, smaller.p_holm))
+    assert any(note.startswith("p (Holm) is corrected for the arms") for note in several.notes)
+
+
+def test_headings_and_cells_belong_together(write_arms):
+    table = write_arms(5)
+    cells = terminal.difference_cells(table.metrics[0], table.rows[1].differences["val/ppl"])
+    assert len(cells) == len(terminal.DIFFERENCE_HEADINGS)
+    assert dict(zip(terminal.DIFFERENCE_HEADINGS, cells, strict=True))["pairs"] == "5"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_number_of_a_test_is_cut_however_narrow_the_terminal(write_arms, width):
+    table = write_arms(5, "lf", "lf_simbal")
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False, markup=False)  # noqa: SIM115, PTH123
+    with console.file:
+        terminal.show(table, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    shown = set(re.split(r"\s+", text))
+    for row in sections.differences(table).rows:
+        for cell in row[2:]:
+            assert set(cell.split()) <= shown

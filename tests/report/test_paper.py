@@ -1,0 +1,74 @@
+"""With paper=true the paper's number stands beside each of ours, on every surface."""
+
+import csv
+import json
+
+import pytest
+
+from simbal.report import sections
+from simbal.report.collect import collect
+from simbal.report.metric import choose
+from simbal.report.paper import NAMES, NUMBERS, PAPER
+from simbal.report.report import report
+from simbal.report.table import build
+
+
+@pytest.fixture
+def folder(write_run):
+    for balancing in ("lbl", "simbal", "lf"):
+        folder = write_run(balancing, 0, metrics={"val/ppl": 100.0, "load/max_vio": 0.5, "routing/seu": 0.9}).parent
+    return folder
+
+
+def cells(table, balancing):
+    section = sections.means(table, table.metrics)
+    (row,) = [row for row in section.rows if row[0] == balancing]
+    return [cell for heading, cell in zip(section.headings, row, strict=True) if heading == "paper M / L"]
+
+
+def test_a_row_has_the_numbers_of_its_balancing_and_a_dash_where_there_are_none(folder):
+    table = build("t", collect(folder), paper=True)
+    headings = sections.means(table, table.metrics).headings
+    assert headings[3:7] == ["perplexity ↓", "paper M / L", "MaxVio ↓", "SEU"]
+    assert cells(table, "simbal") == ["13.685 / 8.304", "— / 0.991"]
+    assert cells(table, "lf") == ["13.708 / —", "0.505 / —"]
+    assert any("arXiv 2506.14038 (tables 3, 4, 8, 9 and 10)" in note for note in table.notes)
+    assert not cells(build("t", collect(folder)), "simbal")
+
+
+def test_gating_and_density_decide_too(write_run):
+    write_run("lf", 0, keys={"router.gating": "sigmoid"})
+    write_run("simbal", 0, keys={"router.gating": "sigmoid"})
+    table = build("t", collect(write_run("none", 0, keys={"model.num_experts": 0}).parent), paper=True)
+    assert cells(table, "lf") == ["13.618 / —"]
+    assert cells(table, "simbal") == ["—"]  # the paper has SimBal with a softmax alone
+    assert cells(table, "none") == ["19.468 / 10.047"]
+
+
+def test_an_unbalanced_moe_is_not_the_papers_dense_model(write_run):
+    table = build("t", collect(write_run("none", 0).parent), paper=True)
+    assert cells(table, "none") == []
+    assert "The paper reports none of these columns for these strategies." in table.notes
+
+
+def test_columns_that_the_paper_has_not_have_no_column_beside_them(folder):
+    runs = collect(folder)
+    assert not build("t", runs, metrics=choose(["tokens_per_second"], runs), paper=True).rows[0].reported
+
+
+def test_it_stands_on_every_surface(folder, capsys):
+    report(folder, paper=True)
+    assert "13.685 / 8.304" in capsys.readouterr().out
+    assert "| 13.685 / 8.304 |" in (folder / "table.md").read_text()
+    assert "& 13.685 / 8.304 &" in (folder / "table.tex").read_text()
+    lines = csv.DictReader((folder / "table.csv").read_text().splitlines())
+    by_arm = {line["balancing"]: line for line in lines if line["metric"] == "routing/seu"}
+    assert (by_arm["simbal"]["paper_m"], by_arm["simbal"]["paper_l"]) == ("", "0.991")
+    arms = json.loads((folder / "table.json").read_text())["arms"]
+    (simbal,) = [arm for arm in arms if arm["label"]["balancing"] == "simbal"]
+    assert simbal["paper"]["val/ppl"] == {"medium": 13.685, "large": 8.304}
+
+
+def test_every_quantity_of_the_paper_has_a_column_of_ours_and_a_way_to_write_it():
+    quantities = {quantity for known in PAPER.values() for quantity in known}
+    assert quantities == set(NAMES.values()) == set(NUMBERS)

@@ -1,0 +1,187 @@
+"""The table says which runs, how many, how far apart, and what it cannot say."""
+
+import csv
+import json
+
+import pytest
+from rich.console import Console
+
+from simbal.report import report as terminal
+from simbal.report.arms import ABSENT, short_label
+from simbal.report.collect import collect
+from simbal.report.report import report
+from simbal.report.table import build
+
+
+def table_of(folder, baseline=None):
+    return build(folder.name, collect(folder), baseline)
+
+
+def shown(table, width=120):
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False, markup=False)  # noqa: SIM115, PTH123
+    with console.file:
+        terminal.show(table, console)
+    return console.export_text()
+
+
+@pytest.fixture
+def two_arms(write_run):
+    """lbl at 101, 103, 105 and simbal 4, 3 and 2 below it, on three seeds."""
+    for seed, ppl, gain in ((0, 101.0, 4.0), (1, 103.0, 3.0), (2, 105.0, 2.0)):
+        write_run("lbl", seed, metrics={"val/ppl": ppl, "load/max_vio": 0.25})
+        folder = write_run("simbal", seed, metrics={"val/ppl": ppl - gain, "load/max_vio": 0.5}).parent
+    return folder
+
+
+def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):
+    baseline, treatment = table_of(two_arms).rows
+    assert (baseline.arm.label, baseline.arm.seeds) == ({"balancing": "lbl"}, [0, 1, 2])
+    assert (treatment.arm.label, treatment.arm.seeds) == ({"balancing": "simbal"}, [0, 1, 2])
+    assert (baseline.summaries["val/ppl"].mean, baseline.summaries["val/ppl"].sd) == (103.0, 2.0)
+    assert treatment.summaries["val/ppl"].n == 3
+
+
+def test_the_difference_is_paired_by_seed(two_arms):
+    baseline, treatment = table_of(two_arms).rows
+    difference = treatment.differences["val/ppl"]
+    assert (difference.mean, difference.pairs) == (-3.0, 3)
+    assert difference.low == pytest.approx(-3 - 4.302652730 / 3**0.5)  # sd 1, t(0.975, 2)
+    assert not baseline.differences
+    assert "tokens_per_second" not in treatment.differences
+
+
+def test_any_arm_can_be_the_baseline(two_arms):
+    baseline, treatment = table_of(two_arms, "simbal").rows
+    assert (baseline.arm.name, treatment.arm.name) == ("simbal", "lbl")
+    assert treatment.differences["val/ppl"].mean == 3.0
+
+
+def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run):
+    for model in ("tiny", "small"):
+        for balancing in ("lbl", "simbal"):
+            keys = {"model": model, "model.d_expert": 64 if model == "tiny" else 128}
+            folder = write_run(balancing, 0, keys=keys, metrics={"val/ppl": 1.0 if balancing == "lbl" else 2.0}).parent
+    write_run("simbal", 0, keys={"model": "tiny", "balancing.simbal.coef": 1.0})
+    table = table_of(folder)
+    assert table.columns == ["balancing", "model", "balancing.simbal.coef"]
+    assert [row.arm.name for row in table.rows] == [
+        "lbl model=small",
+        "lbl model=tiny",
+        "simbal model=small coef=0.1",
+        "simbal model=tiny coef=0.1",
+        "simbal model=tiny coef=1.0",
+    ]
+    assert [bool(row.differences) for row in table.rows] == [False, False, True, True, True]
+
+
+def test_a_name_says_coef_of_the_one_strategy_and_whose_it_is_of_several():
+    alone = {"balancing": "lbl", "balancing.lbl.coef": "0.1", "balancing.lbl.scope": "micro", "a.b": ABSENT}
+    assert short_label(alone) == "lbl coef=0.1 scope=micro"
+    both = {"balancing": "lbl_x", "balancing.lbl.coef": "0.1", "balancing.x.coef": "1", "optim.lr": "0.2"}
+    assert short_label(both) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
+
+
+def test_a_key_that_confounds_the_comparison_is_a_column(write_run):
+    write_run("lbl", 0)
+    table = table_of(write_run("simbal", 0, keys={"optim.lr": 0.1}).parent)
+    assert table.columns == ["balancing", "optim.lr"]
+    assert "No difference is shown for simbal lr=0.1: no finished run has balancing=lbl" in table.notes[0]
+
+
+def test_two_baselines_give_no_difference_and_a_note(write_run):
+    write_run("lbl", 0)
+    write_run("lbl", 0, keys={"balancing.lbl.coef": 0.5})
+    table = table_of(write_run("simbal", 0).parent)
+    assert not any(row.differences for row in table.rows)
+    assert "No difference is shown for simbal: several arms are the baseline, balancing=lbl." in table.notes
+
+
+def test_no_shared_seed_gives_no_difference_and_a_note(write_run):
+    write_run("lbl", 0)
+    table = table_of(write_run("simbal", 1).parent)
+    assert "No difference is shown for simbal: it shares no seed with the baseline." in table.notes
+
+
+def test_several_baseline_keys_give_no_difference_unless_one_is_chosen(write_run):
+    write_run("lbl", 0)
+    folder = write_run("simbal", 0, keys={"baseline": "none"}).parent
+    assert "choose one with baseline=" in table_of(folder).notes[0]
+    assert table_of(folder, "lbl").rows[1].differences
+
+
+def test_one_seed_has_a_mean_and_no_standard_deviation(write_run):
+    write_run("lbl", 0, metrics={"val/ppl": 101.25})
+    table = table_of(write_run("simbal", 0, metrics={"val/ppl": 99.5}).parent)
+    text = shown(table)
+    assert "101.250" in text
+    assert "± " not in text.replace("mean ± standard", "")
+    assert any(note.startswith("One seed has no standard deviation") for note in table.notes)
+
+
+def test_few_seeds_are_said_to_be_few(two_arms):
+    assert any(note.startswith("3 seeds are few") and "below 0.25" in note for note in table_of(two_arms).notes)
+
+
+def test_a_metric_that_a_model_has_not_is_a_dash_and_counts_for_no_seed(write_run):
+    write_run("none", 0, metrics={"val/ppl": 1.0, "load/max_vio": None})
+    table = table_of(write_run("none", 1, metrics={"val/ppl": 1.0, "load/max_vio": 0.5}).parent)
+    (row,) = table.rows
+    assert row.summaries["load/max_vio"].n == 1
+    assert "(n=1)" in shown(table)
+
+
+def test_failed_and_unfinished_runs_are_listed_with_their_error_and_count_for_nothing(write_run):
+    write_run("lbl", 0)
+    write_run("lbl", 1, status="failed", error="killed by signal 9")
+    table = table_of(write_run("lbl", 2, status=None).parent)
+    assert table.rows[0].arm.seeds == [0]
+    text = shown(table)
+    assert "killed by signal 9" in text
+    assert "unfinished" in text
+
+
+def test_a_table_of_failures_alone_is_shown(write_run):
+    text = shown(table_of(write_run("lbl", 1, status="failed", error="no space left").parent))
+    assert "no space left" in text
+
+
+def test_notes_define_every_metric_once_and_name_data_and_length(two_arms):
+    notes = table_of(two_arms).notes
+    assert notes.count("perplexity: exp of the loss.") == 1
+    assert "400 steps and 819,200 tokens per run; data synthetic, tokens b." in notes
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_number_is_cut_short_however_narrow_the_terminal(two_arms, width):
+    text = shown(table_of(two_arms), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-3.000", "9,000"):
+        assert number in text
+
+
+def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
+    report(two_arms)
+    rows = list(csv.DictReader((two_arms / "table.csv").read_text().splitlines()))
+    (row,) = [row for row in rows if row["balancing"] == "simbal" and row["metric"] == "val/ppl"]
+    assert (row["mean"], row["n"], row["seeds"]) == ("100.0", "3", "0 1 2")
+    assert (row["baseline"], row["difference"], row["pairs"]) == ("lbl", "-3.0", "3")
+    arm = json.loads((two_arms / "table.json").read_text())["arms"][1]
+    values = [run["values"]["val/ppl"] for run in arm["runs"]]
+    assert arm["summaries"]["val/ppl"]["mean"] == sum(values) / len(values)
+    assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
+    for run in arm["runs"]:
+        assert run["folder"] in {str(path) for path in two_arms.iterdir()}
+
+
+def test_markdown_has_one_line_per_arm_and_escapes_what_would_break_it(write_run):
+    write_run("lbl", 0)
+    report(write_run("lbl", 1, status="failed", error="a | b").parent)
+    (markdown,) = write_run("lbl", 0).parent.glob("table.md")
+    lines = markdown.read_text().splitlines()
+    assert [line for line in lines if line.startswith("| lbl | 1 | 0 | 100.000 |")]
+    assert [line for line in lines if r"a \| b" in line]
+
+
+def test_seeds_are_listed_as_spans():
+    assert terminal.seed_spans([4, 0, 1, 2, 7]) == "0-2,4,7"

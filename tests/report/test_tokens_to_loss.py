@@ -1,0 +1,137 @@
+"""Tokens to the baseline's final loss: a worked example, seeds that never reach it, and what the table says of both."""
+
+import csv
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.errors import UserError
+from simbal.report import sections
+from simbal.report.collect import collect, curve, rows
+from simbal.report.compare import first_reach, tokens_to_loss
+from simbal.report.report import report
+from simbal.report.table import build
+
+BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]
+METHOD = [(0, 9.0), (40, 3.2), (60, 3.1), (80, 2.9), (100, 2.8)]
+CURVES = st.lists(st.floats(0, 10), min_size=1, max_size=9).map(lambda values: [*zip(range(0, 900, 100), values)])  # noqa: B905
+
+
+def write_curve(path, points):
+    lines = [json.dumps({"step": tokens // 10, "tokens": tokens, "val/loss": loss}) for tokens, loss in points]
+    train = '{"step": 1, "tokens": 10, "train/loss": 9.5}'
+    (path / "metrics.jsonl").write_text("\n".join([train, *lines]) + "\n")
+
+
+@pytest.fixture
+def compared(write_run):
+    """simbal needs 70, 80 and 60% of lbl's tokens on seeds 0 to 2."""
+    for seed, shift in ((0, 0), (1, 10), (2, -10)):
+        write_curve(write_run("lbl", seed), BASELINE)
+        path = write_run("simbal", seed)
+        write_curve(path, [(0, 9.0), *((tokens + shift, loss) for tokens, loss in METHOD[1:])])
+    return path.parent
+
+
+def test_the_papers_formula_worked_by_hand():
+    """PAPER 3.4: the baseline ends at 3.0 after 100 tokens; 3.2 @ 40, 3.1 @ 60 and 2.9 @ 80 cross it at 70."""
+    assert first_reach(METHOD, 3.0) == pytest.approx(70)
+    found = tokens_to_loss({0: METHOD}, {0: BASELINE})
+    assert (found.saving, found.low, found.validations) == (pytest.approx(0.3), None, 3)
+    assert found.shares == {0: pytest.approx(0.7)}
+
+
+def test_savings_are_averaged_over_shared_seeds_with_students_interval():
+    shifted = {seed: [(0, 9.0), (60 + 10 * seed, 3.0)] for seed in range(4)}
+    found = tokens_to_loss(shifted, dict.fromkeys(range(3), BASELINE))
+    assert found.saving == pytest.approx(0.3)
+    half = 4.302652730 * 0.1 / 3**0.5  # savings of 0.4, 0.3 and 0.2
+    assert (found.low, found.high) == pytest.approx((0.3 - half, 0.3 + half))
+
+
+def test_a_seed_that_never_gets_there_is_named_and_hides_the_mean():
+    found = tokens_to_loss({0: METHOD, 1: BASELINE[:2], 2: METHOD}, dict.fromkeys(range(3), BASELINE))
+    assert (found.missed, found.saving, found.low) == ([1], None, None)
+    assert found.shares[0] == pytest.approx(0.7)
+
+
+def test_seeds_without_both_curves_do_not_count():
+    assert tokens_to_loss({0: METHOD, 1: []}, {0: [], 1: BASELINE}) is None
+    assert tokens_to_loss({0: METHOD}, {0: [(0, 9.0)]}) is None
+
+
+@given(CURVES)
+def test_a_curve_reaches_its_own_end_at_the_latest_there(points):
+    (share,) = tokens_to_loss({0: points}, {0: points}).shares.values() if len(points) > 1 else (1.0,)
+    assert 0 <= share <= 1
+
+
+@given(CURVES, st.floats(0, 10), st.floats(0, 10))
+def test_a_lower_loss_is_reached_no_sooner_and_only_if_the_curve_goes_so_low(points, one, other):
+    low, high = (first_reach(points, loss) for loss in sorted((one, other)))
+    assert (low is None) == (min(loss for _, loss in points) > min(one, other))
+    if low is not None:
+        assert high <= low
+
+
+def test_the_table_shows_the_saving_below_the_differences(compared):
+    table = build("t", collect(compared))
+    assert sections.tokens_to_loss(table).rows == [["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "3", "in none"]]
+    titles = [section.title.split()[0] for section in sections.sections(table)]
+    assert titles == ["t:", "paired", "training"]
+    assert any("of which there are 3" in note and "trainer.val_every" in note for note in table.notes)
+
+
+def test_every_format_has_the_saving_and_what_it_was_made_from(compared):
+    report(compared)
+    lines = [*csv.DictReader((compared / "table.csv").read_text().splitlines())]
+    (line,) = [line for line in lines if line["metric"] == "tokens_saved"]
+    assert (float(line["mean"]), line["seeds"], line["missed"]) == (pytest.approx(0.3), "0 1 2", "")
+    baseline, treatment = json.loads((compared / "table.json").read_text())["arms"]
+    assert baseline["tokens_to_loss"] is None
+    assert treatment["tokens_to_loss"]["shares"] == pytest.approx({"0": 0.7, "1": 0.8, "2": 0.6})
+    assert "| simbal | 70.0% | +30.0% |" in (compared / "table.md").read_text()
+    assert r"simbal & 70.0\% & +30.0\% &" in (compared / "table.tex").read_text()
+
+
+def test_a_censored_seed_is_said_and_leaves_no_mean(compared):
+    write_curve(next(compared.glob("simbal-*seed1-*")), BASELINE[:2])
+    table = build("t", collect(compared))
+    assert sections.tokens_to_loss(table).rows == [["simbal", "—", "—", "—", "3", "in 1 of 3 seeds"]]
+    (note,) = [note for note in table.notes if note.startswith("simbal has not reached")]
+    assert "lbl's final validation loss in 1 of 3 seeds (seed=1)" in note
+
+
+def test_runs_without_curves_have_no_such_table(write_run):
+    write_run("lbl", 0)
+    assert build("t", collect(write_run("simbal", 0).parent)).rows[1].tokens_to_loss is None
+
+
+def test_a_torn_last_line_is_passed_over_and_the_rest_is_read(tmp_path):
+    write_curve(tmp_path, BASELINE)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "tokens": 110, "val/lo')
+    assert curve(tmp_path, "val/loss") == BASELINE
+    assert [row["step"] for row in rows(tmp_path)] == [1, 0, 5, 10]
+    assert rows(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "3", '{"step": 1}', '{"step": 1, "tokens": "2"}', '{"step": 1, "tokens": 2}, {}', "\xff"]
+)
+def test_a_broken_line_elsewhere_is_an_error_that_names_the_file_and_the_line(tmp_path, line):
+    good = '{"step": 1, "tokens": 10}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(f"{good}{line}\n{good}".encode("latin-1"))
+    with pytest.raises(UserError, match=f"{tmp_path / 'metrics.jsonl'} is broken: line 2 is no row of a curve"):
+        rows(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["null", '"9"', "NaN", "true"])
+def test_a_value_that_is_no_number_is_an_error(tmp_path, value):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "tokens": 10, "val/loss": %s}\n' % value)  # noqa: UP031
+    with pytest.raises(
+        UserError, match="metrics.jsonl is broken: (val/loss is not a number everywhere|line 1 is no row)"
+    ):
+        curve(tmp_path, "val/loss")

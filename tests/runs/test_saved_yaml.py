@@ -1,0 +1,66 @@
+"""A config.yaml that is read block by block is what PyYAML reads."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.runs import folder as saved_yaml
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True) | st.text(), VALUES))
+def test_it_reads_what_pyyaml_reads(mapping):
+    text = yaml.safe_dump(mapping, sort_keys=False)
+    assert saved_yaml.parse_config(text) == yaml.load(text, yaml.CSafeLoader)
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_it_reads_what_it_writes(mapping):
+    assert saved_yaml.parse_config(saved_yaml.config_text({"a": 1, **mapping})) == {"a": 1, **mapping}
+
+
+def test_what_a_config_holds_twice_is_written_out_twice():
+    shared = [1, 2]
+    text = saved_yaml.config_text({"first": shared, "second": {"third": shared}})
+    assert saved_yaml.parse_config(text) == {"first": [1, 2], "second": {"third": [1, 2]}}
+
+
+def test_what_a_thousand_runs_have_in_common_is_parsed_once(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(saved_yaml, "_plain", lambda text: parsed.append(text) or yaml.safe_load(text))
+    for seed in range(1000):
+        assert saved_yaml.parse_config(f"unlike: [others]\nseed: {seed}\n") == {"unlike": ["others"], "seed": seed}
+    assert parsed.count("unlike: [others]\n") == 1
+
+
+BOMB = "a0: &id0 [1, 1]\n" + "".join(f"a{i}: &id{i} [*id{i - 1}, *id{i - 1}]\n" for i in range(1, 60))
+# each doubles the one before it; PyYAML copies all of them
+MERGES = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}]}}\n" for i in range(1, 22))
+HOSTILE = (
+    "a: !!python/object/apply:os.system ['touch pwned']", "a: !!python/name:os.system", "a: .nan", "a: [-.inf]",
+    yaml.safe_dump({"first": (shared := [1, 2]), "second": shared}), "a: {<<: {b: 1}}", "<<: [{a: 1}, {b: 2}]", MERGES,
+    "a: 2026-11-21", "1: a", "? [a]\n: b", "a: !!binary aGk=", f"a: {'[' * 900}{']' * 900}", f"a: {'[' * 10_000}",
+    "[" * 100_000,
+    "\n".join(f"{' ' * depth}a:" for depth in range(1000)),
+    f"a: {[*range(20_000)]}", BOMB, "a: &id1 [*id1]", "a: !!set {b}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_no_config_holds_is_an_error_and_nothing_is_executed(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((yaml.YAMLError, TypeError, ValueError)):
+        saved_yaml.parse_config(text)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed", "3", "a: 1\n b: 2"])
+def test_what_is_no_mapping_is_an_error(text):
+    with pytest.raises((yaml.YAMLError, TypeError, ValueError)):
+        saved_yaml.parse_config(text)

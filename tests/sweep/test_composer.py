@@ -1,0 +1,129 @@
+"""A job that is composed from an earlier one is the run that Hydra would compose for it."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig
+
+from simbal.errors import UserError
+from simbal.runs.spec import RunSpec
+from simbal.sweep.composer import Composer
+from tests.conftest import CONF
+
+GROUPS = ("balancing=none", "balancing=lbl", "balancing=[lf,lbl]", "model=small", "logger=csv", "router=sigmoid")
+VALUES = {
+    "seed": ("0", "1", "2", "null", "1.0", "'1'"),
+    "optim.lr": ("1e-3", "0.001", "1", "nan", "inf", "-1", "text"),
+    "optim.betas": ("[0.9,0.95]", "[0.9,1e-1]", "[1]", "[]", "null", "0.9", "[0.9,'a']"),
+    "optim.betas.0": ("0.5",),
+    "optim[lr]": ("0.5",),
+    "optim": ("{lr:2e-3}",),
+    "name": (
+        "plain", "'quo ted'", "'\"1\"'", "1", "a\\,b", "${seed}x", "'${seed}'", "\\${seed}", "'???'", "", "é", "A/b",
+    ),
+    "columns": ("null", "[ppl,'min_pes']", "[]", "[[a],1]", "['${name}']", "{a:1}"),
+    "output_dir": ("outputs", "'out puts'", "''", "${oc.env:HOME}", "'https://ada:secret@host/x'"),
+    "model.top_k": ("1", "2", "99", "2.0", "true"),
+    "model": ("tiny", "small", "nowhere"),
+    "balancing.lbl.coef": ("0.1", "1e-2", "null"),
+    "balancing.lbl": ("{coef:3}", "null"),
+    "data.documents": ("64", "65"),
+    "data.cache_dir": ("here", "https://ada:secret@host"),
+    "trainer.progress_bar": ("true", "false", "'false'"),
+    "logger.tracking_uri": ("null",),
+    "hydra.verbose": ("true",),
+}  # fmt: skip
+OTHERS = ("~optim.lr", "+new=1", "++optim.lr=2", "balancing@model=lbl", "seed=[", "sweeps=null", "nowhere=1")
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Iterator[tuple[ConfigLoader, DictConfig]]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra.config_loader, hydra.config_loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
+
+
+def by_hydra(loader, master, lines):
+    return RunSpec.from_hydra(loader.load_sweep_config(master, [*lines]))
+
+
+def said(compose, lines):
+    """All that there is to a run, or why there is none; `repr` tells 1 from 1.0 and true."""
+    try:
+        spec = compose([*lines])
+    except (ValueError, HydraException) as error:
+        return type(error), str(error)
+    return repr(spec), spec.hash, spec.path, spec.written
+
+
+@st.composite
+def jobs(draw):
+    """Jobs of one sweep: the same keys with other values, as a rule."""
+    groups = draw(st.lists(st.sampled_from(GROUPS), max_size=2))
+    others = draw(st.lists(st.sampled_from(OTHERS), max_size=1)) if draw(st.integers(0, 4)) == 0 else []
+    keys = draw(st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=4))  # one may come twice
+    lines = [[f"{key}={draw(st.sampled_from(VALUES[key]))}" for key in keys] for _ in range(draw(st.integers(2, 4)))]
+    order = draw(st.permutations(range(len(keys) + len(groups) + len(others))))
+    return [[[*groups, *others, *of_job][place] for place in order] for of_job in lines]
+
+
+@settings(max_examples=50)
+@given(jobs=jobs())
+def test_every_job_is_the_run_that_hydra_composes(sweep, jobs):
+    composer = Composer(*sweep)
+    for lines in [["data=synthetic", *job] for job in jobs]:
+        assert said(lambda these: composer.job(these).spec, lines) == said(partial(by_hydra, *sweep), lines), lines
+
+
+def composed(sweep, monkeypatch, jobs):
+    """The specs of jobs, and how often Hydra was asked."""
+    loader, master = sweep
+    asked = []
+    ask = loader.load_sweep_config
+    monkeypatch.setattr(loader, "load_sweep_config", lambda *given: asked.append(given) or ask(*given))
+    composer = Composer(loader, master)
+    return [composer.job(lines).spec for lines in jobs], len(asked)
+
+
+def test_hydra_composes_one_job_for_all_that_differ_in_plain_values(sweep, monkeypatch):
+    lines = [
+        ["data=synthetic", f"balancing={balancing}", f"seed={seed}", f"optim.lr={lr}", "optim.betas=[0.9,0.95]"]
+        for balancing in ("lbl", "simbal") for lr in ("1e-3", "2e-3") for seed in range(25)
+    ]  # fmt: skip
+    specs, asked = composed(sweep, monkeypatch, lines)
+    assert asked == 2
+    assert len({spec.hash for spec in specs}) == 100
+    assert [spec.hash for spec in specs[::30]] == [by_hydra(*sweep, job).hash for job in lines[::30]]
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        ["name=a${seed}"],
+        ["baseline=${oc.env:HOME}"],
+        ["seed=0"],  # a key that is overridden twice
+        ["optim={lr:1}", "optim.lr=2"],
+        ["data.files=https://ada:secret@host/x"],
+    ],
+)
+def test_hydra_composes_each_job_where_one_value_may_depend_on_another(sweep, monkeypatch, shared):
+    data = "data=files" if any(line.startswith("data.") for line in shared) else "data=synthetic"
+    specs, asked = composed(sweep, monkeypatch, [[data, *shared, f"seed={seed}"] for seed in range(3)])
+    assert asked == (3 if data == "data=synthetic" else 1)
+    assert [spec.config.seed for spec in specs] == [0, 1, 2]
+    assert "secret" not in repr([spec.written for spec in specs])
+
+
+def test_a_job_that_cannot_be_run_says_so_whoever_composes_it(sweep, monkeypatch):
+    lines = [["data=synthetic", f"model.top_k={top_k}"] for top_k in (4, 99)]
+    with pytest.raises(UserError, match="model.top_k=99 must lie between 1 and model.num_experts=16"):
+        composed(sweep, monkeypatch, lines)
