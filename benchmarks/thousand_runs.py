@@ -21,15 +21,15 @@ from simbal.runs.spec import RunSpec
 REPOSITORY = Path(__file__).parents[1]
 ARMS = [(balancing, 1e-4 * (i + 1)) for balancing in ("lbl", "simbal") for i in range(20)]
 STEPS, TOKENS_PER_STEP = 500, 1024
-DEFINITIONS = {"val/loss": "cross-entropy in nats", "val/ppl": "exp of val/loss", "load/max_vio": "max / mean - 1"}
+DEFINITIONS = {"val/loss": "cross-entropy in nats", "val/ppl": "exp of val/loss", "val/max_vio": "max / mean - 1"}
 
 
 def validation(loss: float) -> dict[str, Any]:
     """What a run writes of a validation: numbers of the model and of its four layers."""
-    measured = {"val/loss": loss, "val/ppl": 2.0**loss, "val/bpb": loss / 2, "load/max_vio": loss / 8}
+    measured = {"val/loss": loss, "val/ppl": 2.0**loss, "val/bpb": loss / 2, "val/max_vio": loss / 8}
     return measured | {
-        "routing/seu": 0.98123456789,
-        "routing/entropy": 1.2312345678,
+        "val/seu": 0.98123456789,
+        "val/entropy": 1.2312345678,
         "layers": {"seu": [0.1234567] * 4},
     }
 

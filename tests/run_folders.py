@@ -42,7 +42,7 @@ def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
             "steps": 400,
             "tokens": 819_200,
             "tokens_per_second": 9000.0,
-            "metrics": {"val/ppl": 100.0 + seed, "load/max_vio": 0.5},
+            "metrics": {"val/ppl": 100.0 + seed, "val/max_vio": 0.5},
         }
         if status is not None:
             folder.write_record(record | fields)

@@ -14,7 +14,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("plan", "backends", "select"),
     "cost": ("parameters", "memory"),
-    "report": ("statistics", "compare", "metric", "arms", "collect", "paper", "report"),
+    "report": ("statistics", "compare", "columns", "arms", "collect", "paper", "report"),
 }
 
 

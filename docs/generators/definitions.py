@@ -1,42 +1,47 @@
 """What every number of a record, a table or an analysis means, in the code's own words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from generators import source
 from generators.markup import prose, table
-from simbal.report.metric import METRICS
+from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION, Metric
 
-NAMES = {"DEFINITION", "DEFINITIONS"}
-BETTER = {"↓": "lower", "↑": "higher"}
+NAME = {"DEFINITION"}
+HEADINGS = ("key", "column", "unit", "better", "definition")
 
 
 def definitions(root: Path) -> dict[str, Mapping[str, str]]:
-    """Every dictionary of definitions, by its module's path below src/simbal, such as `analysis/routing`."""
+    """Return the definitions of each analysis by its module's path below src/simbal, such as `analysis/routing`."""
     package = root / "src/simbal"
-    found = source.dictionaries(package, NAMES)
+    found = source.dictionaries(package, NAME)
     return {file.relative_to(package).with_suffix("").as_posix(): texts for file, texts in found}
 
 
 def definitions_page(root: Path) -> str:
-    """The table's columns, then everything else that is measured."""
-    found = definitions(root)
-    of_runs = {module: texts for module, texts in found.items() if not module.startswith("analysis/")}
-    known = {key: text for texts in of_runs.values() for key, text in texts.items()}
-    columns = [(m.title, f"`{m.key}`", BETTER.get(m.arrow, ""), prose(known[m.key])) for m in METRICS]
-    shown = {metric.key for metric in METRICS}
-    others = [(f"`{key}`", prose(text)) for key, text in known.items() if key not in shown]
+    """Return the page: the numbers of a run, which are columns of its tables, then everything else that is measured."""
     parts = [
         "# Definitions\n",
         "Every record and every table carries the definitions of its numbers. These are all of them.\n",
-        "## Columns of the table\n",
+        "## Numbers of a run\n",
         "`columns=[...]` takes the key, or its last part alone.\n",
-        table(("column", "key", "better", "definition"), columns),
-        "## Other numbers of a run\n",
-        table(("key", "definition"), others),
-        *(_analysis(module, texts) for module, texts in found.items() if module not in of_runs),
+        _metrics(NUMBERS),
+        "## Numbers by layer\n",
+        "`layers` of a record has these, and of the numbers of a run those that are sums or means over layers.\n",
+        _metrics(metric for metric in (*VALIDATION, *SIMILARITY) if metric not in NUMBERS),
+        "## Numbers of a training step\n",
+        "They are in the rows of metrics.jsonl.\n",
+        _metrics(TRAINING),
+        *(_analysis(module, texts) for module, texts in definitions(root).items()),
     ]
     return "\n".join(parts)
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
+    rows = [
+        (f"`{m.key}`", m.title, m.unit, "" if m.better == "neither" else m.better, prose(m.definition)) for m in metrics
+    ]
+    return table(HEADINGS, rows)
 
 
 def rows(texts: Mapping[str, str]) -> list[tuple[str, str]]:

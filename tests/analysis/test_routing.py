@@ -65,7 +65,7 @@ def test_the_stated_tensor_has_the_numbers_worked_out_by_hand():
     assert {name: values[0] for name, values in layers.items()} == pytest.approx(
         {
             "seu": 0.875, "unique_experts": 4, "dead_experts": 0, "near_dead_experts": 0, "max_vio": 0.5,
-            "gini": 0.1875, "squared_variation": 0.125, "entropy_topk": 0.677572, "entropy_full": 1.245421,
+            "gini": 0.1875, "squared_variation": 0.125, "entropy": 0.677572, "entropy_full": 1.245421,
             "entropy_load": 1.320888, "effective_share": 3.746748 / 4, "mutual_information": 0.120444,
         },
         abs=1e-6,
@@ -158,10 +158,9 @@ def test_inputs_are_those_of_the_routers_and_no_hook_is_left_behind(trained):
 def test_a_run_has_the_numbers_of_its_own_validation(trained, overrides):
     run = trained(*overrides)
     record = routing(run, **KEYS).record
-    names = {"seu": "routing/seu", "entropy_topk": "routing/entropy", "max_vio": "load/max_vio"}
-    for ours, recorded in (names | {"unique_experts": "load/unique_experts"}).items():
-        assert record["metrics"][ours] == pytest.approx(run.record["metrics"][recorded], rel=1e-5)
-        assert record["layers"][ours] == pytest.approx(run.record["layers"][recorded], rel=1e-5)
+    for name in ("seu", "entropy", "max_vio", "unique_experts"):
+        assert record["metrics"][name] == pytest.approx(run.record["metrics"][f"val/{name}"], rel=1e-5)
+        assert record["layers"][name] == pytest.approx(run.record["layers"][f"val/{name}"], rel=1e-5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["tokens"] == 16 * record["sequences"] == 16 * len(run.windows_WT)
     assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from simbal.cli.overrides import check_overrides
 from simbal.config.catalogue import Catalogue, first_comment
 from simbal.config.schema import GROUPS, can_change_result, every_key
-from simbal.report.metric import METRICS
+from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
 from simbal.sweep import spans
 from tests.conftest import CONF
 
@@ -28,11 +28,11 @@ def plain(text: str) -> str:
 
 
 def definitions() -> dict[str, str]:
-    """Of every module, found by the name of the dictionary in the text."""
-    found = {}
+    """Of every metric of a run, and of every analysis, found by the name of the dictionary in the text."""
+    found = {metric.key: metric.definition for metric in (*VALIDATION, *SIMILARITY, *NUMBERS, *TRAINING)}
     for file in (ROOT / "src/simbal").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        for literal in re.findall(r"^DEFINITIONS? = (\{.*?^\})", text, re.MULTILINE | re.DOTALL):
+        for literal in re.findall(r"^DEFINITION = (\{.*?^\})", text, re.MULTILINE | re.DOTALL):
             found |= {f"{file.stem}: {key}": meaning for key, meaning in ast.literal_eval(literal).items()}
     return found
 
@@ -57,7 +57,7 @@ def test_every_definition_of_a_number_is_there(site):
     text, known = site.page("reference/definitions.html").text, definitions()
     assert len(known) > 60
     assert {key for key, meaning in known.items() if plain(meaning) not in text} == set()
-    assert {metric.title for metric in METRICS if metric.title not in text} == set()
+    assert {metric.title for metric in NUMBERS if metric.title not in text} == set()
 
 
 def test_every_group_and_option_has_its_place_and_its_comments(site):

@@ -10,17 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.report.collect import collect, curve, rows
+from simbal.report.collect import collect
 from simbal.report.report import report
 from simbal.report.table import LastSweep
 from simbal.runs import record as record_schema
+from simbal.runs.curves import curve, rows
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.sweep.attempt import NUMBERS, Attempt
 
 WHOLE = {
     "status": "finished", "config_hash": "c" * 64, "choices": {"balancing": "lbl"}, "seed": 3,
     "data": {"tokens": "b", "versions": {"numpy": "2.0"}}, "definitions": {"val/ppl": "exp of the loss"},
-    "steps": 400, "tokens": 819_200, "tokens_per_second": 9000.5, "metrics": {"val/ppl": 12.25, "load/max_vio": None},
+    "steps": 400, "tokens": 819_200, "tokens_per_second": 9000.5, "metrics": {"val/ppl": 12.25, "val/max_vio": None},
     "warnings": ["one"],
 }  # fmt: skip
 TEXT = (json.dumps(record_schema.sealed(WHOLE), indent=1) + "\n").encode()

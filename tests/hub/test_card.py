@@ -49,7 +49,7 @@ def test_a_dense_model_has_no_words_on_experts(run_of):
     card = model_card(finished(run_of("balancing=none", "model.num_experts=0")), "")
     assert "`LlamaForCausalLM`" in card
     assert "experts of width" not in card
-    assert "load/max_vio" not in card
+    assert "val/max_vio" not in card
 
 
 def test_nothing_hostile_in_a_record_or_config_is_markup(text_run):

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from simbal.errors import UserError
+from simbal.files.disk import write_json
 from simbal.report.collect import collect
 from simbal.report.report import report
 from simbal.report.table import LastSweep
-from simbal.runs.folder import write_json
 from simbal.runs.record import sealed
 
 
@@ -24,7 +24,7 @@ def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
         101.0,
         9000.0,
     )
-    assert first.value("routing/seu") is None
+    assert first.value("val/seu") is None
     assert (second.seed, second.finished, second.record["error"]) == (2, False, "out of memory")
     assert (third.seed, third.finished, third.record) == (3, False, None)
 
@@ -188,14 +188,14 @@ def test_runs_on_different_data_are_refused_though_only_the_fingerprint_says_so(
 
 def test_runs_with_different_definitions_are_refused_by_the_metric(write_run):
     write_run(seed=0)
-    folder = write_run(seed=1, definitions={"load/max_vio": "max / mean", "val/ppl": "2 to the loss"}).parent
+    folder = write_run(seed=1, definitions={"val/max_vio": "max / mean", "val/ppl": "2 to the loss"}).parent
     with pytest.raises(UserError, match="definitions.val/ppl is 'exp of the loss' in the first and '2 to the loss'"):
         collect(folder)
 
 
 def test_a_definition_that_only_one_run_needs_is_no_difference(write_run):
     write_run(seed=0)
-    definitions = {"val/ppl": "exp of the loss", "load/max_vio": "max / mean - 1"}
+    definitions = {"val/ppl": "exp of the loss", "val/max_vio": "max / mean - 1"}
     assert len(collect(write_run(seed=1, definitions=definitions).parent)) == 2
 
 

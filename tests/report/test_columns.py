@@ -7,7 +7,7 @@ import pytest
 from simbal.analysis.shared.finding import write_analysis
 from simbal.errors import UserError
 from simbal.report.collect import collect
-from simbal.report.metric import choose
+from simbal.report.columns import choose
 from simbal.report.report import report, report_keys
 from simbal.report.table import build
 from simbal.runs.record import sealed
@@ -46,7 +46,7 @@ def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
 
 
 def test_an_unknown_or_ambiguous_name_is_refused_with_those_that_there_are(analysed):
-    with pytest.raises(UserError, match="columns: speed is none of them; there is val/ppl, .*redundancy.min_pes"):
+    with pytest.raises(UserError, match="columns: speed is none of them; there is val/loss, .*redundancy.min_pes"):
         chosen(analysed, "speed")
     analyse(next(analysed.glob("lbl-*")), "other", {"min_pes": 1.0})
     with pytest.raises(UserError, match="columns: min_pes may be other.min_pes or redundancy.min_pes"):
@@ -125,18 +125,18 @@ def test_more_numbers_and_definitions_than_an_analysis_has_are_refused(analysed)
 
 
 def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
-    dense = {"val/ppl": 9.0, "load/max_vio": None, "pes/min": None}
+    dense = {"val/ppl": 9.0, "val/max_vio": None, "val/min_pes": None}
     folder = write_run("none", 0, metrics=dense).parent
-    write_run("none", 1, status="failed", metrics={"load/max_vio": 1.0})
+    write_run("none", 1, status="failed", metrics={"val/max_vio": 1.0})
     assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/ppl", "tokens_per_second"]
-    write_run("lbl", 0, metrics=dense | {"pes/min": 0.25})
+    write_run("lbl", 0, metrics=dense | {"val/min_pes": 0.25})
     table = build("t", collect(folder))
     assert [metric.heading for metric in table.metrics] == ["perplexity ↓", "min PES ↓", "tokens/s ↑"]
 
 
 def test_a_number_of_zero_is_a_number(write_run):
-    folder = write_run("none", 0, metrics={"load/max_vio": 0.0}).parent
-    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["load/max_vio", "tokens_per_second"]
+    folder = write_run("none", 0, metrics={"val/max_vio": 0.0}).parent
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/max_vio", "tokens_per_second"]
 
 
 def columns_of(folder):
@@ -148,12 +148,12 @@ def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
     folder = write_run("simbal", 0, keys={"columns": ["max_vio", "ppl"]}).parent
     write_run("simbal", 1, keys={"columns": None}, status="failed")
     report(folder)
-    assert columns_of(folder) == ["load/max_vio", "val/ppl"]
+    assert columns_of(folder) == ["val/max_vio", "val/ppl"]
     report(folder, columns=["ppl"])
     assert columns_of(folder) == ["val/ppl"]
     write_run("simbal", 2, keys={"columns": ["ppl"]})
     report(folder)
-    assert columns_of(folder) == ["val/ppl", "load/max_vio", "tokens_per_second"]
+    assert columns_of(folder) == ["val/ppl", "val/max_vio", "tokens_per_second"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ DOCUMENT = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs
 def folder(write_run):
     for seed in range(3):
         write_run("lf_lbl", seed, keys={"baseline": "lf_lbl"})
-        write_run("simbal", seed, keys={"baseline": "lf_lbl"}, metrics={"val/ppl": 90.0 - seed**2, "load/max_vio": 0.5})
+        write_run("simbal", seed, keys={"baseline": "lf_lbl"}, metrics={"val/ppl": 90.0 - seed**2, "val/max_vio": 0.5})
     return write_run(
         "simbal", 3, keys={"baseline": "lf_lbl"}, status="failed", error="50% & {_} #1\nof ~2^3 \\ \x1b 模"
     ).parent

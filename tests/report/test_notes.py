@@ -20,7 +20,7 @@ def write_arms(write_run):
     def write(seeds, *others):
         for name, values in {**FIVE, **dict.fromkeys(others, FIVE["simbal"][::-1])}.items():
             for seed, ppl in enumerate(values[:seeds]):
-                folder = write_run(name, seed, metrics={"val/ppl": ppl, "load/max_vio": 0.5}).parent
+                folder = write_run(name, seed, metrics={"val/ppl": ppl, "val/max_vio": 0.5}).parent
         return build("t", collect(folder))
 
     return write
@@ -39,13 +39,13 @@ def test_two_pairs_are_said_to_have_one_degree_of_freedom(write_arms):
 
 def test_one_pair_has_dashes_for_every_test(write_arms):
     table = write_arms(1)
-    assert sections.differences(table).rows[0][2:] == ["-3.000", "—", "—", "—", "—", "1"]
+    assert sections.differences(table).lines[0][2:] == ["-3.000", "—", "—", "—", "—", "1"]
     assert not any("p is two-sided" in note for note in table.notes)
 
 
 def test_equal_differences_are_said_to_leave_nothing_to_test(write_arms):
     table = write_arms(3)  # the MaxVio of all runs is 0.5
-    assert sections.differences(table).rows[1][4:6] == ["1.000", "—"]
+    assert sections.differences(table).lines[1][4:6] == ["1.000", "—"]
     assert any(note.startswith("Where every seed gives the same difference") for note in table.notes)
 
 
@@ -63,9 +63,9 @@ def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
 
 def test_headings_and_cells_belong_together(write_arms):
     table = write_arms(5)
-    cells = terminal.difference_cells(table.metrics[0], table.rows[1].differences["val/ppl"])
-    assert len(cells) == len(terminal.DIFFERENCE_HEADINGS)
-    assert dict(zip(terminal.DIFFERENCE_HEADINGS, cells, strict=True))["pairs"] == "5"
+    cells = sections.difference_cells(table.metrics[0], table.rows[1].differences["val/ppl"])
+    assert len(cells) == len(sections.DIFFERENCE_HEADINGS)
+    assert dict(zip(sections.DIFFERENCE_HEADINGS, cells, strict=True))["pairs"].value == 5
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
@@ -77,6 +77,6 @@ def test_no_number_of_a_test_is_cut_however_narrow_the_terminal(write_arms, widt
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     shown = set(re.split(r"\s+", text))
-    for row in sections.differences(table).rows:
+    for row in sections.differences(table).lines:
         for cell in row[2:]:
             assert set(cell.split()) <= shown

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from simbal.report import report as terminal
-from simbal.report.arms import ABSENT, short_label
+from simbal.report.arms import seed_spans, short_label
+from simbal.report.cell import ABSENT, Cell
 from simbal.report.collect import collect
 from simbal.report.report import report
 from simbal.report.table import build
@@ -28,15 +29,15 @@ def shown(table, width=120):
 def two_arms(write_run):
     """lbl at 101, 103, 105 and simbal 4, 3 and 2 below it, on three seeds."""
     for seed, ppl, gain in ((0, 101.0, 4.0), (1, 103.0, 3.0), (2, 105.0, 2.0)):
-        write_run("lbl", seed, metrics={"val/ppl": ppl, "load/max_vio": 0.25})
-        folder = write_run("simbal", seed, metrics={"val/ppl": ppl - gain, "load/max_vio": 0.5}).parent
+        write_run("lbl", seed, metrics={"val/ppl": ppl, "val/max_vio": 0.25})
+        folder = write_run("simbal", seed, metrics={"val/ppl": ppl - gain, "val/max_vio": 0.5}).parent
     return folder
 
 
 def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):
     baseline, treatment = table_of(two_arms).rows
-    assert (baseline.arm.label, baseline.arm.seeds) == ({"balancing": "lbl"}, [0, 1, 2])
-    assert (treatment.arm.label, treatment.arm.seeds) == ({"balancing": "simbal"}, [0, 1, 2])
+    assert (baseline.arm.name, baseline.arm.seeds) == ("lbl", [0, 1, 2])
+    assert (treatment.arm.name, treatment.arm.seeds) == ("simbal", [0, 1, 2])
     assert (baseline.summaries["val/ppl"].mean, baseline.summaries["val/ppl"].sd) == (103.0, 2.0)
     assert treatment.summaries["val/ppl"].n == 3
 
@@ -75,10 +76,13 @@ def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run
 
 
 def test_a_name_says_coef_of_the_one_strategy_and_whose_it_is_of_several():
+    def name(label):
+        return short_label({column: Cell(text) for column, text in label.items()})
+
     alone = {"balancing": "lbl", "balancing.lbl.coef": "0.1", "balancing.lbl.scope": "micro", "a.b": ABSENT}
-    assert short_label(alone) == "lbl coef=0.1 scope=micro"
+    assert name(alone) == "lbl coef=0.1 scope=micro"
     both = {"balancing": "lbl_x", "balancing.lbl.coef": "0.1", "balancing.x.coef": "1", "optim.lr": "0.2"}
-    assert short_label(both) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
+    assert name(both) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
 
 
 def test_a_key_that_confounds_the_comparison_is_a_column(write_run):
@@ -123,10 +127,10 @@ def test_few_seeds_are_said_to_be_few(two_arms):
 
 
 def test_a_metric_that_a_model_has_not_is_a_dash_and_counts_for_no_seed(write_run):
-    write_run("none", 0, metrics={"val/ppl": 1.0, "load/max_vio": None})
-    table = table_of(write_run("none", 1, metrics={"val/ppl": 1.0, "load/max_vio": 0.5}).parent)
+    write_run("none", 0, metrics={"val/ppl": 1.0, "val/max_vio": None})
+    table = table_of(write_run("none", 1, metrics={"val/ppl": 1.0, "val/max_vio": 0.5}).parent)
     (row,) = table.rows
-    assert row.summaries["load/max_vio"].n == 1
+    assert row.summaries["val/max_vio"].n == 1
     assert "(n=1)" in shown(table)
 
 
@@ -184,4 +188,4 @@ def test_markdown_has_one_line_per_arm_and_escapes_what_would_break_it(write_run
 
 
 def test_seeds_are_listed_as_spans():
-    assert terminal.seed_spans([4, 0, 1, 2, 7]) == "0-2,4,7"
+    assert seed_spans([4, 0, 1, 2, 7]) == "0-2,4,7"

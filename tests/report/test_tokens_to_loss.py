@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.report import sections
-from simbal.report.collect import collect, curve, rows
+from simbal.report.collect import collect
 from simbal.report.compare import first_reach, tokens_to_loss
 from simbal.report.report import report
 from simbal.report.table import build
+from simbal.runs.curves import curve, rows
 
 BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]
 METHOD = [(0, 9.0), (40, 3.2), (60, 3.1), (80, 2.9), (100, 2.8)]
@@ -78,7 +79,7 @@ def test_a_lower_loss_is_reached_no_sooner_and_only_if_the_curve_goes_so_low(poi
 
 def test_the_table_shows_the_saving_below_the_differences(compared):
     table = build("t", collect(compared))
-    assert sections.tokens_to_loss(table).rows == [["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "3", "in none"]]
+    assert sections.tokens_to_loss(table).lines == [["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "3", "in none"]]
     titles = [section.title.split()[0] for section in sections.sections(table)]
     assert titles == ["t:", "paired", "training"]
     assert any("of which there are 3" in note and "trainer.val_every" in note for note in table.notes)
@@ -99,7 +100,7 @@ def test_every_format_has_the_saving_and_what_it_was_made_from(compared):
 def test_a_censored_seed_is_said_and_leaves_no_mean(compared):
     write_curve(next(compared.glob("simbal-*seed1-*")), BASELINE[:2])
     table = build("t", collect(compared))
-    assert sections.tokens_to_loss(table).rows == [["simbal", "—", "—", "—", "3", "in 1 of 3 seeds"]]
+    assert sections.tokens_to_loss(table).lines == [["simbal", "—", "—", "—", "3", "in 1 of 3 seeds"]]
     (note,) = [note for note in table.notes if note.startswith("simbal has not reached")]
     assert "lbl's final validation loss in 1 of 3 seeds (seed=1)" in note
 

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from simbal.errors import UserError
-from simbal.runs.folder import DamagedRecordError, RunFolder, refusals_of_disk, write_text
+from simbal.files.disk import refusals_of_disk, write_text
+from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import digest, error_of
 
 RECORD = {"status": "failed", "config_hash": "a", "error": "out of memory"}

@@ -45,7 +45,7 @@ def test_it_stops_with_the_step_and_the_layers_in_its_record(small_spec, monkeyp
         assert layer["router/nonfinite_gradients"] == 4 * 16
         assert layer["router/gradient_norm"] is None
         assert layer["router/weight_norm"] > 0
-        assert layer["load/max_vio"] >= 0
+        assert layer["train/max_vio"] >= 0
     assert [path.name for path in (spec.path / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
     checkpoint = torch.load(spec.path / "checkpoints" / "step-00000004.ckpt", weights_only=True)
     assert all(tensor.isfinite().all() for tensor in checkpoint["state_dict"].values())

@@ -20,7 +20,7 @@ def test_tensorboards_hparams_tab_has_the_config_and_the_final_metrics(small_spe
         events.SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content
     )
     metrics = {info.name.tag for info in experiment.metric_infos}
-    assert {"final/val/loss", "final/val/ppl", "final/load/unique_experts"} <= metrics
+    assert {"final/val/loss", "final/val/ppl", "final/val/unique_experts"} <= metrics
     final = next(row for row in reversed(rows(spec)) if "val/loss" in row)
     assert events.Scalars("final/val/ppl")[-1].value == pytest.approx(final["val/ppl"])
 

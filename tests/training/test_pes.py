@@ -11,7 +11,7 @@ from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import rows, weights, without_speed
 
-PES_KEYS = ("pes/min", "pes/mean")
+PES_KEYS = ("val/min_pes", "val/mean_pes")
 
 
 class KilledError(BaseException):
@@ -21,13 +21,13 @@ class KilledError(BaseException):
 def without_pes(spec) -> list[dict]:
     kept = []
     for row in without_speed(spec):
-        dropped = (*PES_KEYS, "layers") if "pes/min" in row else ()
+        dropped = (*PES_KEYS, "layers") if "val/min_pes" in row else ()
         kept.append({key: value for key, value in row.items() if key not in dropped})
     return [row for row in kept if row.keys() != {"step", "tokens"}]
 
 
 def pes_rows(spec) -> list[dict]:
-    return [row for row in rows(spec) if "pes/min" in row]
+    return [row for row in rows(spec) if "val/min_pes" in row]
 
 
 @pytest.mark.parametrize("balancing", ["lf_lbl", "uniform", "sinkhorn", "ortho_param"])
@@ -68,16 +68,16 @@ def test_rows_of_their_steps_hold_every_layer(small_spec):
     assert [row["tokens"] for row in measured] == [0, 384, 768, 1152, 1536]
     assert ["train/loss" in row for row in measured] == [False, False, True, False, True]  # every second is logged
     for row in measured:
-        assert row["pes/min"] == min(row["layers"]["pes"])
-        assert row["pes/mean"] == pytest.approx(sum(row["layers"]["pes"]) / 2)
-    assert measured[0]["pes/min"] != measured[-1]["pes/min"]
+        assert row["val/min_pes"] == min(row["layers"]["val/pes"])
+        assert row["val/mean_pes"] == pytest.approx(sum(row["layers"]["val/pes"]) / 2)
+    assert measured[0]["val/min_pes"] != measured[-1]["val/min_pes"]
 
 
 def test_the_last_row_is_what_the_analysis_finds(small_spec):
     spec = small_spec("trainer.pes_every=12", "trainer.pes_tokens=160", "trainer.micro_batch=4")
     train(spec)
     found = redundancy(load(spec.path), 160, 16).record
-    assert pes_rows(spec)[-1]["layers"]["pes"] == pytest.approx(found["layers"]["pes"], rel=1e-4)
+    assert pes_rows(spec)[-1]["layers"]["val/pes"] == pytest.approx(found["layers"]["pes"], rel=1e-4)
 
 
 @pytest.mark.parametrize("step", [0, 3, 6, 11])
@@ -130,10 +130,10 @@ def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(s
     trained = load(spec.path, "cpu")
     found = redundancy(trained, tokens=None, batch_size=8).record["metrics"]
     metrics, definitions = trained.record["metrics"], trained.record["definitions"]
-    assert metrics["pes/min"] == pytest.approx(found["min_pes"])
-    assert metrics["pes/mean"] == pytest.approx(found["mean_pes"])
-    assert definitions["pes/min"].startswith("smallest PES of the layers")
-    assert len(trained.record["layers"]["pes"]) == 2
+    assert metrics["val/min_pes"] == pytest.approx(found["min_pes"])
+    assert metrics["val/mean_pes"] == pytest.approx(found["mean_pes"])
+    assert definitions["val/min_pes"].startswith("smallest PES of the layers")
+    assert len(trained.record["layers"]["val/pes"]) == 2
     plain = small_spec("balancing=lbl")
     train(plain)
     assert not {key for key in load(plain.path, "cpu").record["definitions"] if key.startswith("pes")}

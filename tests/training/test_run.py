@@ -61,8 +61,8 @@ def test_accumulation_changes_losses_by_rounding_only(small_spec, balancing, rea
     for one, other in zip(rows(whole), rows(parts), strict=True):
         for key in one.keys() & {"train/loss", "train/ce", f"train/aux/{balancing}", "train/grad_norm", "val/loss"}:
             assert one[key] == pytest.approx(other[key], rel=1e-4), (key, one["step"])
-        if "train/load/max_vio" in one:  # counts are summed over the micro-batches
-            assert one["train/load/max_vio"] == pytest.approx(other["train/load/max_vio"], abs=0.05)
+        if "train/max_vio" in one:  # counts are summed over the micro-batches
+            assert one["train/max_vio"] == pytest.approx(other["train/max_vio"], abs=0.05)
 
 
 def test_arms_start_from_the_same_weights_and_see_the_same_data(small_spec):
@@ -115,8 +115,8 @@ def test_the_record_says_what_ran(small_spec):
         "coef": 0.1, "schedule": [[0, 1.0]], "over_layers": "sum", "effective_coef": 0.2,
         "unit": "the formula in one layer",
     }  # fmt: skip
-    assert len(record["layers"]["load/max_vio"]) == 2
-    assert set(record["metrics"]) | {"tokens_per_second", "load/tokens_per_expert"} == set(record["definitions"])
+    assert len(record["layers"]["val/max_vio"]) == 2
+    assert set(record["metrics"]) | {"tokens_per_second", "val/tokens_per_expert"} == set(record["definitions"])
     assert record["tokens_per_second"] > 0
     assert RunFolder(spec.path).read_spec() == spec
     assert [row["step"] for row in rows(spec) if "val/loss" in row] == [0, 6, 12]
@@ -146,7 +146,7 @@ def test_a_schedule_that_has_reached_zero_leaves_no_loss(small_spec):
 def test_an_orthogonal_parametrization_stays_orthogonal_under_weight_decay(small_spec):
     spec = small_spec("balancing=ortho_param", "optim.weight_decay=10", "router.init=normal")
     train(spec)
-    assert rows(spec)[-1]["router/gram_deviation"] < 1e-6
+    assert rows(spec)[-1]["val/gram_deviation"] < 1e-6
     start, end = (next(row for row in each if "val/loss" in row) for each in (rows(spec), rows(spec)[::-1]))
     assert start["val/loss"] > end["val/loss"]
 
@@ -169,7 +169,7 @@ def test_a_bf16_model_keeps_the_strategys_numbers_in_fp32(small_spec, balancing)
     fp32 = {name for name, dtype in saved.items() if dtype == torch.float32}
     assert fp32 == {name for name in saved if "lf.bias" in name or "parametrizations" in name}
     assert len(fp32) == {"lf": 1, "ortho_param": 2}[balancing]
-    assert rows(spec)[-1]["router/gram_deviation"] < 1e-6 or balancing == "lf"
+    assert rows(spec)[-1]["val/gram_deviation"] < 1e-6 or balancing == "lf"
 
 
 def test_a_last_step_between_two_validations_is_validated_too(small_spec):
@@ -183,7 +183,7 @@ def test_a_dense_model_has_no_routing_numbers(small_spec):
     train(spec)
     metrics = RunFolder(spec.path).read_record()["metrics"]
     assert metrics["val/loss"] > 0
-    assert metrics["load/max_vio"] is metrics["routing/seu"] is metrics["router/gram_deviation"] is None
+    assert metrics["val/max_vio"] is metrics["val/seu"] is metrics["val/gram_deviation"] is None
 
 
 def test_tensorboard_has_the_validation_loss(small_spec):

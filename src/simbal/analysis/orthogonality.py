@@ -16,16 +16,17 @@ from simbal.files.console import new_grid
 from simbal.metrics.similarity import max_cosine, max_deviation, mean_squared_cosine, mean_squared_deviation, row_norms
 
 DEFINITION = {
-    "gram_deviation_<precision>": "mean over all E^2 entries of (R^T R - I)^2; router and product in this precision, "
-    "the difference in fp32",
-    "max_deviation_<precision>": "max over all E^2 entries of |R^T R - I|, in the same precisions",
+    "gram_deviation": "mean over all E^2 entries of (R^T R - I)^2; router and product in bf16, the difference in fp32",
+    "gram_deviation_fp32": "the same with router and product in fp32",
+    "max_deviation_<precision>": "max over all E^2 entries of |R^T R - I|; router and product in this precision, the "
+    "difference in fp32",
     "norm_<which>": "Euclidean length of a router's row, one row for each expert; fp64",
     "max_cosine": "largest absolute cosine between two rows of a router; fp64",
     "mean_squared_cosine": "mean of the squared cosine over the E(E-1) pairs of different rows; fp64",
     "metrics": "mean over layers of each of these",
 }
 FORMATS = {  # the heading of each number in the table, and its format
-    "gram_deviation_bf16": ("(R^T R - I)^2\nbf16", ".3e"), "gram_deviation_fp32": ("\nfp32", ".3e"),
+    "gram_deviation": ("(R^T R - I)^2\nbf16", ".3e"), "gram_deviation_fp32": ("\nfp32", ".3e"),
     "max_deviation_bf16": ("Max Dev\nbf16", ".2e"), "max_deviation_fp32": ("\nfp32", ".2e"),
     "norm_min": ("norm\nmin", ".3f"), "norm_mean": ("\nmean", ".3f"), "norm_max": ("\nmax", ".3f"),
     "max_cosine": ("|cosine|\nmax", ".2e"), "mean_squared_cosine": ("cosine^2\nmean", ".2e"),
@@ -59,7 +60,7 @@ def measured(weight_ED: Tensor) -> dict[str, float]:
     """Return all numbers of one router, by the names in `FORMATS`."""
     norms_E = row_norms(weight_ED)
     numbers = {
-        "gram_deviation_bf16": mean_squared_deviation(weight_ED, torch.bfloat16),
+        "gram_deviation": mean_squared_deviation(weight_ED, torch.bfloat16),
         "gram_deviation_fp32": mean_squared_deviation(weight_ED, torch.float32),
         "max_deviation_bf16": max_deviation(weight_ED, torch.bfloat16),
         "max_deviation_fp32": max_deviation(weight_ED, torch.float32),

@@ -41,7 +41,7 @@ DEFINITION = {
     "max_vio": "max c / mean c - 1, with c the tokens sent to each expert",
     "gini": "sum_ij |c_i - c_j| / (2 E sum c)",
     "squared_variation": "var c / (mean c)^2, E in the variance's denominator",
-    "entropy_topk": "entropy in nats of a token's top-k weights divided by their sum, mean over tokens",
+    "entropy": "entropy in nats of a token's top-k weights divided by their sum, mean over tokens",
     "entropy_full": "entropy in nats of a token's probabilities over all E experts, mean over tokens",
     "entropy_load": "entropy in nats of c / sum c",
     "effective_share": "exp(entropy_load) / E: share of the experts that are in effective use",
@@ -57,7 +57,7 @@ USE = {
     "squared_variation": "\nCV^2",
 }  # fmt: skip
 SURENESS = {
-    "entropy_topk": "entropy\ntop-K", "entropy_full": "entropy\nfull", "entropy_load": "entropy\nload",
+    "entropy": "entropy\ntop-K", "entropy_full": "entropy\nfull", "entropy_load": "entropy\nload",
     "mutual_information": "mutual\ninformation", "similarity_correlation": "similarity\ncorrelation",
     "saturation": "\nsaturation",
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Pure functions from tensors to the numbers of the tables."""
+"""The metrics of a run: their table, and pure functions from tensors to their numbers."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class RunningSimilarity:
-    """The mean cosine over pairs of experts, C = (|sum_i u_i|^2 - sum_i |u_i|^2) / (E (E-1)), u_i = f_i(x) / |f_i(x)|.
+    """The mean cosine of pairs of experts, C = (|sum_i u_i|^2 - sum_i |u_i|^2) / (E (E-1)), u_i = f_i(x) / |f_i(x)|.
 
     It is exactly the mean over all E (E-1) / 2 pairs, at a cost linear in E: the experts come one at a time, and only
     the sum of their directions is kept. An output of length 0 has no direction: u_i = 0, so its pairs count as cosine
@@ -35,7 +35,7 @@ class RunningSimilarity:
 
     @property
     def similarity_N(self) -> Tensor:
-        """C of each token, (N,), over the experts added so far."""
+        """The C of each token, (N,), over the experts added so far."""
         assert self.num_experts >= 2, "one expert alone is in no pair"
         pairs_twice = self.num_experts * (self.num_experts - 1)
         similarity_N: Tensor = (self.sum_ND.square().sum(1) - self.directed_N) / pairs_twice
@@ -48,7 +48,7 @@ class RunningSimilarity:
 
 
 def identity_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
-    """W W^T - I, (E, E): the product in `gram_dtype` under every autocast, the difference in at least fp32."""
+    """Return W W^T - I, (E, E): the product in `gram_dtype` under every autocast, the difference in at least fp32."""
     with torch.autocast(weight_ED.device.type, enabled=False):
         rows_ED = weight_ED.to(gram_dtype)
         gram_EE = (rows_ED @ rows_ED.mT).to(torch.promote_types(gram_dtype, torch.float32))
@@ -56,28 +56,28 @@ def identity_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
 
 
 def max_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
-    """Max Dev of the paper: the largest absolute entry of W W^T - I."""
+    """Return Max Dev of the paper: the largest absolute entry of W W^T - I."""
     return identity_deviation(weight_ED, gram_dtype).abs().amax((-2, -1))
 
 
 def mean_deviation(weight_ED: Tensor, gram_dtype: torch.dtype) -> Tensor:
-    """L1 Dist of the paper: the mean absolute entry of W W^T - I, over all E^2 of them."""
+    """Return L1 Dist of the paper: the mean absolute entry of W W^T - I, over all E^2 of them."""
     return identity_deviation(weight_ED, gram_dtype).abs().mean((-2, -1))
 
 
 def mean_squared_deviation(weight_ED: Tensor, gram_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """(R^T R - I)^2 of the paper: the mean squared entry of W W^T - I, over all E^2 of them."""
+    """Return (R^T R - I)^2 of the paper: the mean squared entry of W W^T - I, over all E^2 of them."""
     return identity_deviation(weight_ED, gram_dtype).square().mean((-2, -1))
 
 
 def row_norms(weight_ED: Tensor) -> Tensor:
-    """The length of each row, (E,), in fp64; SimBal pulls it to 1."""
+    """Return the length of each row, (E,), in fp64; SimBal pulls it to 1."""
     norms_E: Tensor = torch.linalg.vector_norm(weight_ED.double(), dim=-1)
     return norms_E
 
 
 def cosines(weight_ED: Tensor) -> Tensor:
-    """cos(w_i, w_j), (E, E), in at least fp32 under every autocast; 0 for a row that is 0."""
+    """Return cos(w_i, w_j), (E, E), in at least fp32 under every autocast; 0 for a row that is 0."""
     with torch.autocast(weight_ED.device.type, enabled=False):
         rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
         shortest = torch.finfo(rows_ED.dtype).tiny ** 0.5  # the squares of a shorter row underflow
@@ -86,17 +86,17 @@ def cosines(weight_ED: Tensor) -> Tensor:
 
 
 def off_diagonal_cosines(weight_ED: Tensor) -> Tensor:
-    """`cosines` with 0 on the diagonal."""
+    """Return `cosines` with 0 on the diagonal, (E, E)."""
     cosines_EE = cosines(weight_ED)
     return cosines_EE - torch.diag_embed(cosines_EE.diagonal(dim1=-2, dim2=-1))
 
 
 def max_cosine(weight_ED: Tensor) -> Tensor:
-    """The largest absolute cosine between two rows: 0 if orthogonal, 1 if two are parallel."""
+    """Return the largest absolute cosine between two rows: 0 if orthogonal, 1 if two are parallel."""
     return off_diagonal_cosines(weight_ED).abs().amax((-2, -1))
 
 
 def mean_squared_cosine(weight_ED: Tensor) -> Tensor:
-    """The mean squared cosine over the E(E-1) pairs of different rows; about 1/D for random rows."""
+    """Return the mean squared cosine over the E(E-1) pairs of different rows; about 1/D for random rows."""
     num_experts = weight_ED.shape[-2]
     return off_diagonal_cosines(weight_ED).square().sum((-2, -1)) / max(1, num_experts * (num_experts - 1))

@@ -1,23 +1,23 @@
 """The arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
 from simbal.files.printable import printable
+from simbal.report.cell import ABSENT, Cell
 from simbal.report.collect import Run
+from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec, config_hash, result_keys
-
-ABSENT = "—"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A row of the table: its runs by seed, and the text of each of its label columns."""
+    """A row of the table: its runs by seed, and the cell of each of its label columns."""
 
-    label: dict[str, str]
+    label: dict[str, Cell]
     runs: tuple[Run, ...]
     setting: str  # the hash of everything but seed and balancing: arms that share it differ in balancing alone
 
@@ -41,17 +41,17 @@ class Arm:
         return {run.seed: value for run in self.runs if (value := run.value(metric)) is not None}
 
 
-def short_label(label: dict[str, str]) -> str:
+def short_label(label: Mapping[str, Cell]) -> str:
     """Return a label in one line, such as `simbal model=small coef=0.1`.
 
     Balancing stands by its value alone, other keys by their last part. A key of the strategy that is the whole
     balancing needs no more than its own name, whatever other arms have.
     """
-    balancing = label["balancing"]
+    balancing = label["balancing"].text
     shown = {
-        column.removeprefix(f"balancing.{balancing}."): text
-        for column, text in label.items()
-        if column != "balancing" and text != ABSENT
+        column.removeprefix(f"balancing.{balancing}."): cell.text
+        for column, cell in label.items()
+        if column != "balancing" and cell.text != ABSENT
     }
     keys = short_columns([*shown])
     return " ".join([balancing, *(f"{key}={text}" for key, text in zip(keys, shown.values(), strict=True))])
@@ -87,7 +87,7 @@ def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
         )
         for same in by_config.values()
     ]
-    return sorted(arms, key=lambda arm: [_sortable(text) for text in arm.label.values()])
+    return sorted(arms, key=lambda arm: [_sortable(cell) for cell in arm.label.values()])
 
 
 def label_columns(specs: Sequence[RunSpec]) -> list[str]:
@@ -105,19 +105,18 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
 
 
-def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, str]:
-    """Return the text of each label column for a run; a dash where it has no such key."""
+def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
+    """Return the cell of each label column for a run; a dash where it has no such key."""
     flat = flatten(spec.written)
-    said = {column: spec.choices[column] if column in GROUPS else str(flat.get(column, ABSENT)) for column in columns}
-    return {column: printable(text) for column, text in said.items()}
+    values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
+    return {
+        column: Cell(printable(str(value)), value if is_number(value) else None) for column, value in values.items()
+    }
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:
     return config_hash({key: value for key, value in spec.written.items() if key not in keys})
 
 
-def _sortable(text: str) -> tuple[bool, float, str]:
-    try:
-        return False, float(text), text
-    except ValueError:
-        return True, 0.0, text
+def _sortable(cell: Cell) -> tuple[bool, float, str]:
+    return cell.value is None, cell.value or 0.0, cell.text

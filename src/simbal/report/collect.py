@@ -10,10 +10,8 @@ from typing import Any, NoReturn
 from simbal.analysis.shared.finding import read_analysis
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.files import strict_json
-from simbal.files.disk import read_bytes
-from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES, DamagedRecordError, RunFolder
-from simbal.runs.record import LARGEST, is_number
+from simbal.runs.curves import curve
+from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.spec import RunSpec
 
 PLACE = re.compile("<[^<>]*>")  # in the name of a definition, for any text
@@ -94,48 +92,6 @@ def collect(folder: Path) -> list[Run]:
     _refuse_copies(runs)
     _refuse_unlike([run for run in runs if run.finished])
     return runs
-
-
-def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
-    """Return the rows that have `key`, as (training tokens, value), by tokens; empty if there is none.
-
-    Raises:
-        UserError: as `rows` does, and if a value is no finite number.
-    """
-    points = [(row["tokens"], row[key]) for row in rows(run_path) if key in row]
-    if not all(is_number(value) for _, value in points):
-        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} is not a number everywhere")
-    return sorted(points)
-
-
-def rows(run_path: Path) -> list[dict[str, Any]]:
-    """Return every row of metrics.jsonl in the order of writing, each with its `step` and `tokens`.
-
-    There is none if the file is missing. What a killed process left of its last line, which no newline ends, is
-    ignored.
-
-    Raises:
-        UserError: any other line is not a row; it names the file and the line.
-    """
-    file = run_path / CURVES_FILE
-    if not file.exists():
-        return []
-    try:
-        *whole, last = read_bytes(file, LARGEST_CURVES).split(b"\n")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is broken: {error}") from None
-    try:
-        found = strict_json.parse(b"[" + b",".join(whole) + b"]", False)  # all at once: half the time of one by one
-        if len(found) == len(whole) and all(map(_is_row, found)):
-            return [*found, *_parsed(last)]
-    except ValueError:
-        pass
-    for number, line in enumerate(whole, 1):
-        if not _parsed(line):
-            raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
-    raise UserError(f"{file} is broken: its lines are no rows of a curve")
 
 
 def _text(metric: str, analysis: dict[str, Any]) -> str | None:
@@ -219,18 +175,3 @@ def _refuse_by(first: Run, second: Run, part: str) -> NoReturn:
 
 def _refuse(first: Run, second: Run, why: str) -> NoReturn:
     raise UserError(f"{first.path} and {second.path} cannot stand in one table: {why}; give one of them another name=")
-
-
-def _parsed(line: bytes) -> list[dict[str, Any]]:
-    """Return the row on a line, as a list; none if there is no whole one."""
-    try:
-        row = strict_json.parse(line, False)
-    except ValueError:
-        return []
-    return [row] if _is_row(row) else []
-
-
-def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or type(row.get("step")) is not int or type(row.get("tokens")) is not int:
-        return False
-    return bool(0 <= row["step"] <= LARGEST and 0 <= row["tokens"] <= LARGEST)

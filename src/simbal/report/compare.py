@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from simbal.metrics.table import Metric
 from simbal.report.arms import Arm
-from simbal.report.metric import Metric
 from simbal.report.paper import Reported, reported
 from simbal.report.statistics import PairedDifference, Summary, holm, interval, paired_difference, summarize
 
-LOSS = "val/loss"
 Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), by tokens
 
 
@@ -106,7 +105,7 @@ def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool
     row = Row(
         arm,
         {metric.key: summarize([*arm.values(metric.key).values()]) for metric in metrics},
-        reported=reported(arm, [metric.key for metric in metrics]) if paper else {},
+        reported=reported(arm, metrics) if paper else {},
     )
     if len(others) != 1 or others[0] is arm:
         return row

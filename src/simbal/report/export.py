@@ -3,17 +3,17 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simbal.report.arms import ABSENT
+from simbal.files.disk import write_json, write_text
+from simbal.metrics.table import Metric
+from simbal.report.cell import ABSENT, Cell
 from simbal.report.compare import Row
-from simbal.report.metric import Metric
 from simbal.report.sections import Section, absence, sections
 from simbal.report.table import Table
-from simbal.runs.folder import write_json, write_text
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
@@ -44,7 +44,7 @@ def markdown(table: Table) -> str:
     """Return the table in GitHub markdown, with the same sections as on the terminal."""
     parts = [f"# {escape(table.name)}"]
     for section in sections(table):
-        parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.rows)]
+        parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.lines)]
     parts.append("\n".join(f"- {escape(note)}" for note in table.notes))
     return "\n\n".join(parts).rstrip() + "\n"
 
@@ -90,7 +90,7 @@ def tidy_csv(table: Table) -> str:
     writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
-        label = {column: None if value == ABSENT else value for column, value in row.arm.label.items()}
+        label = _texts(row.arm.label)
         for metric in table.metrics:
             writer.writerow(label | _metric_line(row, metric, table.baseline))
         if row.tokens_to_loss:
@@ -142,7 +142,7 @@ def _tokens_line(row: Row, baseline: str | None) -> dict[str, Any]:
 
 def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
     return {
-        "label": {column: None if text == ABSENT else text for column, text in row.arm.label.items()},
+        "label": _texts(row.arm.label),
         "runs": [
             {
                 "folder": str(run.path),
@@ -157,6 +157,10 @@ def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
         "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
         "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
     }
+
+
+def _texts(label: Mapping[str, Cell]) -> dict[str, str | None]:
+    return {column: None if cell.text == ABSENT else cell.text for column, cell in label.items()}
 
 
 def _sign(letter: str) -> str:
@@ -179,7 +183,7 @@ def _tabular(section: Section) -> str:
         r"\toprule",
         _row(section.headings),
         r"\midrule",
-        *map(_row, section.rows),
+        *map(_row, section.lines),
         r"\bottomrule",
         r"\end{tabular}",
     ]

@@ -8,7 +8,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from simbal.analysis.gram_quanta import PAPER as LAYERS
-from simbal.report.arms import ABSENT, Arm
+from simbal.metrics.table import Metric
+from simbal.report.arms import Arm
+from simbal.report.cell import ABSENT, Cell, number_cell
+from simbal.report.columns import NAMED
 
 HEADING = "paper M / L"
 NOTE = (
@@ -48,36 +51,22 @@ PAPER: dict[tuple[str, str], dict[str, Reported]] = {
     ("lf_lbl", "sigmoid"): {"ppl": Reported(14.015), "seu": Reported(0.997)},
     ("lf_simbal", "sigmoid"): {"ppl": Reported(13.637), "seu": Reported(0.476)},
 }
-NUMBERS = {"ppl": "{:.3f}", "min_pes": "{:.4f}", "seu": "{:.3f}", "entropy": "{:.3f}", "gram_deviation": "{:.2e}"}
-NAMES = {
-    "val/ppl": "ppl",
-    "quality.ppl": "ppl",
-    "pes/min": "min_pes",
-    "redundancy.min_pes": "min_pes",
-    "routing/seu": "seu",
-    "routing.seu": "seu",
-    "routing/entropy": "entropy",
-    "routing.entropy_topk": "entropy",
-    "router/gram_deviation": "gram_deviation",
-    "orthogonality.gram_deviation_bf16": "gram_deviation",
-}
 
 
-def reported(arm: Arm, keys: Sequence[str]) -> dict[str, Reported]:
-    """Return what the paper reports in these columns for an arm, by column.
+def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
+    """Return what the paper reports in these columns for an arm, by key.
 
     It is matched by balancing and gating, or as a dense model.
     """
     config = arm.runs[0].spec.config
     dense = config.model.num_experts == 0
     known = PAPER.get(("dense", ABSENT) if dense else (arm.balancing, config.router.gating), {})
-    return {key: known[NAMES[key]] for key in keys if NAMES.get(key) in known}
+    return {metric.key: known[metric.name] for metric in metrics if metric.name in known}
 
 
-def write(key: str, numbers: Reported | None, separator: str = " ") -> str:
+def paper_cell(metric: Metric, numbers: Reported | None) -> Cell:
     """Return `13.685 / 8.304`, with a dash for what the paper does not report."""
     if numbers is None:
-        return ABSENT
-    number = NUMBERS[NAMES[key]]
-    medium, large = (ABSENT if value is None else number.format(value) for value in numbers)
-    return f"{medium} /{separator}{large}"
+        return Cell(ABSENT)
+    medium, large = (number_cell(NAMED[metric.name].number, value) for value in numbers)
+    return Cell(f"{medium.text} /", medium.value, large.text)

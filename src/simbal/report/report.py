@@ -3,7 +3,6 @@
 It is what report.py does, and the end of a sweep.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,20 +16,18 @@ from rich.table import Table as Grid
 from simbal.errors import UserError
 from simbal.files.console import console, new_grid
 from simbal.report import export, sections
-from simbal.report.arms import seed_spans, short_columns
+from simbal.report.cell import Cell
 from simbal.report.collect import collect
-from simbal.report.metric import Metric, choose, own_columns
-from simbal.report.sections import DIFFERENCE_HEADINGS, Section, absence, difference_cells
+from simbal.report.columns import choose, named_by_runs
+from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
 
-__all__ = ["DIFFERENCE_HEADINGS", "absence", "difference_cells", "seed_spans", "show"]
 KINDS: dict[str, tuple[type, str]] = {
     "baseline": (str, "the balancing that differences are taken from"),
     "columns": (list, "a list such as [ppl,min_pes]"),
     "paper": (bool, "true or false"),
 }
 TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
-INTERVAL = re.compile(r"^(\S+) to (\S+)$")
 TESTS = ("p", "p (Holm)", "d_z", "Welch p")
 
 
@@ -51,7 +48,7 @@ def report(
     """
     runs = collect(folder)
     finished = [run for run in runs if run.finished]
-    chosen = own_columns(finished) if columns is None else columns
+    chosen = named_by_runs(finished) if columns is None else columns
     metrics = None if chosen is None else choose(chosen, finished)
     missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
     table = build(folder.resolve().name, runs, baseline, metrics, paper, missing)
@@ -84,7 +81,7 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
 def show(table: Table, out: Console) -> None:
     """Print the means, the differences to the baseline, the tokens saved, the runs without a result, and the notes."""
     if table.rows:
-        _show_means(table, table.metrics, out)
+        _show_means(table, out)
     for section in (sections.differences(table), sections.tokens_to_loss(table)):
         if section.rows:
             _show_fitting(section, out)
@@ -96,15 +93,16 @@ def show(table: Table, out: Console) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """A section to be drawn with greatest widths of its first column and of its other columns of text."""
+    """How to draw a section: with greatest widths of its first and other columns of text, and cells on two lines."""
 
     section: Section
     first_width: int | None = None
     text_width: int | None = None
+    two_lines: bool = False
 
     def fits(self, out: Console) -> bool:
         """Whether no line needs a break; only the widest cell of each column is measured."""
-        widest = [max(cells, key=_width) for cells in zip(*self.section.rows, strict=True)]
+        widest = [max(cells, key=self._width) for cells in zip(*self.section.rows, strict=True)]
         grid = replace(self, section=replace(self.section, rows=[widest])).grid()
         return out.measure(grid, options=out.options.update(max_width=10_000)).maximum <= out.width
 
@@ -117,25 +115,32 @@ class Layout:
             else:
                 grid.add_column(heading, justify="right", overflow="fold")
         for row in self.section.rows:
-            grid.add_row(*row)
+            grid.add_row(*map(self._text, row))
         return grid
 
+    def _text(self, cell: Cell) -> str:
+        return cell.lines if self.two_lines else cell.line
 
-def _show_means(table: Table, metrics: Sequence[Metric], out: Console) -> None:
+    def _width(self, cell: Cell) -> int:
+        return max(map(cell_len, self._text(cell).split("\n")))
+
+
+def _show_means(table: Table, out: Console) -> None:
     """Print the means: one line to a cell if that fits, else two, else half of the metrics at a time."""
-    for separator, width in ((" ", None), ("\n", None), ("\n", 16)):
-        section = sections.means(table, metrics, separator)
-        labels = short_columns(table.columns)
-        headings = [*labels, *section.headings[len(labels) :]]
-        if separator == "\n":
-            headings = [*labels, *map(_two_lines, section.headings[len(labels) :])]
-        layout = Layout(replace(section, headings=headings), width, width)
-        if layout.fits(out) or (len(metrics) == 1 and width):
-            out.print(layout.grid())
+    section = sections.means(table, short=True)
+    labels = len(table.columns)
+    headings = [*section.headings[:labels], *map(_two_lines, section.headings[labels:])]
+    short = replace(section, headings=headings)
+    for layout in (Layout(section), Layout(short, two_lines=True), Layout(short, 16, 16, two_lines=True)):
+        if layout.fits(out):
+            break
+    else:
+        if len(table.metrics) > 1:
+            half = (len(table.metrics) + 1) // 2
+            _show_means(replace(table, metrics=table.metrics[:half]), out)
+            _show_means(replace(table, metrics=table.metrics[half:]), out)
             return
-    half = (len(metrics) + 1) // 2
-    _show_means(table, metrics[:half], out)
-    _show_means(table, metrics[half:], out)
+    out.print(layout.grid())
 
 
 def _show_fitting(section: Section, out: Console) -> None:
@@ -152,15 +157,10 @@ def _layouts(section: Section) -> Iterator[list[Layout]]:
     others = [heading for heading in section.headings if heading not in TESTS]
     for parts in ([section], [section.select(others), section.select(tests)] if tests else [section]):
         short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
-        shortest = [replace(part, rows=[[*map(_two_line_interval, row)] for row in part.rows]) for part in short]
-        for drawn in (parts, short, shortest):
+        for drawn, two_lines in ((parts, False), (short, False), (short, True)):
             for width in TEXT_WIDTHS:
-                yield [Layout(part, width) for part in drawn]
-    yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1]) for part in shortest]
-
-
-def _two_line_interval(cell: str) -> str:
-    return INTERVAL.sub("\\1 to\n\\2", cell)
+                yield [Layout(part, width, two_lines=two_lines) for part in drawn]
+    yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1], two_lines=True) for part in short]
 
 
 def _two_lines(title: str) -> str:
@@ -169,7 +169,3 @@ def _two_lines(title: str) -> str:
     breaks = [place for place, letter in enumerate(words) if letter == " "]
     middle = min(breaks, key=lambda place: abs(2 * place - len(words)), default=len(words))
     return f"{words[:middle]}\n{words[middle + 1 :]}".rstrip() + arrow
-
-
-def _width(cell: str) -> int:
-    return max(map(cell_len, cell.split("\n")))

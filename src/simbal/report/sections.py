@@ -1,14 +1,16 @@
-"""The sections of a table as headings and cells of text, the same on the terminal, in files and on the page."""
+"""The sections of a table as headings and cells, the same on the terminal, in files and on the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import quote
 
+from simbal.metrics.table import Metric
 from simbal.report import paper
-from simbal.report.arms import ABSENT, seed_spans
+from simbal.report.arms import seed_spans, short_columns
+from simbal.report.cell import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.collect import Run
 from simbal.report.compare import Row, TokensToLoss
-from simbal.report.metric import Metric
-from simbal.report.statistics import PairedDifference
+from simbal.report.statistics import PairedDifference, Summary
 from simbal.report.table import Table
 from simbal.runs.record import error_of
 
@@ -23,105 +25,123 @@ class Section:
 
     title: str
     headings: list[str]
-    rows: list[list[str]]
+    rows: list[list[Cell]]
     texts: int  # how many of the first columns are text; the others are numbers
+    arms: list[str] = field(default_factory=list)  # the name of each row's arm; none if the rows are of no arms
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The text of every cell on one line, by row."""
+        return [[cell.line for cell in row] for row in self.rows]
 
     def select(self, headings: Sequence[str]) -> "Section":
         """Return the section with its columns of text and, of the others, those with these headings."""
         kept = [i for i, heading in enumerate(self.headings) if i < self.texts or heading in headings]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Section(self.title, [self.headings[i] for i in kept], rows, self.texts)
+        return Section(self.title, [self.headings[i] for i in kept], rows, self.texts, self.arms)
 
 
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in their order."""
-    found = (means(table, table.metrics), differences(table), tokens_to_loss(table), absent(table))
-    return [section for section in found if section.rows]
+    return [section for section in (means(table), differences(table), tokens_to_loss(table), absent(table))
+            if section.rows]  # fmt: skip
 
 
-def means(table: Table, metrics: Sequence[Metric], separator: str = " ") -> Section:
+def means(table: Table, short: bool = False) -> Section:
     """Return each arm's mean ± standard deviation; the paper's number beside it where the table has it.
 
-    Args:
-        table: the table that has the arms.
-        metrics: those of its columns that are wanted.
-        separator: between the parts of a cell; a newline makes columns narrow.
+    With `short`, label columns are headed by the last part of their keys.
     """
-    headings = [*table.columns, "n", "seeds"]
-    beside = [metric for metric in metrics if any(metric.key in row.reported for row in table.rows)]
-    for metric in metrics:
+    headings = [*(short_columns(table.columns) if short else table.columns), "n", "seeds"]
+    beside = [metric for metric in table.metrics if any(metric.key in row.reported for row in table.rows)]
+    for metric in table.metrics:
         headings += [metric.heading, paper.HEADING] if metric in beside else [metric.heading]
     rows = []
     for row in table.rows:
-        cells = [*row.arm.label.values(), str(len(row.arm.runs)), seed_spans(row.arm.seeds)]
-        for metric in metrics:
-            cells.append(mean_cell(metric, row, separator))
+        cells = [*row.arm.label.values(), number_cell("{}", len(row.arm.runs)), Cell(seed_spans(row.arm.seeds))]
+        for metric in table.metrics:
+            cells.append(mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs)))
             if metric in beside:
-                cells.append(paper.write(metric.key, row.reported.get(metric.key), separator))
+                cells.append(paper.paper_cell(metric, row.reported.get(metric.key)))
         rows.append(cells)
-    return Section(f"{table.name}: mean ± standard deviation over seeds", headings, rows, len(table.columns) + 2)
+    title = f"{table.name}: mean ± standard deviation over seeds"
+    return Section(title, headings, rows, len(table.columns) + 2, [row.arm.name for row in table.rows])
 
 
-def mean_cell(metric: Metric, row: Row, separator: str = " ") -> str:
-    """Return `mean ± sd`, and the number of seeds where not all of the arm's have the metric."""
-    summary = row.summaries[metric.key]
-    text = metric.write(summary, separator)
-    if summary is not None and summary.n < len(row.arm.runs):
-        return f"{text}{separator}(n={summary.n})"
-    return text
+def mean_cell(number: str, summary: Summary | None, seeds: int | None = None) -> Cell:
+    """Return the mean, aside ± the standard deviation of several seeds; a dash for None.
+
+    The number of values stands aside too where it is not `seeds`, the number of the arm's seeds.
+    """
+    if summary is None:
+        return Cell(ABSENT)
+    asides = [] if summary.sd is None else [f"± {number.format(summary.sd)}"]
+    asides += [f"(n={summary.n})"] if seeds is not None and summary.n < seeds else []
+    return Cell(number.format(summary.mean), summary.mean, " ".join(asides))
+
+
+def compared(table: Table) -> list[tuple[Row, Metric]]:
+    """Return the arms and metrics that the section of differences has rows for, in their order."""
+    return [(row, metric) for row in table.rows for metric in table.metrics if metric.key in row.differences]
 
 
 def differences(table: Table) -> Section:
     """Return the section with a row for each arm and metric; the corrected p only where several arms are compared."""
-    rows = []
-    for row in table.rows:
-        compared = [metric for metric in table.metrics if metric.key in row.differences]
-        for metric in compared:
-            name = row.arm.name if metric is compared[0] else ""
-            rows.append([name, metric.heading, *difference_cells(metric, row.differences[metric.key])])
+    rows, arms = [], []
+    for row, metric in compared(table):
+        name = "" if row.arm.name in arms else row.arm.name
+        rows.append([Cell(name), Cell(metric.heading), *difference_cells(metric, row.differences[metric.key])])
+        arms.append(row.arm.name)
     title = f"paired difference to {table.baseline} on the seeds that both have"
-    whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2)
+    whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
     corrected = any(difference.p_holm is not None for row in table.rows for difference in row.differences.values())
     return whole if corrected else whole.select([h for h in DIFFERENCE_HEADINGS if h != "p (Holm)"])
 
 
-def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[str, ...]:
+def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
     """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
-    low, high = difference.low, difference.high
+    signed = metric.number.replace("{:", "{:+")
     return (
-        _signed(metric, difference.mean),
-        ABSENT if low is None or high is None else f"{_signed(metric, low)} to {_signed(metric, high)}",
+        number_cell(signed, difference.mean),
+        interval_cell(signed, difference.low, difference.high),
         _p(difference.p),
         _p(difference.p_holm),
-        ABSENT if difference.effect is None else f"{difference.effect:+.2f}",
+        number_cell("{:+.2f}", difference.effect),
         _p(difference.welch.p if difference.welch else None),
-        str(difference.pairs),
+        number_cell("{}", difference.pairs),
     )
 
 
 def tokens_to_loss(table: Table) -> Section:
     """Return the share of the baseline's tokens that each arm needs to become as good."""
-    rows = [[row.arm.name, *tokens_cells(row.tokens_to_loss)] for row in table.rows if row.tokens_to_loss]
+    found = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
+    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in found]
     title = f"training tokens to reach {table.baseline}'s final validation loss, as a share of its own"
-    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1)
+    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in found])
 
 
-def tokens_cells(tokens: TokensToLoss) -> tuple[str, ...]:
+def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
     """Return the cells under TOKENS_HEADINGS; no mean where a seed did not reach the loss."""
-    low, high, missed, seeds = tokens.low, tokens.high, tokens.missed, len(tokens.shares)
+    missed, seeds = len(tokens.missed), len(tokens.shares)
     return (
-        ABSENT if tokens.saving is None else f"{1 - tokens.saving:.1%}",
-        ABSENT if tokens.saving is None else f"{tokens.saving:+.1%}",
-        ABSENT if low is None or high is None else f"{low:+.1%} to {high:+.1%}",
-        str(seeds),
-        f"in {len(missed)} of {seeds} seeds" if missed else "in none",
+        number_cell("{:.1%}", None if tokens.saving is None else 1 - tokens.saving),
+        number_cell("{:+.1%}", tokens.saving),
+        interval_cell("{:+.1%}", tokens.low, tokens.high),
+        number_cell("{}", seeds),
+        Cell(f"in {missed} of {seeds} seeds" if missed else "in none", missed),
     )
 
 
 def absent(table: Table) -> Section:
-    """Return the section of the runs without a result."""
-    rows = [[f"{label} seed={run.seed}", *absence(run), run.path.name] for label, run in table.absent]
-    rows += [[label, "missing", "not started", folder] for folder, label in table.missing.items()]
+    """Return the section of the runs without a result; those that began have a link to their folder."""
+    rows = []
+    for label, run in table.absent:
+        status, error = absence(run)
+        folder = Cell(run.path.name, href=folder_link(run))
+        rows.append([Cell(f"{label} seed={run.seed}"), Cell(status), Cell(error or ABSENT), folder])
+    rows += [
+        [Cell(label), Cell("missing"), Cell("not started"), Cell(folder)] for folder, label in table.missing.items()
+    ]
     title = "runs without a result; console.log in their folders may say more"
     return Section(title, ["run", "status", "error", "folder"], rows, 4)
 
@@ -133,11 +153,10 @@ def absence(run: Run) -> tuple[str, str]:
     return str(run.record["status"]), error_of(run.record)
 
 
-def _p(p: float | None) -> str:
-    if p is None:
-        return ABSENT
-    return f"<{SMALLEST_P}" if p < SMALLEST_P else f"{p:.3f}"
+def folder_link(run: Run) -> str:
+    """Return a link to a run's folder, relative to the folder of its sweep."""
+    return f"./{quote(run.path.name)}/"
 
 
-def _signed(metric: Metric, value: float) -> str:
-    return metric.number.replace("{:", "{:+").format(value)
+def _p(p: float | None) -> Cell:
+    return Cell(f"<{SMALLEST_P}", p) if p is not None and p < SMALLEST_P else number_cell("{:.3f}", p)

@@ -8,13 +8,13 @@ from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.files.printable import printable
+from simbal.metrics.table import Metric
 from simbal.report.arms import group, label_columns, label_of, seed_spans, short_label
 from simbal.report.collect import Run
+from simbal.report.columns import usual
 from simbal.report.compare import Row, compare, rivals
-from simbal.report.metric import Metric, usual
 from simbal.report.paper import NOTE
 
-__all__ = ["Row", "Table", "build"]
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10

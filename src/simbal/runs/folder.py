@@ -22,15 +22,12 @@ from typing import Any
 import yaml
 
 from simbal.errors import BusyError, UserError
-from simbal.files.disk import DISK_REFUSES, read_bytes, refusals_of_disk, write_json, write_text
+from simbal.files.disk import read_bytes, refusals_of_disk, write_json, write_text
 from simbal.files.locks import Lock, TakenError
-from simbal.runs.record import STATUSES, digest, parse_record, sealed
+from simbal.metrics.aliases import renamed
+from simbal.runs.record import digest, parse_record, sealed
 from simbal.runs.spec import RunSpec
 
-__all__ = [
-    "CURVES_FILE", "DISK_REFUSES", "PRUNE_FILE", "STATUSES", "DamagedRecordError", "RunFolder",
-    "refusals_of_disk", "write_json", "write_text",
-]  # fmt: skip
 PRUNE_FILE, CONSOLE_FILE = "prune.json", "console.log"
 CONFIG_FILE, CURVES_FILE = "config.yaml", "metrics.jsonl"
 RECORD_FILE, DAMAGED_FILE = "record.json", "record.json.damaged"
@@ -86,7 +83,7 @@ class RunFolder:
         write_text(self.path / CONFIG_FILE, config_text(saved))
 
     def read_record(self) -> dict[str, Any] | None:
-        """Return record.json without its checksum, or None if the run has not ended.
+        """Return record.json without its checksum and under today's names, or None if the run has not ended.
 
         Raises:
             DamagedRecordError: the record is not what was written: cut short, changed or never a record.
@@ -108,8 +105,7 @@ class RunFolder:
 
         Returns:
             The warning for the run's next record; None if no record was damaged. It stays the same as long as the
-                renamed
-            file is there: a sweep may rename it and die before the run.
+            renamed file is there: a sweep may rename it and die before the run.
         """
         try:
             self.read_record()
@@ -127,7 +123,8 @@ class RunFolder:
         try:
             record = parse_record(read_bytes(file, LARGEST_RECORD))
             self._require_curves(record.get("curves"))
-            return record
+            numbers = {key: record[key] for key in ("metrics", "definitions", "layers") if key in record}
+            return record | {key: renamed(part) for key, part in numbers.items() if isinstance(part, dict)}
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from simbal.errors import redacted
 from simbal.files import strict_json
@@ -19,7 +19,7 @@ CHECKSUM = "sha256"
 LARGEST = 2**53  # up to here JSON and floats keep counts exactly
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether `value` is a finite number; true and false are none."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and -sys.float_info.max <= value <= sys.float_info.max

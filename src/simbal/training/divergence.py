@@ -43,7 +43,7 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
                 f"{name}/nonfinite_gradients": sum(int(whole((~gradient.isfinite()).sum())) for gradient in gradients),
             }
         if counts_LE is not None:
-            statistics["load/max_vio"] = max_vio(counts_LE[layer]).item()
+            statistics["train/max_vio"] = max_vio(counts_LE[layer]).item()
         found.append(statistics)
     return found
 

@@ -13,11 +13,10 @@ import torch
 from simbal import __name__ as package
 from simbal.cost.parameters import count_parameters
 from simbal.data.loader import TokenData
+from simbal.metrics.table import SIMILARITY, SPEED, VALIDATION, definitions
 from simbal.runs.spec import RunSpec
-from simbal.training import telemetry
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE
-from simbal.training.validation import DEFINITIONS
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
 
@@ -34,7 +33,7 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
-        "definitions": DEFINITIONS | (telemetry.DEFINITIONS if trainer.pes_every and routed else {}),
+        "definitions": definitions([*VALIDATION, SPEED, *(SIMILARITY if trainer.pes_every and routed else ())]),
         "objective": objective(module),
         "code": code_version(),
         "versions": {"python": platform.python_version()}

@@ -21,18 +21,15 @@ from torch import Tensor
 
 from simbal.data.loader import TokenData
 from simbal.distributed import from_first, is_first, sum_over_ranks, world_size
+from simbal.files.disk import write_json, write_text
+from simbal.metrics.aliases import renamed_row
 from simbal.metrics.routing import max_vio
+from simbal.metrics.table import SIMILARITY
 from simbal.model.expert_similarity import watched
-from simbal.runs.folder import CURVES_FILE, write_json, write_text
+from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE
-
-DEFINITIONS = {
-    "pes/min": "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
-    "trainer.pes_tokens tokens of the validation set",
-    "pes/mean": "mean of the same over layers",
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,8 @@ class PES:
         finally:
             module.train(training)
         pes_L = seen.similarity_LN.mean(1).tolist()
-        return {"pes/min": min(pes_L), "pes/mean": sum(pes_L) / len(pes_L), "layers": {"pes": pes_L}}
+        metrics = {metric.key: metric.over_layers(pes_L) for metric in SIMILARITY if metric.over_layers}
+        return metrics | {"layers": {"val/pes": pes_L}}
 
     def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
         """Whole windows, at least one."""
@@ -130,14 +128,14 @@ class Telemetry(Callback):
         """Those of metrics.jsonl."""
         if not self.file.exists():
             return []
-        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
+        return [renamed_row(json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         """Start the clock of this micro-batch; before the first step, the PES of the start."""
         assert isinstance(module, LitMoE)
         first = trainer.global_step == 0 and not self._losses
         # a process that was killed before its first checkpoint has left the row of step 0
-        if first and self.pes.due(0, module) and not from_first(lambda: any("pes/min" in r for r in self.rows())):
+        if first and self.pes.due(0, module) and not from_first(lambda: any("val/min_pes" in r for r in self.rows())):
             self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 
@@ -184,7 +182,7 @@ class Telemetry(Callback):
         row = self._place(step) | {f"train/{name}": mean for name, mean in zip(losses[0], means.tolist(), strict=True)}
         row["train/grad_norm"] = module.grad_norm.item()
         if module.model.routers:
-            row["train/load/max_vio"] = max_vio(sum_over_ranks(module.finished_counts_LE)).mean().item()
+            row["train/max_vio"] = max_vio(sum_over_ranks(module.finished_counts_LE)).mean().item()
         if module.skip_nonfinite:
             row["train/skipped_steps"] = module.skipped_steps
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]

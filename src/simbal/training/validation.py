@@ -11,44 +11,26 @@ import torch
 from torch import Tensor
 
 from simbal.distributed import sum_over_ranks
-from simbal.metrics import language, routing
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
-from simbal.metrics.similarity import mean_squared_deviation
+from simbal.metrics.table import VALIDATION
 from simbal.model.router import Routing
-
-DEFINITIONS = {
-    "val/loss": "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
-    "val/ppl": "exp of val/loss",
-    "val/bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
-    "load/max_vio": "max / mean - 1 of the tokens per expert on the validation set, mean over layers",
-    "load/tokens_per_expert": "tokens of the validation set that chose each expert, by layer; a token counts K times",
-    "load/unique_experts": "experts chosen at least once on the validation set, summed over layers",
-    "routing/seu": "distinct experts chosen in a sequence / E, mean over sequences and layers",
-    "routing/entropy": "entropy in nats of a token's top-k weights divided by their sum, mean over tokens and layers",
-    "router/gram_deviation": "mean over all E^2 entries of (R^T R - I)^2 with a bf16 product, mean over layers",
-    "tokens_per_second": "training tokens by the seconds of training steps, validation excluded",
-}
-NO_METRICS = {"load/tokens_per_expert", "tokens_per_second"}  # one number for a whole validation
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The metrics of one validation, and the same for each layer.
-
-    `metrics` are those of `DEFINITIONS`, None where a dense model has none. Numbers of single experts are in `layers`
-    alone, as a list for each layer.
-    """
+    """The metrics of one validation by key, None where a dense model has none, and their values by layer."""
 
     metrics: dict[str, float | None]
     layers: dict[str, list[Any]]
 
 
 class ValidationTotals:
-    """Sums in float64 and int64, so that the metrics do not depend on the batch size."""
+    """Sums over the validation set; float64 and int64, so that the metrics do not depend on the batch size."""
 
     def __init__(self) -> None:
         self.nats, self.tokens, self.num_bytes, self.sequences = 0.0, 0, 0, 0
         self.counts_LE, self.seu_L, self.entropy_L = torch.tensor(0), torch.tensor(0.0), torch.tensor(0.0)
+        self.router_weights: list[Tensor] = []
 
     def add(self, nll_N: Tensor, target_bytes_N: Tensor, routings: list[Routing]) -> None:
         """Add one batch: nats and bytes of each target, and the routing of each layer."""
@@ -73,34 +55,24 @@ class ValidationTotals:
         return total
 
     def summary(self, router_weights: list[Tensor]) -> Validation:
-        """Return the metrics of all that was added.
+        """Return the metrics of all that was added, with the router weights (E, D) of each layer.
 
         Raises:
             ArithmeticError: the loss is NaN or infinite.
         """
-        loss = self.nats / self.tokens
-        if not math.isfinite(loss):
-            raise ArithmeticError(f"the validation loss is {loss}")
-        metrics: dict[str, float | None] = {key: None for key in DEFINITIONS if key not in NO_METRICS}
-        metrics["val/loss"] = loss
-        metrics["val/ppl"] = language.perplexity(self.nats, self.tokens)
-        metrics["val/bpb"] = language.bits_per_byte(self.nats, self.num_bytes)
-        layers = self._layers(router_weights) if router_weights else {}
-        metrics |= {key: sum(values) / len(values) for key, values in layers.items()}
-        if layers:
-            metrics["load/unique_experts"] = sum(layers["load/unique_experts"])
-            layers["load/tokens_per_expert"] = self.counts_LE.tolist()
+        if not math.isfinite(self.nats):
+            raise ArithmeticError(f"the validation loss is {self.nats}")
+        self.router_weights = router_weights
+        metrics: dict[str, float | None] = {}
+        layers: dict[str, list[Any]] = {}
+        for metric in VALIDATION:
+            if metric.whole:
+                metrics[metric.key] = metric.whole(self)
+            if metric.by_layer and router_weights:
+                layers[metric.key] = metric.by_layer(self).tolist()
+            if metric.over_layers:
+                metrics[metric.key] = metric.over_layers(layers[metric.key]) if router_weights else None
         return Validation(metrics, layers)
-
-    def _layers(self, router_weights: list[Tensor]) -> dict[str, list[Any]]:
-        tensors = {
-            "load/max_vio": routing.max_vio(self.counts_LE),
-            "load/unique_experts": routing.unique_experts(self.counts_LE),
-            "routing/seu": self.seu_L / self.sequences,
-            "routing/entropy": self.entropy_L / self.tokens,
-            "router/gram_deviation": torch.stack([mean_squared_deviation(w) for w in router_weights]),
-        }
-        return {key: values.tolist() for key, values in tensors.items()}
 
 
 def _sequence_expert_use(routing: Routing) -> Tensor:

@@ -45,8 +45,8 @@ def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
         spec = fake_spec(base_spec, tmp_path, balancing, seed, changes.pop("keys", {}))
         folder = RunFolder(spec.path)
         folder.write_spec(spec)
-        metrics = {"val/loss": 4.0 + seed, "val/ppl": 50.0 + seed, "load/max_vio": None if dense else 0.5}
-        layers = {} if dense else {"load/tokens_per_expert": [[10, 20, 30, 40 + seed], [0, 0, 50, 50]]}
+        metrics = {"val/loss": 4.0 + seed, "val/ppl": 50.0 + seed, "val/max_vio": None if dense else 0.5}
+        layers = {} if dense else {"val/tokens_per_expert": [[10, 20, 30, 40 + seed], [0, 0, 50, 50]]}
         record = {
             "status": "finished",
             "config_hash": spec.hash,
@@ -84,8 +84,8 @@ def row(step: int, seed: int, dense: bool) -> dict[str, Any]:
     place = {"step": step, "tokens": 10 * step, "val/loss": 8 - step / 10 + seed}
     if dense:
         return place
-    load = {"load/unique_experts": 8 - step // 20, "load/max_vio": 0.5 + seed}
-    return place | load | {"pes/min": 0.1, "pes/mean": step / 1000, "layers": {"pes": [0.1 + seed, 0.3]}}
+    load = {"val/unique_experts": 8 - step // 20, "val/max_vio": 0.5 + seed}
+    return place | load | {"val/min_pes": 0.1, "val/mean_pes": step / 1000, "layers": {"val/pes": [0.1 + seed, 0.3]}}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

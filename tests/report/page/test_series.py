@@ -42,7 +42,7 @@ def test_the_second_half_begins_at_half_of_the_tokens(write_run, arms):
 
 def test_the_rate_is_per_million_tokens_and_halfway(write_run, arms):
     write_run()
-    (curve,) = series.rate(arms(), "pes/mean")
+    (curve,) = series.rate(arms(), "val/mean_pes")
     assert curve.xs == [50, 150, 250, 350]
     assert curve.means == pytest.approx([0.01 / 100 * 1e6] * 4)
 
@@ -62,7 +62,7 @@ def test_loads_are_sorted_in_each_layer_and_by_the_even_load(write_run, arms):
 
 def test_a_dense_model_has_no_curves_of_experts(write_run, arms):
     write_run(dense=True)
-    assert series.over_tokens(arms(), "load/unique_experts") == series.pes_by_layer(arms()) == loads(arms()) == []
+    assert series.over_tokens(arms(), "val/unique_experts") == series.pes_by_layer(arms()) == loads(arms()) == []
 
 
 def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
@@ -84,13 +84,13 @@ def test_an_analysis_with_other_settings_is_not_alike(write_run, analyse, arms):
 @pytest.mark.parametrize("value", ["<script>", None, True, float("nan"), [1]])
 def test_a_value_that_is_no_number_is_an_error(write_run, arms, value):
     path = write_run()
-    write_rows(path, [row(0, 0, False) | {"load/max_vio": value}])
+    write_rows(path, [row(0, 0, False) | {"val/max_vio": value}])
     with pytest.raises(UserError, match=path.name):
-        series.over_tokens(arms(), "load/max_vio")
+        series.over_tokens(arms(), "val/max_vio")
 
 
 @pytest.mark.parametrize("counts", [7, [[]], [["x"]], [[-1, 2]], {"a": 1}])
 def test_broken_loads_are_an_error(write_run, arms, counts):
-    write_run(layers={"load/tokens_per_expert": counts})
+    write_run(layers={"val/tokens_per_expert": counts})
     with pytest.raises(UserError, match="is no number"):
         loads(arms())

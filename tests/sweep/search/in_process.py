@@ -54,7 +54,7 @@ def record(spec: RunSpec, status: str, number: int) -> dict[str, Any]:
         "status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed,
         "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}}, "steps": 1, "tokens": 2,
         "definitions": {"val/ppl": "exp of the loss"}, "tokens_per_second": 3.0,
-        "metrics": {"val/ppl": value, "load/max_vio": None},
+        "metrics": {"val/ppl": value, "val/max_vio": None},
         "started": f"2026-01-01T00:{minutes:02}:{seconds:02}+00:00", "ended": "2026-01-01T02:00:00+00:00",
     }  # fmt: skip
     return said if status == "finished" else said | {"error": "RuntimeError: the loss is nan"}

@@ -17,7 +17,7 @@ def write(folder, *lines):
 
 
 def row(**values):
-    return json.dumps(values).encode() + b"\n"
+    return json.dumps({"tokens": 1} | values).encode() + b"\n"
 
 
 def test_a_curve_has_the_finite_values_of_a_metric_by_step(tmp_path):
@@ -53,7 +53,7 @@ def test_a_line_that_says_nothing_of_the_metric_is_left_out(tmp_path, line):
 
 def test_a_pipe_or_a_device_is_a_sentence_and_hangs_nothing(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be the curves of a run: it is no regular file"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: it is no regular file"):
         curve(tmp_path, "a")
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")

@@ -124,17 +124,17 @@ def test_a_value_that_is_no_number_is_a_failure(app):
 
 
 def test_several_objectives_have_a_front(app):
-    objectives = ("hydra.sweeper.objectives=[val/ppl,pes/min]", "hydra.sweeper.directions=[minimize,maximize]")
+    objectives = ("hydra.sweeper.objectives=[val/ppl,val/min_pes]", "hydra.sweeper.directions=[minimize,maximize]")
     search = app.run("name=s", COEF, "hydra.sweeper.n_trials=3", *objectives, "trainer.pes_every=5")
     assert search.returncode == 0, search.stderr
-    assert "best trials, none of which is worse than another in every one of val/ppl, pes/min:" in search.stdout
+    assert "best trials, none of which is worse than another in every one of val/ppl, val/min_pes:" in search.stdout
     assert all(len(trial.values) == 2 for trial in trials(app))
 
 
 def test_an_objective_that_is_not_measured_is_one_sentence(app):
     search = app.run(COEF, "hydra.sweeper.n_trials=1", "hydra.sweeper.objectives=[val/pp]")
     assert search.returncode == 1
-    assert "has measured no val/pp; it has val/ppl, pes/min, load/max_vio, tokens_per_second" in search.stderr
+    assert "has measured no val/pp; it has val/ppl, val/min_pes, val/max_vio, tokens_per_second" in search.stderr
 
 
 def test_a_grid_runs_every_point_once_and_tells_of_failed_ones(app):

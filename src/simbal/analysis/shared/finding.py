@@ -10,6 +10,7 @@ from rich.table import Table
 
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json
+from simbal.metrics.aliases import renamed
 from simbal.runs.record import is_number, sealed, unsealed
 
 LARGEST = 1 << 24  # bytes; the routing of 100 layers of 1,000 experts has a tenth of it
@@ -48,7 +49,11 @@ def write_analysis(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_analysis(file: Path) -> dict[str, Any] | None:
-    """Return what `write_analysis` has written, None if there is no such file; `UserError` for anything else."""
+    """Return what `write_analysis` has written, its numbers under today's names, or None if there is no such file.
+
+    Raises:
+        UserError: there is anything else.
+    """
     try:
         content = unsealed(read_bytes(file, LARGEST))
         if not _is_whole(content):
@@ -61,7 +66,8 @@ def read_analysis(file: Path) -> dict[str, Any] | None:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{file} is broken ({error}): delete it and do the analysis again") from None
-    return content
+    numbers = {key: content[key] for key in ("metrics", "definition", "layers") if isinstance(content.get(key), dict)}
+    return content | {key: renamed(part, f"{file.stem}.") for key, part in numbers.items()}
 
 
 def made_with(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -44,7 +44,7 @@ class RoutingTotals:
         self._probs_LE = self._probs_LE + probs_LE.cpu()
         for length_name, length in self.lengths.items():
             self._add(length_name, [_use_of_pieces(routing, self.seq_len, length) for routing in routings])
-        self._add("entropy_topk", [topk_entropy(_weights_NK(routing)).sum() for routing in routings])
+        self._add("entropy", [topk_entropy(_weights_NK(routing)).sum() for routing in routings])
         self._add("entropy_full", [full_entropy(routing.distribution_NE.double()).sum() for routing in routings])
         if others is not None:
             pairs = zip(routings, others, strict=True)
@@ -65,7 +65,7 @@ class RoutingTotals:
             "max_vio": routing.max_vio(counts_LE),
             "gini": routing.gini(counts_LE),
             "squared_variation": routing.squared_variation(counts_LE),
-            "entropy_topk": self._sums_L["entropy_topk"] / self.tokens,
+            "entropy": self._sums_L["entropy"] / self.tokens,
             "entropy_full": entropy_L,
             "entropy_load": routing.load_entropy(counts_LE),
             "effective_share": routing.load_entropy(counts_LE).exp() / counts_LE.shape[-1],

@@ -168,7 +168,7 @@ def _relative(counts_E: list[int]) -> list[float]:
 def _counts(run: Run) -> list[list[int]] | None:
     """Return the tokens per expert on the validation split: the run's own, or else those of the analysis `routing`."""
     for layers in (run.result.get("layers", {}), run.analyses.get("routing", {}).get("layers", {})):
-        for key in ("load/tokens_per_expert", "tokens_per_expert"):
+        for key in ("val/tokens_per_expert", "tokens_per_expert"):
             if isinstance(layers, dict) and key in layers:
                 counts: list[list[int]] = layers[key]
                 try:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report import sections
 from simbal.report.arms import Arm
@@ -24,7 +25,6 @@ from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve, ShownArm, read
 from simbal.report.page.svg import inline, svg
 from simbal.report.table import LastSweep, Table
-from simbal.runs.folder import write_text
 
 PES = "Cosine between the outputs of two experts, mean over all pairs: lower is less redundant."
 WITH_PES = "train with trainer.pes_every=100 (steps between measurements)"
@@ -51,15 +51,17 @@ def write(table: Table, folder: Path) -> None:
 def html(table: Table, folder: Path) -> str:
     """Return the page of a table whose runs lie in `folder`; the same text for the same folder."""
     shown = figure_arms(table)
+    differences, bars = tables.differences(table)
     found = cards(read(shown), sensitivity([row.arm for row in table.rows]), f"{folder}")
     text = _template().render(
         table=table,
         command=LastSweep.of(folder).command,
         tiles=_tiles(table),
-        means=tables.means(table),
-        differences=tables.differences(table),
-        tokens_to_loss=tables.tokens_to_loss(table),
-        without_result=tables.without_result(table),
+        means=sections.means(table, short=True),
+        differences=differences,
+        bars=bars,
+        tokens_to_loss=sections.tokens_to_loss(table),
+        without_result=sections.absent(table),
         runs=tables.runs(table),
         config=tables.config_differences(shown),
         figures=[(card, _markup(card)) for card in found if card.figure is not None],
@@ -115,8 +117,8 @@ def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
 
 def _load(arms: Sequence[ShownArm], folder: str) -> list[Card]:
     axes, dense = "training tokens", "train a model with experts; a dense one has none"
-    used = series.over_tokens(arms, "load/unique_experts")
-    uneven = series.over_tokens(arms, "load/max_vio")
+    used = series.over_tokens(arms, "val/unique_experts")
+    uneven = series.over_tokens(arms, "val/max_vio")
     maps = loads(arms)
     caption = "Tokens of the validation split that chose an expert, by the even load. Experts are sorted in each layer "
     caption += "and run, then runs are averaged: the first column is each layer's most used expert, whichever it is."
@@ -142,7 +144,7 @@ def _redundancy(arms: Sequence[ShownArm]) -> list[Card]:
     note = f" {len(chosen)} of {len(by_layer)} layers." if len(chosen) < len(by_layer) else ""
     titled = [(f"layer {layer}", by_layer[layer]) for layer in chosen]
     axes = ("training tokens", "PES per million tokens")
-    speeds = {key: [c for c in series.rate(arms, f"pes/{key}") if c.xs] for key in ("mean", "min")}
+    speeds = {key: [c for c in series.rate(arms, f"val/{key}_pes") if c.xs] for key in ("mean", "min")}
     slope = "Difference of two measurements by the tokens between them."
     return [
         Card(
@@ -209,7 +211,7 @@ def _markup(card: Card) -> Markup:
 def _tiles(table: Table) -> list[tuple[str, str]]:
     """Return the numbers for the head of the page, each after what it counts."""
     finished = [run for row in table.rows for run in row.arm.runs]
-    absent = Counter(status for _, status, *_ in sections.absent(table).rows)
+    absent = Counter(status for _, status, *_ in sections.absent(table).lines)
     tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
     tiles += [(status, f"{count:,}") for status, count in absent.items()]
     counts = [run.result["tokens"] for run in finished]

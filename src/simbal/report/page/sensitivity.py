@@ -1,6 +1,5 @@
 """The dependence of the perplexity at the end of training on a number of the config, such as a coefficient."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
@@ -34,20 +33,12 @@ def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
 
 def _place(arm: Arm, arms: Sequence[Arm]) -> tuple[str, float | None]:
     """Return the name of an arm's line, and the arm's x on it; None: all along it."""
-    numbers = {column: x for column, text in arm.label.items() if (x := _number(column, text)) is not None}
+    numbers = {column: cell.value for column, cell in arm.label.items() if cell.value is not None}
     if not numbers:
         return arm.name, None
-    key = max(numbers, key=lambda column: len({other.label[column] for other in arms}))
-    others = {column: text for column, text in arm.label.items() if column != key}
+    key = max(numbers, key=lambda column: len({other.label[column].text for other in arms}))
+    others = {column: cell for column, cell in arm.label.items() if column != key}
     return f"{short_label(others)} over {key.removeprefix(f'balancing.{arm.balancing}.')}", numbers[key]
-
-
-def _number(column: str, text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if column != "balancing" and math.isfinite(number) else None
 
 
 def _line(name: str, style: int, points: dict[float | None, list[float]], places: Sequence[float]) -> Curve:

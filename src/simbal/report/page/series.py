@@ -9,7 +9,8 @@ from typing import Any
 
 from simbal.errors import UserError
 from simbal.report.arms import Arm
-from simbal.report.collect import Run, rows
+from simbal.report.collect import Run
+from simbal.runs.curves import rows
 
 Point = tuple[float, float]
 PER = 1e6  # tokens; of rates of change
@@ -53,7 +54,7 @@ def read(arms: Iterable[Arm]) -> list[ShownArm]:
 
 def _measured(run: Run) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl by tokens, without those of training steps, most of a file."""
-    kept = [row for row in rows(run.path) if "val/loss" in row or "pes/min" in row]
+    kept = [row for row in rows(run.path) if "val/loss" in row or "val/min_pes" in row]
     return sorted(kept, key=lambda row: row["tokens"])
 
 
@@ -151,12 +152,12 @@ def _points(history: History, key: str) -> list[Point]:
 
 
 def _pes_rows(history: History) -> list[dict[str, Any]]:
-    return [row for row in history.rows if "pes/min" in row]
+    return [row for row in history.rows if "val/min_pes" in row]
 
 
 def _pes(history: History, row: dict[str, Any]) -> list[float]:
     try:
-        return [number(value, history.run) for value in row["layers"]["pes"]]
+        return [number(value, history.run) for value in row["layers"]["val/pes"]]
     except (KeyError, TypeError):
         raise broken(history.run) from None
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from matplotlib.patches import Rectangle
 
 from simbal.errors import UserError
+from simbal.files.disk import write_text
 from simbal.report.page import figures, series
 from simbal.report.page.page import figure_arms
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve
 from simbal.report.page.svg import svg
 from simbal.report.table import Table
-from simbal.runs.folder import write_text
 
 CURVES = "curves.csv"
 HEADINGS = ["figure", "arm", "style", "x", "mean", "sd"]
@@ -61,10 +61,10 @@ def _found(table: Table) -> dict[str, list[Curve]]:
         "loss": loss,
         "loss-late": series.second_half(loss),
         "sensitivity": sensitivity([row.arm for row in table.rows]),
-        "experts": series.over_tokens(arms, "load/unique_experts"),
-        "max-vio": series.over_tokens(arms, "load/max_vio"),
-        "pes": series.over_tokens(arms, "pes/min"),
-        "pes-rate": series.rate(arms, "pes/min"),
+        "experts": series.over_tokens(arms, "val/unique_experts"),
+        "max-vio": series.over_tokens(arms, "val/max_vio"),
+        "pes": series.over_tokens(arms, "val/min_pes"),
+        "pes-rate": series.rate(arms, "val/min_pes"),
         "dropping": series.dropping(arms),
         "pruning": series.pruning(arms),
     }

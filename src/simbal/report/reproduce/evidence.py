@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from simbal.errors import UserError
-from simbal.report.arms import ABSENT, Arm
+from simbal.files.disk import write_json, write_text
+from simbal.report.arms import Arm
+from simbal.report.cell import ABSENT
 from simbal.report.collect import Run, collect
+from simbal.report.columns import choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
-from simbal.report.metric import Metric, choose, own_columns, refuse_unlike
 from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
-from simbal.runs.folder import write_json, write_text
 
 KEYS = {"command", "analyses", "columns", "needs"}
 ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
@@ -47,7 +49,7 @@ class Found:
     @property
     def text(self) -> str:
         """`mean ± sd` to four digits."""
-        return Metric(self.number, self.number, "{:.4g}").write(self.summary)
+        return mean_cell("{:.4g}", self.summary).line
 
 
 def studies(config: dict[str, Any]) -> list[Study]:
@@ -90,7 +92,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     """
     runs = collect(study.folder)
     finished = [run for run in runs if run.finished]
-    columns = study.columns or own_columns(finished)
+    columns = study.columns or named_by_runs(finished)
     metrics = None if columns is None else choose(columns, finished)
     missing = LastSweep.of(study.folder).never_started({run.path.name for run in runs})
     table = build(study.name, runs, None, metrics, False, missing)

@@ -8,9 +8,9 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from simbal.errors import UserError
+from simbal.files.disk import write_text
 from simbal.report.reproduce.drawing import draw
 from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
-from simbal.runs.folder import write_text
 
 PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not take these from a run
 FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so

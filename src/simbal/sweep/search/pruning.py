@@ -12,16 +12,14 @@ from pathlib import Path
 
 import optuna
 
-from simbal.errors import UserError
-from simbal.files import strict_json
-from simbal.files.disk import read_bytes, write_json
+from simbal.files.disk import write_json
+from simbal.runs.curves import readable_rows
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
 from simbal.runs.record import is_number
 from simbal.sweep.composer import Job
 from simbal.sweep.search.storage import StudyStorage
 
 POLL_SECONDS = 0.2
-LARGEST = 1 << 30  # bytes, with which a run has some two million rows
 LAST_STEP = 2**31 - 1  # the last step that a database can hold
 
 
@@ -107,24 +105,8 @@ def curve(run: Path, metric: str) -> dict[int, float]:
     Raises:
         UserError: the file is none that a run writes: a pipe, a device, or larger than any.
     """
-    file = run / CURVES_FILE
-    try:
-        lines = read_bytes(file, LARGEST).split(b"\n")
-    except OSError:  # not there yet
-        return {}
-    except ValueError as error:
-        raise UserError(f"{file} cannot be the curves of a run: {error}") from None
-    values: dict[int, float] = {}
-    for line in lines[:-1]:
-        try:
-            row = strict_json.parse(line, thorough=False)
-        except ValueError:
-            continue
-        step, value = (row.get("step", 0), row.get(metric)) if isinstance(row, dict) else (0, None)
-        whole = isinstance(step, int) and not isinstance(step, bool)
-        if value is not None and is_number(value) and whole and 0 < step <= LAST_STEP:
-            values[step] = float(value)
-    return values
+    found = [row for row in readable_rows(run) if is_number(row.get(metric)) and 0 < row["step"] <= LAST_STEP]
+    return {row["step"]: float(row[metric]) for row in found}
 
 
 def _look(candidate: Candidate, objective: str) -> None:

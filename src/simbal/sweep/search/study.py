@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from simbal.config.schema import Config
 from simbal.errors import UserError
+from simbal.metrics.aliases import current
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
 from simbal.sweep.search.storage import ContentError
@@ -90,6 +91,10 @@ class Study:
         if not self.inner.directions:
             raise ContentError("it has no directions")
         kept = dict(self.inner.user_attrs)
+        if isinstance(kept.get("objectives"), dict):  # of an older version, under the names of its time
+            kept["objectives"] = {
+                part: ",".join(map(current, str(names).split(","))) for part, names in kept["objectives"].items()
+            }
         missing = {part: value for part, value in asked.items() if part not in kept}
         if missing and self.trials():
             if not any(RUNS in trial.user_attrs for trial in self.trials()):

@@ -32,7 +32,7 @@ def train(spec):
         "status": "finished", "config_hash": spec.hash, "choices": spec.choices, "seed": seed,
         "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}},
         "definitions": {"val/ppl": "exp of the loss"}, "steps": 1, "tokens": 2, "tokens_per_second": 3.0,
-        "metrics": {"val/ppl": value, "pes/min": coef, "load/max_vio": None},
+        "metrics": {"val/ppl": value, "val/min_pes": coef, "val/max_vio": None},
     }  # fmt: skip
     if reason:
         record |= {"status": "pruned", "error": reason}

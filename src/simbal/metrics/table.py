@@ -1,0 +1,162 @@
+"""The table of metrics: each quantity that is measured of a run, its name, meaning, and how it is computed and written.
+
+A key is where a quantity was measured and its name: `val/max_vio` of a validation, `train/max_vio` of a training step,
+`routing.max_vio` of the analysis `routing`. A number of the whole run has no place in front: `tokens_per_second`.
+
+A new metric of the validation is one more entry of VALIDATION: it stands in record.json and metrics.jsonl, by layer
+too, and in the tables and their definitions.
+
+No torch here: `report.py` reads tables without it.
+Shapes: L MoE layers, E experts, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from simbal.metrics import language, routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARROWS = {"lower": " ↓", "higher": " ↑", "neither": ""}
+NATS = "nats"
+
+
+class Sums(Protocol):
+    """The sums over a validation set from which its metrics follow; float64 and int64."""
+
+    nats: float  # cross-entropy
+    tokens: int
+    num_bytes: int  # UTF-8, of the text that the tokens stand for
+    sequences: int
+    counts_LE: Tensor  # tokens per expert; a token counts K times
+    seu_L: Tensor  # over sequences
+    entropy_L: Tensor  # of the top-k weights, over tokens
+    router_weights: list[Tensor]  # (E, D) of each layer
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity that is measured of a run.
+
+    `whole` computes it from the sums of a validation, or `by_layer` its values (L, ...), which `over_layers` reduces to
+    one number; without `over_layers` there are only the values by layer.
+    """
+
+    name: str
+    title: str  # the heading of its column
+    definition: str
+    unit: str = ""
+    number: str = "{:.4g}"
+    better: Literal["lower", "higher", "neither"] = "neither"
+    where: str = "val/"  # stands before the name in the key
+    column: bool = False  # among the columns of a table for which none are chosen
+    compared: bool = True  # whether its difference to the baseline is shown
+    whole: Callable[[Sums], float] | None = None
+    by_layer: Callable[[Sums], Tensor] | None = None
+    over_layers: Callable[[list[Any]], float] | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of its numbers in files: `val/ppl`."""
+        return f"{self.where}{self.name}"
+
+    @property
+    def heading(self) -> str:
+        """The title, with an arrow to the better direction."""
+        return f"{self.title}{ARROWS[self.better]}"
+
+
+def _gram_deviations(sums: Sums) -> Tensor:
+    import torch
+
+    from simbal.metrics.similarity import mean_squared_deviation
+
+    return torch.stack([mean_squared_deviation(weight_ED) for weight_ED in sums.router_weights])
+
+
+VALIDATION = (
+    Metric(
+        "loss", "validation loss",
+        "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
+        NATS, "{:.4f}", "lower", whole=lambda sums: sums.nats / sums.tokens,
+    ),
+    Metric(
+        "ppl", "perplexity", "exp of val/loss",
+        "", "{:.3f}", "lower", column=True, whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
+    ),
+    Metric(
+        "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
+        "bits per byte", "{:.4f}", "lower", column=True,
+        whole=lambda sums: language.bits_per_byte(sums.nats, sums.num_bytes),
+    ),
+    Metric(
+        "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation set, mean over layers",
+        "", "{:.3f}", "lower", column=True, by_layer=lambda sums: routing.max_vio(sums.counts_LE), over_layers=fmean,
+    ),
+    Metric(
+        "tokens_per_expert", "load",
+        "tokens of the validation set that chose each expert, by layer; a token counts K times",
+        "tokens", by_layer=lambda sums: sums.counts_LE,
+    ),
+    Metric(
+        "unique_experts", "experts used",
+        "experts chosen at least once on the validation set, summed over layers",
+        "experts", "{:.1f}", "higher", column=True, by_layer=lambda sums: routing.unique_experts(sums.counts_LE),
+        over_layers=sum,
+    ),
+    Metric(
+        "seu", "SEU", "distinct experts chosen in a sequence / E, mean over sequences and layers",
+        "", "{:.3f}", column=True, by_layer=lambda sums: sums.seu_L / sums.sequences, over_layers=fmean,
+    ),
+    Metric(
+        "entropy", "entropy",
+        "entropy in nats of a token's top-k weights divided by their sum, mean over tokens and layers",
+        NATS, "{:.3f}", column=True, by_layer=lambda sums: sums.entropy_L / sums.tokens, over_layers=fmean,
+    ),
+    Metric(
+        "gram_deviation", "(R^T R - I)^2",
+        "mean over all E^2 entries of (R^T R - I)^2 with a bf16 product, mean over layers",
+        "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=fmean,
+    ),
+)  # fmt: skip
+SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
+    Metric(
+        "pes", "PES",
+        "mean cosine over pairs of experts of their outputs on a token, mean over trainer.pes_tokens tokens of the "
+        "validation set, by layer",
+    ),
+    Metric(
+        "min_pes", "min PES",
+        "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
+        "trainer.pes_tokens tokens of the validation set",
+        "", "{:.4f}", "lower", column=True, over_layers=min,
+    ),
+    Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=fmean),
+)  # fmt: skip
+SPEED = Metric(
+    "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",
+    "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
+)  # fmt: skip
+TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
+    Metric("loss", "loss", "sum of train/ce, the z-loss of the head and every train/aux/..., mean over the step", NATS,
+           where="train/"),
+    Metric("ce", "cross-entropy", "cross-entropy in nats, mean over the tokens of the step", NATS, where="train/"),
+    Metric("aux/<strategy>", "auxiliary loss", "the balancing strategy's term of train/loss", where="train/"),
+    Metric("grad_norm", "gradient norm", "Euclidean norm of the gradient, before it is clipped", where="train/"),
+    Metric("max_vio", "MaxVio", "max / mean - 1 of the tokens per expert in the step, mean over layers",
+           where="train/"),
+    Metric("skipped_steps", "skipped steps", "steps skipped so far for a loss or gradient that was not finite",
+           "steps", where="train/"),
+    Metric("lr", "learning rate", "learning rate after the step", where=""),
+)  # fmt: skip
+NUMBERS = (*(metric for metric in (*VALIDATION, *SIMILARITY) if metric.whole or metric.over_layers), SPEED)  # of a run
+
+
+def definitions(metrics: Sequence[Metric]) -> dict[str, str]:
+    """Return the definition of each metric by its key."""
+    return {metric.key: metric.definition for metric in metrics}

@@ -1,0 +1,69 @@
+"""The columns of numbers that a table can have: those of every run, and those of its analyses."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from simbal.errors import UserError
+from simbal.metrics.aliases import short_names
+from simbal.metrics.table import NUMBERS, Metric
+from simbal.report.collect import Run
+
+NAMED = {metric.name: metric for metric in NUMBERS}
+
+
+def usual(finished: Sequence[Run]) -> list[Metric]:
+    """Return the metrics of a table without a choice, of those that a finished run has a number for."""
+    return [metric for metric in NUMBERS if metric.column and _measured(metric.key, finished)]
+
+
+def named_by_runs(finished: Sequence[Run]) -> list[str] | None:
+    """Return the key `columns` of the runs' configs if all finished runs have the same; else None."""
+    named = [run.spec.config.columns for run in finished]
+    return named[0] if named and all(columns == named[0] for columns in named) else None
+
+
+def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
+    """Return the metrics of these names: `val/ppl`, `redundancy.min_pes`, an older name, or the last part of any.
+
+    A name that stands for a number of every run is that one, if a run has it: `ppl` is `val/ppl`, not `quality.ppl`.
+
+    Raises:
+        UserError: a name that no finished run has, or that two analyses have, or analyses with other settings.
+    """
+    own = {metric.key: metric for metric in NUMBERS}
+    measured = {key: metric for key, metric in own.items() if _measured(key, runs)}
+    analysed = {key: of_analysis(key) for run in runs for key in run.analysed}
+    chosen = []
+    for column in columns:
+        for known in (measured, analysed, own):
+            found = [key for key in known if column in short_names(key)]
+            if found:
+                break
+        if len(found) != 1:
+            what = f"may be {' or '.join(sorted(found))}" if found else "is none of them"
+            raise UserError(f"columns: {column} {what}; there is {', '.join([*own, *sorted(analysed)])}")
+        chosen.append(known[found[0]])
+    refuse_unlike({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, runs)
+    return chosen
+
+
+def of_analysis(key: str) -> Metric:
+    """Return the metric of an analysis's number, such as `routing.seu`; what `seu` is of a run holds for it too."""
+    analysis, _, name = key.partition(".")
+    known = NAMED.get(name, Metric(name, key, ""))
+    return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
+
+
+def refuse_unlike(analyses: Iterable[str], runs: Sequence[Run]) -> None:
+    """Raise `UserError` if one of the analyses was done with other settings in one run than in another."""
+    for analysis in analyses:
+        done = [run for run in runs if analysis in run.analyses]
+        for run in done[1:]:
+            if run.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:
+                raise UserError(
+                    f"{done[0].path} and {run.path} cannot stand in one table: {analysis} was done with other settings"
+                )
+
+
+def _measured(key: str, runs: Sequence[Run]) -> bool:
+    return any(run.value(key) is not None for run in runs)

@@ -1,0 +1,88 @@
+"""Reads metrics.jsonl, the curves of a run: one JSON object per line, with its `step` and `tokens`.
+
+No torch here: the sweep's parent process and `report.py` read curves without it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
+from simbal.metrics.aliases import renamed_row
+from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
+from simbal.runs.record import LARGEST, is_number
+
+
+def rows(run_path: Path) -> list[dict[str, Any]]:
+    """Return every row of a run's metrics.jsonl in the order of writing; none if the file is missing.
+
+    What a killed process left of its last line, which no newline ends, is ignored.
+
+    Raises:
+        UserError: any other line is not a row; it names the file and the line.
+    """
+    file = run_path / CURVES_FILE
+    if not file.exists():
+        return []
+    try:
+        *whole, last = _lines(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        found = strict_json.parse(b"[" + b",".join(whole) + b"]", False)  # all at once: half the time of one by one
+        if len(found) == len(whole) and all(map(_is_row, found)):
+            return [*map(renamed_row, found), *_parsed(last)]
+    except ValueError:
+        pass
+    for number, line in enumerate(whole, 1):
+        if not _parsed(line):
+            raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
+    raise UserError(f"{file} is broken: its lines are no rows of a curve")
+
+
+def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
+    """Return the rows that have `key`, as (training tokens, value), by tokens; empty if there is none.
+
+    Raises:
+        UserError: as `rows` does, and if a value is no finite number.
+    """
+    points = [(row["tokens"], row[key]) for row in rows(run_path) if key in row]
+    if not all(is_number(value) for _, value in points):
+        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} is not a number everywhere")
+    return sorted(points)
+
+
+def readable_rows(run_path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl that a run may be writing; other lines, and a missing file, have none.
+
+    Raises:
+        UserError: the file is none that a run writes: a pipe, a device, or larger than any.
+    """
+    try:
+        *whole, _ = _lines(run_path / CURVES_FILE)
+    except OSError:
+        return []
+    return [row for line in whole for row in _parsed(line)]
+
+
+def _lines(file: Path) -> list[bytes]:
+    """Return the lines of a file, of which no newline ends the last; `OSError` if it cannot be read."""
+    try:
+        return read_bytes(file, LARGEST_CURVES).split(b"\n")
+    except ValueError as error:
+        raise UserError(f"{file} is broken: {error}") from None
+
+
+def _parsed(line: bytes) -> list[dict[str, Any]]:
+    """Return the row on a line, as a list; none if there is no whole one."""
+    try:
+        row = strict_json.parse(line, False)
+    except ValueError:
+        return []
+    return [renamed_row(row)] if _is_row(row) else []
+
+
+def _is_row(row: Any) -> bool:
+    counts = [row.get("step"), row.get("tokens")] if isinstance(row, dict) else [None]
+    return all(type(count) is int and 0 <= count <= LARGEST for count in counts)
