@@ -12,10 +12,9 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.metrics import language
 from simbal.model.router import Candidates, Steering, largest
 
@@ -100,10 +99,9 @@ def _drops(trained: TrainedRun, drops: list[int] | None) -> list[int]:
 
 
 def _table(curve: list[dict[str, Any]]) -> Table:
-    grid = new_grid("each token without its best experts")
-    for heading in ("dropped", "loss", "ppl", "ppl / first"):
-        grid.add_column(heading, justify="right")
+    rows = []
     for point in curve:
         ratio = math.exp(min(point["loss"] - curve[0]["loss"], 700))
-        grid.add_row(str(point["drop"]), f"{point['loss']:.4f}", f"{point['ppl']:,.3f}", f"{ratio:.4f}")
-    return grid
+        rows.append([str(point["drop"]), f"{point['loss']:.4f}", f"{point['ppl']:,.3f}", f"{ratio:.4f}"])
+    headings = ("dropped", "loss", "ppl", "ppl / first")
+    return numbers_table("each token without its best experts", headings, rows, texts=0)

@@ -4,6 +4,7 @@ import importlib.metadata
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def evaluate(
     for name in analyses.keys() - of_runs:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
     for path in runs_in(Path(str(run))) if of_runs else ():
-        trained = _Lazy(path, accelerator, places)
+        trained = cache(partial(load, path, accelerator, places))  # what is there already needs no model
         for name in [name for name in analyses if name in of_runs]:
             _once(functions[name], name, settings[name], path, trained, overwrite)
 
@@ -80,31 +81,19 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "_target_"}
 
 
-class _Lazy:
-    """The run at `path`, loaded when it is first needed: what is there already needs no model."""
-
-    def __init__(self, path: Path, accelerator: str, places: DataPlaces) -> None:
-        self.path, self.accelerator, self.places = path, accelerator, places
-        self._loaded: TrainedRun | None = None
-
-    def get(self) -> TrainedRun:
-        self._loaded = self._loaded or load(self.path, self.accelerator, self.places)
-        return self._loaded
-
-
 def _once(
     function: Callable[..., Finding],
     name: str,
     settings: dict[str, Any],
     folder: Path,
-    trained: _Lazy | None,
+    trained: Callable[[], TrainedRun] | None,
     overwrite: bool,
 ) -> None:
     out, file = console(), folder / "analysis" / f"{name}.json"
     if not overwrite and (done := read_analysis(file)) is not None and made_with(done, settings):
         out.print(f"there already: {file}", soft_wrap=True)
         return
-    given = {} if trained is None else {OF_A_RUN: trained.get()}
+    given = {} if trained is None else {OF_A_RUN: trained()}
     started = time.perf_counter()
     finding = function(**given, **_arguments(settings))
     seconds = time.perf_counter() - started

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from simbal.analysis.shared.finding import Finding
-from simbal.files.console import new_grid
+from simbal.analysis.shared.finding import Finding, numbers_table
 
 NUM_EXPERTS = 32
 QUANTUM = (2**-8) ** 2 / NUM_EXPERTS**2
@@ -87,20 +86,17 @@ def _meaning() -> str:
 
 
 def _table(name: str, model: Model) -> Table:
-    table = new_grid(f"{name}: (R^T R - I)^2 by layer")
-    table.add_column("layer")
-    for heading in ("SimBal", "k", "residual", "LBL"):
-        table.add_column(heading, justify="right", overflow="fold")
     decoded = [decode(value) for value in model.simbal]
-    for layer, (simbal, (quanta, residual), lbl) in enumerate(zip(model.simbal, decoded, model.lbl, strict=True)):
-        table.add_row(str(layer), f"{simbal:.5e}", str(quanta), f"{residual:.2e}", f"{lbl:g}")
-    table.add_section()
-    quanta, layers = sum(quanta for quanta, _ in decoded), len(decoded)
-    rest = fmean(residual for _, residual in decoded)
-    table.add_row("mean", f"{fmean(model.simbal):.5e}", f"{quanta}/{layers}", f"{rest:.2e}", f"{fmean(model.lbl):g}")
+    rows = [
+        [str(layer), f"{simbal:.5e}", str(quanta), f"{rest:.2e}", f"{lbl:g}"]
+        for layer, (simbal, (quanta, rest), lbl) in enumerate(zip(model.simbal, decoded, model.lbl, strict=True))
+    ]
+    share, rest = f"{sum(quanta for quanta, _ in decoded)}/{len(decoded)}", fmean(rest for _, rest in decoded)
+    last = [["mean", f"{fmean(model.simbal):.5e}", share, f"{rest:.2e}", f"{fmean(model.lbl):g}"]]
     if model.main_text:
-        table.add_row("table 3", model.main_text[0], "", "", model.main_text[1])
-    return table
+        last.append(["table 3", model.main_text[0], "", "", model.main_text[1]])
+    headings = ("layer", "SimBal", "k", "residual", "LBL")
+    return numbers_table(f"{name}: (R^T R - I)^2 by layer", headings, rows, last)
 
 
 def _record(model: Model) -> dict[str, object]:

@@ -10,9 +10,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, moe_layers
-from simbal.files.console import new_grid
 from simbal.metrics.similarity import max_cosine, max_deviation, mean_squared_cosine, mean_squared_deviation, row_norms
 
 DEFINITION = {
@@ -74,15 +73,9 @@ def measured(weight_ED: Tensor) -> dict[str, float]:
 
 
 def _table(layers: list[dict[str, float]], means: dict[str, float]) -> Table:
-    grid = new_grid("routers by layer")
-    grid.add_column("\nlayer")
-    for heading, _ in FORMATS.values():
-        grid.add_column(heading, justify="right")
-    for index, layer in enumerate(layers):
-        grid.add_row(str(index), *_cells(layer))
-    grid.add_section()
-    grid.add_row("mean", *_cells(means))
-    return grid
+    headings = ("\nlayer", *(heading for heading, _ in FORMATS.values()))
+    rows = ([str(index), *_cells(layer)] for index, layer in enumerate(layers))
+    return numbers_table("routers by layer", headings, rows, [["mean", *_cells(means)]])
 
 
 def _cells(numbers: dict[str, float]) -> list[str]:

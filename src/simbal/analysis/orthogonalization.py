@@ -12,10 +12,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.metrics.similarity import identity_deviation, max_deviation, mean_deviation
 from simbal.model.init import generator
 
@@ -148,19 +147,17 @@ def verdict(way: str, distance: str, ratio: float) -> str:
 
 def table(results: Results, comparable: bool) -> Table:
     """Return the table of distances, two lines for each way; with the paper's numbers if ours are `comparable`."""
-    grid = new_grid("distance from orthonormality: mean ± standard deviation over trials")
-    for heading in ("router", "distance"):
-        grid.add_column(heading, overflow="fold")
-    for heading in ("bf16 Gram", "paper", "ours/paper", "fp32 Gram") if comparable else ("bf16 Gram", "fp32 Gram"):
-        grid.add_column(heading, justify="right", overflow="fold")
+    headings = ("bf16 Gram", "paper", "ours/paper", "fp32 Gram") if comparable else ("bf16 Gram", "fp32 Gram")
+    rows = []
     for way, distances in results.items():
         name = way
         for distance, spreads in distances.items():
             paper = PAPER[way][distance]
             versus = [str(paper), verdict(way, distance, spreads["bf16"].mean / paper.mean)] if comparable else []
-            grid.add_row(name, distance, str(spreads["bf16"]), *versus, str(spreads["fp32"]))
+            rows.append([name, distance, str(spreads["bf16"]), *versus, str(spreads["fp32"])])
             name = ""
-    return grid
+    title = "distance from orthonormality: mean ± standard deviation over trials"
+    return numbers_table(title, ("router", "distance", *headings), rows, texts=2)
 
 
 def notes(results: Results, comparable: bool) -> list[str]:

@@ -16,13 +16,12 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.experts.plan import RoutingPlan
 from simbal.experts.select import apply_experts
-from simbal.files.console import new_grid
 from simbal.metrics import language
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Routing, Steering
@@ -221,15 +220,14 @@ def _check(trained: TrainedRun, thresholds: list[float], repeats: int) -> None:
 
 
 def _table(arms: list[Arm]) -> Table:
-    grid = new_grid("experts of small weight are not computed")
-    for heading in ("threshold", "loss", "ppl", "experts", "seconds", "min", "max", "/ plain"):
-        grid.add_column(heading, justify="right")
+    headings = ("threshold", "loss", "ppl", "experts", "seconds", "min", "max", "/ plain")
     plain = median(arms[0].seconds)
+    rows = []
     for arm in arms:
         numbers = arm.summary
         seconds = numbers["seconds"]
-        grid.add_row(
+        rows.append([
             arm.name, f"{numbers['loss']:.4f}", f"{numbers['ppl']:,.3f}", f"{numbers['experts']:.3f}",
             *(f"{seconds[key]:.3f}" for key in ("median", "min", "max")), f"{seconds['median'] / plain:.3f}",
-        )  # fmt: skip
-    return grid
+        ])  # fmt: skip
+    return numbers_table("experts of small weight are not computed", headings, rows, texts=0)

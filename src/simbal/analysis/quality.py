@@ -10,10 +10,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.config.values import whole_number
-from simbal.files.console import new_grid
 from simbal.metrics import language
 from simbal.model.router import Steering
 
@@ -98,10 +97,5 @@ def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
 
 
 def _table(numbers: dict[str, float], spread: dict[str, float]) -> Table:
-    grid = new_grid("quality on the validation set")
-    grid.add_column("")
-    grid.add_column("value", justify="right")
-    grid.add_column("standard error", justify="right")
-    for name, value in numbers.items():
-        grid.add_row(name, f"{value:.4f}", f"{spread[name]:.4f}")
-    return grid
+    rows = ([name, f"{value:.4f}", f"{spread[name]:.4f}"] for name, value in numbers.items())
+    return numbers_table("quality on the validation set", ("", "value", "standard error"), rows)

@@ -13,11 +13,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.cost.parameters import parameters
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.transformer import TransformerShape
 
@@ -32,6 +31,7 @@ DEFINITION = {
     "included: processor time of all threads on a CPU, time on a clock on CUDA",
     "cost.flops": "matrix products of the same two passes",
 }
+OVER_LAYERS = {"minimum": "min_pes", "mean": "mean_pes"}  # lines of the table
 
 
 def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Finding:
@@ -104,16 +104,13 @@ def _pass_seconds(trained: TrainedRun, tokens: int | None, batch_size: int, titl
 
 
 def _table(pes_L: list[float], se_L: list[float], metrics: dict[str, float]) -> Table:
-    grid = new_grid("pairwise expert similarity (PES)")
-    grid.add_column("layer")
-    grid.add_column("PES", justify="right")
-    grid.add_column("standard error", justify="right")
-    for layer, (pes, se) in enumerate(zip(pes_L, se_L, strict=True)):
-        grid.add_row(str(layer), f"{pes:.5f}", f"{se:.1e}")
-    grid.add_section()
-    for name, key in (("minimum", "min_pes"), ("mean", "mean_pes")):
-        grid.add_row(name, f"{metrics[key]:.5f}", f"{metrics[f'{key}_se']:.1e}")
-    return grid
+    rows = [[str(layer), *_cells(*both)] for layer, both in enumerate(zip(pes_L, se_L, strict=True))]
+    last = [[name, *_cells(metrics[key], metrics[f"{key}_se"])] for name, key in OVER_LAYERS.items()]
+    return numbers_table("pairwise expert similarity (PES)", ("layer", "PES", "standard error"), rows, last)
+
+
+def _cells(pes: float, se: float) -> tuple[str, str]:
+    return f"{pes:.5f}", f"{se:.1e}"
 
 
 def _notes(record: dict[str, Any], seen: Watched) -> list[str]:

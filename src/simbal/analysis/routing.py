@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.routing_totals import (
     PIECES,
     RoutingTotals,
@@ -27,7 +27,6 @@ from simbal.analysis.shared.routing_totals import (
 from simbal.analysis.shared.trained import Predicted, TrainedRun, check_pass, load, moe_layers
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.router import Router
 
 LIKE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that two runs must share to be compared
@@ -196,15 +195,9 @@ def _by_layer(
     title: str, columns: Mapping[str, str], layers: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]
 ) -> Table:
     shown = {name: heading for name, heading in columns.items() if name in layers}
-    grid = new_grid(title)
-    grid.add_column("\nlayer")
-    for heading in shown.values():
-        grid.add_column(heading, justify="right")
-    for index in range(len(layers["seu"])):
-        grid.add_row(str(index), *(_cell(layers[name][index]) for name in shown))
-    grid.add_section()
-    grid.add_row("all", *(_cell(metrics.get(name), counted="experts" in name) for name in shown))
-    return grid
+    rows = ([str(index), *(_cell(layers[name][index]) for name in shown)] for index in range(len(layers["seu"])))
+    total = ["all", *(_cell(metrics.get(name), counted="experts" in name) for name in shown)]
+    return numbers_table(title, ("\nlayer", *shown.values()), rows, [total])
 
 
 def _cell(value: float | None, counted: bool = False) -> str:
@@ -214,12 +207,6 @@ def _cell(value: float | None, counted: bool = False) -> str:
 
 
 def _by_bin(overlap: Mapping[str, Any]) -> Table:
-    grid = new_grid("pairs of tokens, all layers")
-    grid.add_column("cosine of inputs")
-    grid.add_column("pairs", justify="right")
-    grid.add_column("overlap of choices", justify="right")
-    rows = zip(overlap["from"], overlap["to"], overlap["pairs"], overlap["overlap"], strict=True)
-    for low, high, pairs, mean in rows:
-        if pairs:
-            grid.add_row(f"{low:+.2f} to {high:+.2f}", f"{pairs:,}", f"{mean:.4f}")
-    return grid
+    bins = zip(overlap["from"], overlap["to"], overlap["pairs"], overlap["overlap"], strict=True)
+    rows = ([f"{low:+.2f} to {high:+.2f}", f"{pairs:,}", f"{mean:.4f}"] for low, high, pairs, mean in bins if pairs)
+    return numbers_table("pairs of tokens, all layers", ("cosine of inputs", "pairs", "overlap of choices"), rows)

@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 from simbal.analysis.shared.finding import read_analysis
 from simbal.config.values import flatten
 from simbal.errors import UserError
+from simbal.metrics.table import NUMBERS
 from simbal.runs.curves import curve
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.spec import RunSpec
 
 PLACE = re.compile("<[^<>]*>")  # in the name of a definition, for any text
+KNOWN = {metric.name: metric.definition for metric in NUMBERS}  # for what an analysis does not define itself
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Run:
         """The definitions of its numbers, by the same names."""
         texts = dict(self.result["definitions"])
         for name, analysis in self.analyses.items():
-            texts |= {f"{name}.{metric}": text for metric in analysis["metrics"] if (text := _text(metric, analysis))}
+            own = {metric: _text(metric, analysis) or KNOWN.get(metric) for metric in analysis["metrics"]}
+            texts |= {f"{name}.{metric}": text for metric, text in own.items() if text}
         return texts
 
     @cached_property

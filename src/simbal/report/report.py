@@ -93,7 +93,7 @@ def show(table: Table, out: Console) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How to draw a section: with greatest widths of its first and other columns of text, and cells on two lines."""
+    """A section to be drawn with greatest widths of its first and its other columns of text, or cells on two lines."""
 
     section: Section
     first_width: int | None = None

@@ -1,6 +1,6 @@
 """The result of an analysis: tables and sentences for people, and numbers for programs, as JSON on the disk."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simbal.errors import UserError
+from simbal.files.console import new_grid
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json
 from simbal.metrics.aliases import renamed
 from simbal.runs.record import is_number, sealed, unsealed
@@ -31,6 +32,25 @@ class Finding:
             out.print(table)
         for note in self.notes:
             out.print(note)
+
+
+def numbers_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    last: Iterable[Sequence[str]] = (),
+    texts: int = 1,
+) -> Table:
+    """Return a table whose first `texts` columns are text and whose others are numbers, with a line above `last`."""
+    grid = new_grid(title)
+    for place, heading in enumerate(headings):
+        grid.add_column(heading, justify="left" if place < texts else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    grid.add_section()
+    for row in last:
+        grid.add_row(*row)
+    return grid
 
 
 def write_analysis(file: Path, content: Mapping[str, Any]) -> None:

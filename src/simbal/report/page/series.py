@@ -100,16 +100,12 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
 
 def dropping(arms: Sequence[ShownArm]) -> list[Curve]:
     """Return the curves of perplexity against the number of best experts that every token lost."""
-    return _curves(arms, lambda history: _analysed(history, "dropping", "curve", lambda p: (p["drop"], p["ppl"])))
+    return _curves(arms, lambda history: _analysed(history, "dropping", "curve", "drop"))
 
 
 def pruning(arms: Sequence[ShownArm]) -> list[Curve]:
     """Return the curves of perplexity against the threshold below which chosen experts are not computed."""
-
-    def points(history: History) -> list[Point]:
-        return _analysed(history, "pruning", "arms", lambda p: (p["threshold"], p["ppl"]), "threshold")
-
-    return _curves(arms, points)
+    return _curves(arms, lambda history: _analysed(history, "pruning", "arms", "threshold"))
 
 
 def alike(arms: Sequence[ShownArm], analysis: str) -> bool:
@@ -162,16 +158,13 @@ def _pes(history: History, row: dict[str, Any]) -> list[float]:
         raise broken(history.run) from None
 
 
-def _analysed(
-    history: History, name: str, key: str, point: Callable[[dict[str, Any]], Point], needed: str = "ppl"
-) -> list[Point]:
-    """Return the points of an analysis, without those that have no number `needed`."""
+def _analysed(history: History, name: str, key: str, x: str) -> list[Point]:
+    """Return the perplexities of an analysis by `x`, without those that lack one of the two."""
     if name not in history.run.analyses:
         return []
     try:
         entries = history.run.analyses[name][key]
-        listed = entries.values() if isinstance(entries, dict) else entries
-        pairs = [point(entry) for entry in listed if entry[needed] is not None]
-        return [(number(x, history.run), number(y, history.run)) for x, y in pairs]
+        pairs = [(entry[x], entry["ppl"]) for entry in (entries.values() if isinstance(entries, dict) else entries)]
+        return [(number(at, history.run), number(ppl, history.run)) for at, ppl in pairs if None not in (at, ppl)]
     except (KeyError, TypeError):
         raise UserError(f"{history.run.path / 'analysis' / name}.json is broken: delete it and do it again") from None

@@ -52,8 +52,8 @@ def config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     """Return the dotted keys that differ between these arms, each with its value in every arm."""
     configs = [result_keys(arm.runs[0].spec.written) for arm in arms]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
-    told = [(key, [json.dumps(config[key]) if key in config else ABSENT for config in configs]) for key in keys]
-    return [(key, values) for key, values in told if len(set(values)) > 1]
+    values = {key: [json.dumps(config[key]) if key in config else ABSENT for config in configs] for key in keys}
+    return [(key, each) for key, each in values.items() if len(set(each)) > 1]
 
 
 def _bars(rows: Sequence[Row], key: str) -> dict[str, Bar]:

@@ -9,6 +9,7 @@ from statistics import fmean
 from optuna.trial import TrialState
 
 from simbal.errors import UserError
+from simbal.metrics.aliases import current
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
 from simbal.sweep.composer import Job
@@ -62,9 +63,9 @@ def objective_values(run: Path, config_hash: str, objectives: Sequence[str]) -> 
     metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
     values = []
     for objective in objectives:
-        if objective not in metrics:
+        if current(objective) not in metrics:
             raise UserError(f"hydra.sweeper.objectives: {run} has measured no {objective}; it has {', '.join(metrics)}")
-        value = metrics[objective]
+        value = metrics[current(objective)]
         if value is None or not math.isfinite(value):
             return [], f"{objective} is {value}"
         values.append(float(value))

@@ -13,6 +13,7 @@ from pathlib import Path
 import optuna
 
 from simbal.files.disk import write_json
+from simbal.metrics.aliases import current
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
 from simbal.runs.record import is_number
@@ -105,8 +106,9 @@ def curve(run: Path, metric: str) -> dict[int, float]:
     Raises:
         UserError: the file is none that a run writes: a pipe, a device, or larger than any.
     """
-    found = [row for row in readable_rows(run) if is_number(row.get(metric)) and 0 < row["step"] <= LAST_STEP]
-    return {row["step"]: float(row[metric]) for row in found}
+    key = current(metric)
+    found = [row for row in readable_rows(run) if is_number(row.get(key)) and 0 < row["step"] <= LAST_STEP]
+    return {row["step"]: float(row[key]) for row in found}
 
 
 def _look(candidate: Candidate, objective: str) -> None:

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from simbal.config.schema import can_change_result
 from simbal.errors import UserError, redacted
+from simbal.metrics.aliases import current
+from simbal.metrics.table import SIMILARITY
 from simbal.runs.folder import RunFolder
 from simbal.sweep.composer import Job
 from simbal.sweep.search.integrity import check_content, check_results
@@ -62,7 +64,8 @@ class Search:
                 RunFolder(job.spec.path).belongs_to(job.spec)
             self.first_jobs = self.first_jobs or jobs
         for objective in self.settings.objectives:
-            if objective.startswith("pes/") and not self.first_jobs[0].spec.config.trainer.pes_every:
+            measured = current(objective) not in {metric.key for metric in SIMILARITY}
+            if not measured and not self.first_jobs[0].spec.config.trainer.pes_every:
                 raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
 
     def open(self, opened: optuna.storages.BaseStorage) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from simbal.config.values import one_of
 from simbal.errors import UserError
-from simbal.metrics.aliases import current
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "hyperband", "successive_halving")
@@ -32,9 +31,6 @@ class SearchSettings:
     study_name: str | None = None  # null: the sweep's name
     storage: str | None = None  # null | memory | journal:FILE | sqlite:///FILE | postgresql+psycopg2://...
     take_over: bool = False  # run again what other machines left running, and rebuild a damaged file from the runs
-
-    def __post_init__(self) -> None:
-        self.objectives = [current(objective) for objective in self.objectives]
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed."""

@@ -83,7 +83,7 @@ class Study:
     def _require_same(self, fixed: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return what the study does not say of itself yet; `UserError` if it searches something else."""
         asked = {
-            "objectives": {"objectives": ",".join(self.settings.objectives)},
+            "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
             "fixed": dict.fromkeys(sorted(fixed), ""),
