@@ -43,8 +43,8 @@ class Section:
 
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in their order."""
-    return [section for section in (means(table), differences(table), tokens_to_loss(table), absent(table))
-            if section.rows]  # fmt: skip
+    found = (means(table), differences(table), tokens_to_loss(table), absent(table))
+    return [section for section in found if section.rows]
 
 
 def means(table: Table, short: bool = False) -> Section:

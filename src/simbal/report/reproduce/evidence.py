@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,24 +212,24 @@ def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]])
         here = [each for each in found if each.analysis == name]
         arms = [*dict.fromkeys(each.arm for each in here)]
         model, layers = [each for each in here if each.layer is None], [each for each in here if each.layer is not None]
-        parts += [f"## {escape(name)}", markdown_table(["", *arms], _by(model, arms))]
+        rows = _pivot(model, lambda each: (each.number,), lambda each: each.arm, arms)
+        parts += [f"## {escape(name)}", markdown_table(["", *arms], rows)]
         if layers:
-            depth = 1 + max(each.layer or 0 for each in layers)
-            parts.append(markdown_table(["", "arm", *(f"layer {i}" for i in range(depth))], _by_layer(layers, depth)))
+            depth = range(1 + max(each.layer or 0 for each in layers))
+            rows = _pivot(layers, lambda each: (each.number, each.arm), lambda each: each.layer, depth)
+            parts.append(markdown_table(["", "arm", *(f"layer {i}" for i in depth)], rows))
         texts = analyses[name]["definition"].items()
         parts.append("\n".join(f"- {escape(number)}: {escape(text)}" for number, text in texts))
     return "\n\n".join(parts) + "\n"
 
 
-def _by(model: Sequence[Found], arms: Sequence[str]) -> Iterator[list[str]]:
-    """Yield one row for each number, with one column for each arm."""
-    cells = {(each.number, each.arm): each.text for each in model}
-    for number in dict.fromkeys(each.number for each in model):
-        yield [number, *(cells.get((number, arm), ABSENT) for arm in arms)]
-
-
-def _by_layer(layers: Sequence[Found], depth: int) -> Iterator[list[str]]:
-    """Yield one row for each number and arm, with one column for each layer."""
-    cells = {(each.number, each.arm, each.layer): each.text for each in layers}
-    for number, arm in dict.fromkeys((each.number, each.arm) for each in layers):
-        yield [number, arm, *(cells.get((number, arm, layer), ABSENT) for layer in range(depth))]
+def _pivot(
+    found: Sequence[Found],
+    row: Callable[[Found], tuple[str, ...]],
+    column: Callable[[Found], Any],
+    columns: Sequence[Any],
+) -> Iterator[list[str]]:
+    """Yield one row for each value of `row`, with one cell for each of `columns`."""
+    cells = {(row(each), column(each)): each.text for each in found}
+    for heading in dict.fromkeys(map(row, found)):
+        yield [*heading, *(cells.get((heading, place), ABSENT) for place in columns)]
