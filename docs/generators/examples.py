@@ -13,11 +13,6 @@ def example_pages(docs: Path) -> dict[str, str]:
     return {f"{FOLDER}/{file.stem}.md": _page(file) for file in sorted((docs / FOLDER).glob("*.py"))}
 
 
-def example_page(path: str) -> str:
-    """Where a program of docs/examples/ is shown; any other path as it is."""
-    return f"{path.removesuffix('.py')}.md" if path.startswith(f"{FOLDER}/") and path.endswith(".py") else path
-
-
 def _page(file: Path) -> str:
     title, place = file.stem.replace("_", " ").capitalize(), f"docs/{FOLDER}/{file.name}"
     program = code(file.read_text(encoding="utf-8"), "python")
