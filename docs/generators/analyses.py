@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from generators import source
-from generators.configuration import about, body, options
+from generators.configuration import about, body
 from generators.definitions import definitions, rows
 from generators.markup import prose, table
+from simbal.config.catalogue import options
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
 LEGENDS = ("Reference: ", "Shapes: ")
@@ -18,7 +19,7 @@ def analyses_page(root: Path) -> str:
         "# Analyses\n",
         "`python evaluate.py run=outputs/<name> analysis=` one of these, or several as `[a,b]`.\n",
     ]
-    for name, file in options(root, "analysis").items():
+    for name, file in options("analysis").items():
         module = root / "src/simbal/analysis" / f"{name}.py"
         texts = known.get(f"analysis/{name}")
         defined = table(("name", "definition"), rows(texts)) if texts else ""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from simbal.config.catalogue import CONF
 from simbal.config.schema import VARIANTS, Config, fields_of
 
-CONF = Path(__file__).parents[2] / "conf"
 ALIGNED = 24  # signs of a key with its value; a longer one's comment stands further right than the others
 _KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nested keys are values
 

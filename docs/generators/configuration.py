@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from generators.markup import code, prose, table
-from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.catalogue import Catalogue, first_comment, options
 from simbal.config.schema import GROUPS, VARIANTS, Config, Field, Key, fields_of
 from simbal.config.values import words
 
@@ -53,11 +53,6 @@ def default_choices(conf: Path) -> dict[str, list[str]]:
     return choices
 
 
-def options(root: Path, group: str) -> dict[str, Path]:
-    """The files of a group by the option's name."""
-    return {file.stem: file for file in sorted((root / "conf" / group).glob("*.yaml"))}
-
-
 def body(file: Path) -> str:
     """An option's YAML as it stands, less the comment at its top."""
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -77,7 +72,7 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
         f"`{group}=` one of the options below; default: {_chosen(chosen)}.\n",
         _keys(root, group, chosen),
     ]
-    for option, file in options(root, group).items():
+    for option, file in options(group).items():
         parts.append(f"## {option}\n\n{about(file)}\n{body(file)}")
     return "\n".join(part for part in parts if part)
 

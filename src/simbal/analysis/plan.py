@@ -12,10 +12,9 @@ from simbal.analysis.flops import duration
 from simbal.analysis.shared.finding import Finding
 from simbal.config.check import divisors
 from simbal.config.values import whole_number
-from simbal.cost.hardware import Hardware, hardware_of
+from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
 from simbal.cost.parameters import Parameters, parameters
-from simbal.cost.rates import Rate, assumed_rate, measured_rate
 from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
@@ -35,15 +34,6 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """A way in which devices train a model together."""
-
-    memory: DeviceMemory
-    fits: bool
-    largest_micro_batch: int | None  # the largest that fits; None: none does
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run on its hardware, with what it takes."""
 
@@ -56,7 +46,7 @@ class Plan:
     peak_flops: float  # of a device, in the run's precision
     stored: int  # bytes of a parameter, and of each of its moments
     memory_share: float
-    sharing: dict[str, Sharing]
+    memory: dict[str, dict[str, Any]]  # of a device by strategy: bytes by part, what fits
 
     @property
     def days(self) -> float:
@@ -123,8 +113,10 @@ def plan(
         UserError: no model or hardware is given, a key is out of its range, or the devices cannot share the batch.
     """
     devices = hardware_of(hardware)
-    names = ("steps", "global_batch", "micro_batch", "precision", "seq_len", "vocab_size")
-    given = dict(zip(names, (steps, global_batch, micro_batch, precision, seq_len, vocab_size), strict=True))
+    given = {
+        "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch, "precision": precision,
+        "seq_len": seq_len, "vocab_size": vocab_size,
+    }  # fmt: skip
     recipe = recipe_of(model, devices.accelerator, given)
     number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
     for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
@@ -132,12 +124,7 @@ def plan(
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
     recipe = _shared(recipe, number, micro_batch)
     planned = _planned(recipe, devices, number, backend, utilisation, memory_share)
-    return Finding(tables(planned), notes(planned), _record(planned))
-
-
-def tables(plan: Plan) -> list[Table]:
-    """Return the table of the run, then that of a device's memory."""
-    return [_of_run(plan), _of_memory(plan)]
+    return Finding([_of_run(planned), _of_memory(planned)], notes(planned), _record(planned))
 
 
 def notes(plan: Plan) -> list[str]:
@@ -153,9 +140,9 @@ def notes(plan: Plan) -> list[str]:
             0, "The rate is no measurement: time, device hours and cost are as good as its assumption, which "
             "includes communication between devices (analysis.plan.utilisation)."
         )  # fmt: skip
-    for strategy, way in plan.sharing.items():
-        if not way.fits:
-            fits = way.largest_micro_batch
+    for strategy, memory in plan.memory.items():
+        if not memory["fits"]:
+            fits = memory["largest_micro_batch"]
             remedy = f"analysis.plan.micro_batch={fits} would" if fits else "nor would any micro-batch"
             said.append(f"{strategy}: a step does not fit; {remedy}.")
     return said
@@ -163,9 +150,8 @@ def notes(plan: Plan) -> list[str]:
 
 def _of_run(plan: Plan) -> Table:
     recipe, hardware = plan.recipe, plan.hardware
-    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}")
-    for heading in ("", "value", "how it is known"):
-        grid.add_column(heading, justify="right" if heading == "value" else "left")
+    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}", "", "value")
+    grid.add_column("how it is known")
     accumulated = recipe.global_batch // plan.gpus // recipe.micro_batch
     batch = f"{plan.gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
     used = plan.training_flops / recipe.tokens * plan.rate.tokens_per_second / (plan.gpus * plan.peak_flops)
@@ -193,23 +179,21 @@ def _of_run(plan: Plan) -> Table:
 def _of_memory(plan: Plan) -> Table:
     recipe = plan.recipe
     title = f"memory of a device, GB: {recipe.micro_batch} x {recipe.seq_len} tokens at a time in {recipe.precision}"
-    grid = new_grid(title)
-    grid.add_column("")
-    for strategy in plan.sharing:
-        grid.add_column(strategy, justify="right")
-    ways = [*plan.sharing.values()]
-    parts = {"weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments"}
-    parts |= {"activations": "activations", "working memory of a layer": "working"}
+    grid = new_grid(title, "", *plan.memory)
+    parts = {
+        "weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments",
+        "activations": "activations", "working memory of a layer": "working", "to train together": "sharing",
+    }  # fmt: skip
+    if plan.gpus == 1:
+        del parts["to train together"]
+    ways = plan.memory.values()
     for name, part in parts.items():
-        grid.add_row(name, *(_gb(getattr(way.memory.step, part)) for way in ways))
-    if plan.gpus > 1:
-        grid.add_row("to train together", *(_gb(way.memory.sharing) for way in ways))
+        grid.add_row(name, *(_gb(memory[part]) for memory in ways))
     grid.add_section()
-    grid.add_row("most at once", *(_gb(way.memory.peak) for way in ways))
+    grid.add_row("most at once", *(_gb(memory["peak"]) for memory in ways))
     limit = plan.memory_share * plan.hardware.memory_bytes
-    fits = f"fits into {_gb(limit)}"
-    grid.add_row(fits, *("yes" if way.fits else "no" for way in ways))
-    grid.add_row("largest micro-batch that fits", *(str(way.largest_micro_batch or "none") for way in ways))
+    grid.add_row(f"fits into {_gb(limit)}", *("yes" if memory["fits"] else "no" for memory in ways))
+    grid.add_row("largest micro-batch that fits", *(str(memory["largest_micro_batch"] or "none") for memory in ways))
     return grid
 
 
@@ -246,16 +230,18 @@ def _planned(
     rate = rate or assumed_rate(flops, recipe.tokens, peak, gpus, utilisation)
     sequences, limit = recipe.global_batch // gpus, memory_share * hardware.memory_bytes
 
-    def step(micro_batch: int) -> Step:
-        accumulates = micro_batch < sequences
-        return Step(micro_batch, recipe.seq_len, accumulates, recipe.precision, backend, hardware.accelerator)
+    def step(size: int) -> Step:
+        return Step(size, recipe.seq_len, size < sequences, recipe.precision, backend, hardware.accelerator)
 
-    def sharing(strategy: str) -> Sharing:
-        def memory_of(micro_batch: int) -> DeviceMemory:
-            return device_memory(strategy, recipe.shape, step(micro_batch), gpus)
+    def memory_with(strategy: str) -> dict[str, Any]:
+        def memory_of(size: int) -> DeviceMemory:
+            return device_memory(strategy, recipe.shape, step(size), gpus)
 
         memory = memory_of(recipe.micro_batch)
-        return Sharing(memory, memory.peak <= limit, largest_micro_batch(memory_of, sequences, limit))
+        largest = largest_micro_batch(memory_of, sequences, limit)
+        return asdict(memory) | {
+            "peak": memory.peak, "fits": memory.peak <= limit, "largest_micro_batch": largest,
+        }  # fmt: skip
 
     return Plan(
         recipe=recipe,
@@ -267,17 +253,12 @@ def _planned(
         peak_flops=peak,
         stored=step(1).stored,
         memory_share=memory_share,
-        sharing={strategy: sharing(strategy) for strategy in strategies(gpus)},
+        memory={strategy: memory_with(strategy) for strategy in strategies(gpus)},
     )
 
 
 def _record(plan: Plan) -> dict[str, Any]:
-    memory = {
-        strategy: asdict(shared.memory.step)
-        | {"sharing": shared.memory.sharing, "peak": shared.memory.peak}
-        | {"fits": shared.fits, "largest_micro_batch": shared.largest_micro_batch}
-        for strategy, shared in plan.sharing.items()
-    }
+    names = ("training_flops", "days", "device_hours", "cost", "checkpoint_bytes", "final_bytes", "disk_bytes")
     return {
         "definition": DEFINITION,
         "recipe": asdict(plan.recipe),
@@ -288,16 +269,10 @@ def _record(plan: Plan) -> dict[str, Any]:
             "parameters": plan.counted.total,
             "active": plan.counted.active,
             "tokens": plan.recipe.tokens,
-            "training_flops": plan.training_flops,
             "tokens_per_second": plan.rate.tokens_per_second,
-            "days": plan.days,
-            "device_hours": plan.device_hours,
-            "cost": plan.cost,
-            "checkpoint_bytes": plan.checkpoint_bytes,
-            "final_bytes": plan.final_bytes,
-            "disk_bytes": plan.disk_bytes,
-        },
-        "memory": memory,
+        }
+        | {name: getattr(plan, name) for name in names},
+        "memory": plan.memory,
     }
 
 
