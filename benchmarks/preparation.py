@@ -125,7 +125,7 @@ def write_corpus(folder: Path, text: str | None, size: int) -> Figures:
 
 def numbered_texts(text: str | None) -> Iterator[str]:
     """The documents of a source again and again; from the second time on with a number, so that no two are equal."""
-    from simbal.data.sources.open import open_source
+    from simbal.data.store import open_source
 
     data = keys("pysource") if text is None else keys("files", files=text)
     number = 0
@@ -187,8 +187,7 @@ def write_store(folder: Path, vocab_size: int) -> Figures:
 
     from simbal.data.document import SPLITS
     from simbal.data.splits import facts_of
-    from simbal.data.store_meta import write_meta
-    from simbal.data.verification import fingerprints
+    from simbal.data.verification import fingerprints, write_meta
 
     random, eot = np.random.default_rng(0), vocab_size - 1
     byte_len = random.integers(1, 9, vocab_size).astype("<u2")

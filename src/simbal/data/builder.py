@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simbal.data.document import SPLITS, Document
+from simbal.data.document import SPLITS, Document, Encoder, Source
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
-from simbal.data.sources.open import Encoder, Source
 from simbal.data.sources.records import LARGEST
 from simbal.data.splits import SplitWriter, facts_of, sizes, token_dtype
-from simbal.data.store_meta import write_meta
-from simbal.data.verification import fingerprints
+from simbal.data.verification import fingerprints, write_meta
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes, remove_parts, replace_text

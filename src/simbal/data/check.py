@@ -5,14 +5,12 @@ from typing import Any
 import numpy as np
 
 from simbal.config.check import checked_data
-from simbal.data.document import SPLITS
-from simbal.data.sources.open import Encoder
+from simbal.data.document import SPLITS, Encoder
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.splits import token_dtype
 from simbal.data.store import Plan, Store, prepare
-from simbal.data.store_meta import require_meta
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
-from simbal.data.verification import compare, damaged, stated, verify
+from simbal.data.verification import compare, damaged, require_meta, stated, verify
 from simbal.errors import UserError
 
 SAMPLE = 100  # documents of a split that are decoded, always the same

@@ -19,7 +19,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,20 @@ from numpy.typing import NDArray
 from simbal.config.schema import DataConfig
 from simbal.data import tokenizer
 from simbal.data.builder import FORMAT, Journal, build
-from simbal.data.document import SPLITS
+from simbal.data.document import SPLITS, Encoder, Source
 from simbal.data.overlap import Overlap
-from simbal.data.sources.open import Source, open_encoder, open_source
-from simbal.data.store_meta import NAME, read_meta, require_meta
-from simbal.data.verification import FILES, Verification
+from simbal.data.sources.dclm import DCLM
+from simbal.data.sources.files import Files
+from simbal.data.sources.pysource import PySource
+from simbal.data.sources.synthetic import Symbols, Synthetic
+from simbal.data.verification import FILES, META, Verification, read_meta, require_meta
 from simbal.errors import UserError
 from simbal.files.disk import refusal, sync
 from simbal.files.locks import Lock, TakenError
 from simbal.runs import record
 
 PARTIAL = ".partial"  # the suffix of a folder in which a store is being built
+SOURCES: dict[str, Any] = {"pysource": PySource, "files": Files, "dclm": DCLM, "synthetic": Synthetic}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Store:
         Raises:
             UserError: if the folder was damaged after it was written, or cannot be read.
         """
-        file = path / NAME
+        file = path / META
         try:
             store = cls(path, read_meta(path))
             for name, size in zip(FILES[1:], store._sizes(), strict=True):
@@ -162,6 +165,20 @@ class Plan:
         if wrong:
             raise UserError(f"{self.path} is not what its name says ({wrong[0]}): delete it and prepare it again")
         return store
+
+
+def open_source(data: DataConfig) -> Source:
+    """Return the source that `data.source` names, made from the keys it asks for."""
+    source = SOURCES[data.source]
+    opened: Source = source(**{field.name: getattr(data, field.name) for field in fields(source)})
+    return opened
+
+
+def open_encoder(data: DataConfig) -> Encoder:
+    """Return the encoder of a source: the identity for synthetic symbols, cl100k_base for text."""
+    if data.source == "synthetic":
+        return Symbols(data.vocab_size)
+    return tokenizer.load_tokenizer(data.vocab_size, data.tokenizer_path)
 
 
 def prepare(data: DataConfig, progress: bool, remember: bool = True) -> Store:

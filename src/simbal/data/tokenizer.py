@@ -59,7 +59,8 @@ class Tokenizer:
     """The byte-pair encoding with ids below `vocab_size`, `eot` among them; no text becomes a special token."""
 
     def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
-        self.vocab_size, self.eot, self.table_sha256 = vocab_size, eot, table_sha256
+        self.vocab_size, self.eot = vocab_size, eot
+        self.table_sha256: str | None = table_sha256
         self.byte_len: NDArray[np.uint16] = np.zeros(vocab_size, np.uint16)
         self.byte_len[list(ranks.values())] = [len(token) for token in ranks]
         self.ranks, self._of_thread = ranks, threading.local()

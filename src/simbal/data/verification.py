@@ -1,4 +1,6 @@
-"""Verifies that a store is still what was prepared: all that decides a run is read and compared with meta.json.
+"""A store's meta.json, and the verification that the store is still what was prepared.
+
+All that decides a run is read and compared with meta.json, which has a checksum over itself.
 
 A flipped bit, a file of another store and an edited number are found; a store that was forged as a whole is not.
 
@@ -13,24 +15,66 @@ from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from simbal.data.document import SPLITS
+from simbal.data.overlap import Overlap
+from simbal.data.sources.records import LARGEST, require_readable
 from simbal.data.splits import SplitFacts, facts_of, token_dtype
-from simbal.data.store_meta import NAME
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
+from simbal.runs import record
 
+META = "meta.json"
 MEMORY = "verified.json"
-FILES = (NAME, "byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
+FILES = (META, "byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
 LARGEST_MEMORY = 1 << 16  # bytes
 MOST = 8  # machines whose verifications are remembered: each numbers a network's disk in its own way
 TICK = 20_000_000  # ns, within which two changes of a file can have one time
 
+COUNTS = ("documents", "tokens", "bytes", "distinct_ids")  # of each split
+
 Stamps = list[list[int]]  # one for each of FILES: bytes, times of change of content and of anything, inode, device
+
+
+def write_meta(store: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with a checksum; `UserError` if it is so large that no run would read it."""
+    text = json.dumps(record.sealed(meta), indent=1, allow_nan=False) + "\n"
+    try:
+        require_readable(text)
+    except ValueError as error:
+        raise UserError(f"the list of inputs does not fit into {store / META} ({error}): join files") from None
+    (store / META).write_text(text, encoding="utf-8")
+
+
+def read_meta(store: Path) -> dict[str, Any]:
+    """Return the content of meta.json.
+
+    Raises:
+        ValueError: it is not what was written.
+        OSError: it cannot be read.
+    """
+    text = read_bytes(store / META, LARGEST).decode()
+    require_readable(text)
+    meta = strict_json.parse(text)
+    try:
+        sealed = isinstance(meta, dict) and record.sealed(meta) == meta
+    except RecursionError:
+        sealed = False
+    if not sealed:
+        raise ValueError("its checksum is that of another content")
+    return cast(dict[str, Any], meta)
+
+
+def require_meta(store: Path, meta: dict[str, Any]) -> None:
+    """Raise `UserError` if a part of a store's `meta` is missing or not of its kind."""
+    try:
+        _check(meta)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{store / META} is damaged: delete {store} and prepare it again") from None
 
 
 class Verification:
@@ -109,7 +153,7 @@ def stated(folder: Path, meta: dict[str, Any], *keys: str) -> Any:
     entry: Any = meta
     for key in keys:
         if not isinstance(entry, dict) or key not in entry:
-            raise damaged(folder, folder / NAME, f"{'.'.join(keys)} is missing")
+            raise damaged(folder, folder / META, f"{'.'.join(keys)} is missing")
         entry = entry[key]
     return entry
 
@@ -118,13 +162,13 @@ def compare(folder: Path, meta: dict[str, Any], *keys: str, found: Any) -> None:
     """Raise `UserError` unless the entry of `meta` that `keys` lead to is what was `found` in the files."""
     entry = stated(folder, meta, *keys)
     if entry != found:
-        raise damaged(folder, folder / NAME, f"{'.'.join(keys)} is {entry}, not {found}")
+        raise damaged(folder, folder / META, f"{'.'.join(keys)} is {entry}, not {found}")
 
 
 def _compare_digest(folder: Path, meta: dict[str, Any], *keys: str, file: str, found: str) -> None:
     entry = stated(folder, meta, *keys)
     if entry != found:
-        raise damaged(folder, folder / file, f"its sha256 is {found}, but {entry} in {NAME}")
+        raise damaged(folder, folder / file, f"its sha256 is {found}, but {entry} in {META}")
 
 
 def _compare_split(folder: Path, meta: dict[str, Any], split: str, facts: SplitFacts, fault: str) -> None:
@@ -153,3 +197,20 @@ def _remembered(folder: Path) -> list[Any]:
     except (OSError, ValueError):
         return []
     return memory if isinstance(memory, list) else []
+
+
+def _check(meta: dict[str, Any]) -> None:
+    counts = [meta["vocab_size"], meta["eot"], meta["surrogates_replaced"], *meta["skipped"].values()]
+    counts += [meta["splits"][split][key] for split in SPLITS for key in COUNTS]
+    overlap = meta["validation_overlap"]
+    counts += overlap.values()
+    if not all(type(count) is int and count >= 0 for count in counts) or meta["vocab_size"] < 1:
+        raise ValueError("a count is no whole number")
+    if min(meta["splits"][split]["tokens"] for split in SPLITS) < 1 or meta["dtype"] != token_dtype(meta["vocab_size"]):
+        raise ValueError("a split has no tokens, or tokens of another type")
+    Overlap(**overlap)
+    texts = [meta["fingerprints"][key] for key in ("text", "tokens")] + [meta["tokenizer_sha256"] or ""]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a fingerprint is no text")
+    if not isinstance(meta["source"], dict) or not isinstance(meta["versions"], dict):
+        raise TypeError("what it came from is not told")
