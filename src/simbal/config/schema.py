@@ -327,6 +327,12 @@ def integer_keys() -> frozenset[str]:
 
 
 @cache
+def open_keys() -> frozenset[str]:
+    """The dotted keys of mappings to which a command may add names, such as the packages of `data=pysource`."""
+    return frozenset(name for name, kind, _ in every_key() if get_origin(kind) is dict and name not in GROUPS)
+
+
+@cache
 def addresses() -> frozenset[str]:
     """The dotted keys of places that may have a password in them."""
     return frozenset(name for name, _, key in every_key() if key.address)
