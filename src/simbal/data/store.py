@@ -91,13 +91,13 @@ class Store:
         verification.require(store.meta, remember)
         return store
 
-    def _sizes(self) -> list[int]:
-        """Return the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
-        sizes = [2 * self.meta["vocab_size"]]
+    def _sizes(self) -> Iterator[int]:
+        """Yield the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
+        yield 2 * self.meta["vocab_size"]
         for split in SPLITS:
             counts = self.meta["splits"][split]
-            sizes += [counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize, 8 * counts["documents"]]
-        return sizes
+            yield counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize
+            yield 8 * counts["documents"]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -119,13 +119,12 @@ class Store:
 
     def summary(self) -> str:
         """Return the folder, the sizes and the fingerprints as lines for people."""
-        lines = [f"{self.path}"]
-        for split, counts in self.meta["splits"].items():
-            per_token = counts["bytes"] / counts["tokens"]
-            lines.append(
-                f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
-                f"{per_token:.3f} bytes per token"
-            )
+        lines = [str(self.path)]
+        lines += [
+            f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+            f"{counts['bytes'] / counts['tokens']:.3f} bytes per token"
+            for split, counts in self.meta["splits"].items()
+        ]
         lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
         if left_out:
@@ -217,19 +216,17 @@ def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
         UserError: if there is one that says it has these tokens, and is not what was prepared.
     """
     damage: UserError | None = None
-    for meta in sorted(cache_dir.glob("*/meta.json")):
-        if meta.parent.suffix == PARTIAL:
-            continue
+    for folder in sorted(file.parent for file in cache_dir.glob(f"*/{META}")):
         try:
-            about = read_meta(meta.parent)
-            if about["format"] != FORMAT or about["fingerprints"]["tokens"] != tokens:
-                continue
+            about = read_meta(folder)
+            wanted = about["format"] == FORMAT and about["fingerprints"]["tokens"] == tokens
         except (OSError, ValueError, KeyError, TypeError):
             continue  # broken, or of something else
-        try:
-            return Store.verified(meta.parent, remember)
-        except UserError as error:
-            damage = damage or error
+        if wanted and folder.suffix != PARTIAL:
+            try:
+                return Store.verified(folder, remember)
+            except UserError as error:
+                damage = damage or error
     if damage:
         raise damage
     return None

@@ -116,7 +116,7 @@ def verify(folder: Path, meta: dict[str, Any]) -> dict[str, SplitFacts]:
     try:
         byte_len = np.fromfile(folder / "byte_len.bin", "<u2")
         compare(folder, meta, "dtype", found=token_dtype(meta["vocab_size"]))
-        _compare_digest(folder, meta, "byte_len_sha256", file="byte_len.bin", found=sha256(byte_len.data).hexdigest())
+        compare(folder, meta, "byte_len_sha256", file="byte_len.bin", found=sha256(byte_len.data).hexdigest())
         facts = {}
         for split in SPLITS:
             eot = stated(folder, meta, "eot")
@@ -143,9 +143,9 @@ def fingerprints(facts: dict[str, SplitFacts], text: dict[str, str], vocab_size:
     return {name: sha256("\n".join(parts).encode()).hexdigest() for name, parts in lines.items()}
 
 
-def damaged(folder: Path, file: Path, what: str) -> UserError:
+def damaged(folder: Path, file: str, what: str) -> UserError:
     """Return the error that says what is wrong with a file of the store in `folder`."""
-    return UserError(f"{file}: {what}: delete {folder} and prepare it again")
+    return UserError(f"{folder / file}: {what}: delete {folder} and prepare it again")
 
 
 def stated(folder: Path, meta: dict[str, Any], *keys: str) -> Any:
@@ -153,30 +153,29 @@ def stated(folder: Path, meta: dict[str, Any], *keys: str) -> Any:
     entry: Any = meta
     for key in keys:
         if not isinstance(entry, dict) or key not in entry:
-            raise damaged(folder, folder / META, f"{'.'.join(keys)} is missing")
+            raise damaged(folder, META, f"{'.'.join(keys)} is missing")
         entry = entry[key]
     return entry
 
 
-def compare(folder: Path, meta: dict[str, Any], *keys: str, found: Any) -> None:
-    """Raise `UserError` unless the entry of `meta` that `keys` lead to is what was `found` in the files."""
-    entry = stated(folder, meta, *keys)
-    if entry != found:
-        raise damaged(folder, folder / META, f"{'.'.join(keys)} is {entry}, not {found}")
+def compare(folder: Path, meta: dict[str, Any], *keys: str, found: Any, file: str = META) -> None:
+    """Raise `UserError` unless the entry of `meta` that `keys` lead to is what was `found`.
 
-
-def _compare_digest(folder: Path, meta: dict[str, Any], *keys: str, file: str, found: str) -> None:
+    With `file`, the sha256 of that file was found: then it, and not the entry, is called damaged.
+    """
     entry = stated(folder, meta, *keys)
+    if entry != found and file == META:
+        raise damaged(folder, file, f"{'.'.join(keys)} is {entry}, not {found}")
     if entry != found:
-        raise damaged(folder, folder / file, f"its sha256 is {found}, but {entry} in {META}")
+        raise damaged(folder, file, f"its sha256 is {found}, but {entry} in {META}")
 
 
 def _compare_split(folder: Path, meta: dict[str, Any], split: str, facts: SplitFacts, fault: str) -> None:
     """Compare a split's facts with `meta`, tokens first: if they are right, docs.idx or a count is what is wrong."""
-    _compare_digest(folder, meta, "splits", split, "sha256", file=f"{split}/tokens.bin", found=facts.sha256)
+    compare(folder, meta, "splits", split, "sha256", file=f"{split}/tokens.bin", found=facts.sha256)
     if fault:
         raise ValueError(fault)
-    _compare_digest(folder, meta, "splits", split, "ends_sha256", file=f"{split}/docs.idx", found=facts.ends_sha256)
+    compare(folder, meta, "splits", split, "ends_sha256", file=f"{split}/docs.idx", found=facts.ends_sha256)
     for name, found in asdict(facts).items():
         compare(folder, meta, "splits", split, name, found=found)
 
