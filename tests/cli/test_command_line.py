@@ -60,7 +60,6 @@ def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ("hydrra/launcher=basic", "there is no group hydrra/launcher"),
         ("+balancing.simbal.coeff=3", "did you mean balancing.simbal.coef?"),
         ("++x=1", "++x=1 would add a key"),
-        ("data.packages.attrs=25.4.0", "; +data.packages.attrs=25.4.0 adds it"),
         ("+data.packages.torch=2.13.0", "would add a key, but every key there is exists already; did you mean data."),
         ("+seed=1", "would add a key, but every key there is exists already; did you mean seed?"),
         ("~sed", "there is no key sed; did you mean seed?"),

@@ -198,8 +198,7 @@ def _check_known(key: str, line: str, keys: dict[str, Any], catalogue: Catalogue
         for option in options:
             if group != SWEEPS and key in catalogue.option_keys(group, option):
                 raise UserError(f"{line}: {key} belongs to {group}={option}, which is not chosen")
-    advice = f"; +{line} adds it" if key.rpartition(".")[0] in open_keys() else ""
-    raise UserError(f"{line}: there is no key {key}{_nearest(key, [*keys, *catalogue.options])}{advice}")
+    raise UserError(f"{line}: there is no key {key}{_nearest(key, [*keys, *catalogue.options])}")
 
 
 def _kind(value: Any) -> str:

@@ -106,7 +106,9 @@ class DataConfig:
 class PySourceConfig(DataConfig):
     """The source `pysource`: Python sources of installed packages."""
 
-    packages: Annotated[dict[str, str], Key("the version of each that the results here were made with")]
+    packages: Annotated[
+        dict[str, str], Key("the versions that the results here were made with; +data.packages.NAME=VERSION adds one")
+    ]
     strict: Annotated[bool, Key("true: stop if a package's version differs from the one listed")]
 
 

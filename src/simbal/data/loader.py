@@ -99,7 +99,7 @@ class TrainBatches:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint keeps.
+        """Return the state that a checkpoint keeps.
 
         `step` and `part` are the optimizer steps done and the micro-batches of the next; the rest decides their
         content.
