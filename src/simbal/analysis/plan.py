@@ -14,7 +14,7 @@ from simbal.config.check import divisors
 from simbal.config.values import whole_number
 from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
-from simbal.cost.parameters import Parameters, parameters
+from simbal.cost.parameters import parameters
 from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
@@ -40,43 +40,10 @@ class Plan:
     recipe: Recipe
     hardware: Hardware
     gpus: int
-    counted: Parameters
-    training_flops: int
     rate: Rate
-    peak_flops: float  # of a device, in the run's precision
-    stored: int  # bytes of a parameter, and of each of its moments
     memory_share: float
+    metrics: dict[str, float]  # as `DEFINITION` has them
     memory: dict[str, dict[str, Any]]  # of a device by strategy: bytes by part, what fits
-
-    @property
-    def days(self) -> float:
-        """Days of training alone, without validations and checkpoints."""
-        return self.recipe.tokens / self.rate.tokens_per_second / DAY
-
-    @property
-    def device_hours(self) -> float:
-        """Hours of training, summed over all devices."""
-        return 24 * self.days * self.gpus
-
-    @property
-    def cost(self) -> float:
-        """The cost of the device hours in USD."""
-        return self.device_hours * self.hardware.price_per_hour
-
-    @property
-    def final_bytes(self) -> int:
-        """Bytes of the weights alone."""
-        return self.stored * self.counted.total
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of weights and two moments; what else a checkpoint has are kilobytes."""
-        return 3 * self.final_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on the disk while training: `ON_DISK` checkpoints."""
-        return ON_DISK * self.checkpoint_bytes
 
 
 def plan(
@@ -124,7 +91,16 @@ def plan(
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
     recipe = _shared(recipe, number, micro_batch)
     planned = _planned(recipe, devices, number, backend, utilisation, memory_share)
-    return Finding([_of_run(planned), _of_memory(planned)], notes(planned), _record(planned))
+    record = {
+        "definition": DEFINITION,
+        "recipe": asdict(recipe),
+        "hardware": asdict(devices),
+        "devices": number,
+        "rate": asdict(planned.rate),
+        "metrics": planned.metrics,
+        "memory": planned.memory,
+    }
+    return Finding([_of_run(planned), _of_memory(planned)], notes(planned), record)
 
 
 def notes(plan: Plan) -> list[str]:
@@ -154,22 +130,25 @@ def _of_run(plan: Plan) -> Table:
     grid.add_column("how it is known")
     accumulated = recipe.global_batch // plan.gpus // recipe.micro_batch
     batch = f"{plan.gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
-    used = plan.training_flops / recipe.tokens * plan.rate.tokens_per_second / (plan.gpus * plan.peak_flops)
-    per = f"{plan.stored} bytes a parameter ({recipe.precision})"
+    found = plan.metrics
+    reached = found["training_flops"] / recipe.tokens * plan.rate.tokens_per_second
+    used = reached / (plan.gpus * hardware.peak(recipe.precision))
+    per = f"{found['final_bytes'] // found['parameters']} bytes a parameter ({recipe.precision})"
     rows = [
-        ("parameters", f"{plan.counted.total:,}", f"counted; {plan.counted.active:,} of them active"),
+        ("parameters", f"{found['parameters']:,}", f"counted; {found['active']:,} of them active"),
         ("training tokens", f"{recipe.tokens:,}", f"{recipe.steps:,} steps: {recipe.source}"),
         ("tokens of a step", f"{batch} = {recipe.global_batch * recipe.seq_len:,}",
          "devices x accumulated micro-batches x sequences x length"),
-        ("training FLOPs", f"{plan.training_flops:.4e}", "counted, as in analysis=flops"),
+        ("training FLOPs", f"{found['training_flops']:.4e}", "counted, as in analysis=flops"),
         ("tokens per second", f"{plan.rate.tokens_per_second:,.0f}", plan.rate.basis),
         ("share of the peak", f"{used:.1%}", "from the line above" if plan.rate.measured else "assumed"),
-        ("time", duration(plan.days * DAY), "tokens / tokens per second"),
-        ("device hours", _number(plan.device_hours), "time x devices"),
-        ("cost, USD", _number(plan.cost), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
-        ("a checkpoint, GB", _gb(plan.checkpoint_bytes), f"counted: weights and two moments of {per}"),
-        ("final weights, GB", _gb(plan.final_bytes), f"counted: {per}"),
-        ("disk while training, GB", _gb(plan.disk_bytes), "counted: two checkpoints stay while the next is written"),
+        ("time", duration(found["days"] * DAY), "tokens / tokens per second"),
+        ("device hours", _number(found["device_hours"]), "time x devices"),
+        ("cost, USD", _number(found["cost"]), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
+        ("a checkpoint, GB", _gb(found["checkpoint_bytes"]), f"counted: weights and two moments of {per}"),
+        ("final weights, GB", _gb(found["final_bytes"]), f"counted: {per}"),
+        ("disk while training, GB", _gb(found["disk_bytes"]),
+         "counted: two checkpoints stay while the next is written"),
     ]  # fmt: skip
     for row in rows:
         grid.add_row(*row)
@@ -223,57 +202,43 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
 def _planned(
     recipe: Recipe, hardware: Hardware, gpus: int, backend: str, utilisation: float, memory_share: float
 ) -> Plan:
+    """Return the plan of a run whose devices can share the batch; `utilisation` counts where no rate is measured."""
     counted = parameters(recipe.shape)
     flops = counted.training_flops(recipe.seq_len, recipe.tokens)
-    peak = hardware.peak(recipe.precision)
     rate = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
-    rate = rate or assumed_rate(flops, recipe.tokens, peak, gpus, utilisation)
-    sequences, limit = recipe.global_batch // gpus, memory_share * hardware.memory_bytes
-
-    def step(size: int) -> Step:
-        return Step(size, recipe.seq_len, size < sequences, recipe.precision, backend, hardware.accelerator)
-
-    def memory_with(strategy: str) -> dict[str, Any]:
-        def memory_of(size: int) -> DeviceMemory:
-            return device_memory(strategy, recipe.shape, step(size), gpus)
-
-        memory = memory_of(recipe.micro_batch)
-        largest = largest_micro_batch(memory_of, sequences, limit)
-        return asdict(memory) | {
-            "peak": memory.peak, "fits": memory.peak <= limit, "largest_micro_batch": largest,
-        }  # fmt: skip
-
-    return Plan(
-        recipe=recipe,
-        hardware=hardware,
-        gpus=gpus,
-        counted=counted,
-        training_flops=flops,
-        rate=rate,
-        peak_flops=peak,
-        stored=step(1).stored,
-        memory_share=memory_share,
-        memory={strategy: memory_with(strategy) for strategy in strategies(gpus)},
-    )
-
-
-def _record(plan: Plan) -> dict[str, Any]:
-    names = ("training_flops", "days", "device_hours", "cost", "checkpoint_bytes", "final_bytes", "disk_bytes")
-    return {
-        "definition": DEFINITION,
-        "recipe": asdict(plan.recipe),
-        "hardware": asdict(plan.hardware),
-        "devices": plan.gpus,
-        "rate": asdict(plan.rate),
-        "metrics": {
-            "parameters": plan.counted.total,
-            "active": plan.counted.active,
-            "tokens": plan.recipe.tokens,
-            "tokens_per_second": plan.rate.tokens_per_second,
-        }
-        | {name: getattr(plan, name) for name in names},
-        "memory": plan.memory,
+    rate = rate or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
+    days = recipe.tokens / rate.tokens_per_second / DAY
+    step = Step(recipe.micro_batch, recipe.seq_len, False, recipe.precision, backend, hardware.accelerator)
+    final_bytes = step.stored * counted.total
+    metrics = {
+        "parameters": counted.total,
+        "active": counted.active,
+        "tokens": recipe.tokens,
+        "training_flops": flops,
+        "tokens_per_second": rate.tokens_per_second,
+        "days": days,
+        "device_hours": 24 * days * gpus,
+        "cost": 24 * days * gpus * hardware.price_per_hour,
+        "checkpoint_bytes": 3 * final_bytes,  # with two moments; what else a checkpoint has are kilobytes
+        "final_bytes": final_bytes,
+        "disk_bytes": ON_DISK * 3 * final_bytes,
     }
+    limit = memory_share * hardware.memory_bytes
+    memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
+    return Plan(recipe, hardware, gpus, rate, memory_share, metrics, memory)
+
+
+def _memory(strategy: str, recipe: Recipe, step: Step, gpus: int, limit: float) -> dict[str, Any]:
+    """Return the bytes of a device by part, their `peak`, whether that `fits`, and `largest_micro_batch` that does."""
+    sequences = recipe.global_batch // gpus
+
+    def memory_of(size: int) -> DeviceMemory:
+        of_size = replace(step, micro_batch=size, accumulates=size < sequences)
+        return device_memory(strategy, recipe.shape, of_size, gpus)
+
+    memory = memory_of(recipe.micro_batch)
+    largest = largest_micro_batch(memory_of, sequences, limit)
+    return asdict(memory) | {"peak": memory.peak, "fits": memory.peak <= limit, "largest_micro_batch": largest}
 
 
 def _gb(size: float) -> str:
