@@ -99,7 +99,7 @@ def read_token_table(path: str | None) -> bytes:
         UserError: a row for each place tried, and the ways to put it right.
     """
     tried = {}
-    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _places():
+    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _usual():
         try:
             return _accept(read())
         except FileNotFoundError:
@@ -134,7 +134,7 @@ def _accept(table: bytes) -> bytes:
     return table
 
 
-def _places() -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _usual() -> Iterator[tuple[str, Callable[[], bytes]]]:
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         yield f"${variable}/{KEY}", partial(_from_variable, variable)
     temporary = Path(tempfile.gettempdir(), "data-gym-cache", KEY)

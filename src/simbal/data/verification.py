@@ -72,9 +72,23 @@ def read_meta(store: Path) -> dict[str, Any]:
 def require_meta(store: Path, meta: dict[str, Any]) -> None:
     """Raise `UserError` if a part of a store's `meta` is missing or not of its kind."""
     try:
-        _check(meta)
+        splits, overlap = [meta["splits"][split] for split in SPLITS], meta["validation_overlap"]
+        Overlap(**overlap)
+        counts = [meta["vocab_size"], meta["eot"], meta["surrogates_replaced"], *meta["skipped"].values()]
+        counts += [*(split[key] for split in splits for key in COUNTS), *overlap.values()]
+        texts = [meta["fingerprints"]["text"], meta["fingerprints"]["tokens"], meta["tokenizer_sha256"] or ""]
+        whole = (
+            all(type(count) is int and count >= 0 for count in counts)
+            and min(meta["vocab_size"], *(split["tokens"] for split in splits)) >= 1
+            and meta["dtype"] == token_dtype(meta["vocab_size"])
+            and all(isinstance(text, str) for text in texts)
+            and isinstance(meta["source"], dict)
+            and isinstance(meta["versions"], dict)
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{store / META} is damaged: delete {store} and prepare it again") from None
+        whole = False
+    if not whole:
+        raise UserError(f"{store / META} is damaged: delete {store} and prepare it again")
 
 
 class Verification:
@@ -196,20 +210,3 @@ def _remembered(folder: Path) -> list[Any]:
     except (OSError, ValueError):
         return []
     return memory if isinstance(memory, list) else []
-
-
-def _check(meta: dict[str, Any]) -> None:
-    counts = [meta["vocab_size"], meta["eot"], meta["surrogates_replaced"], *meta["skipped"].values()]
-    counts += [meta["splits"][split][key] for split in SPLITS for key in COUNTS]
-    overlap = meta["validation_overlap"]
-    counts += overlap.values()
-    if not all(type(count) is int and count >= 0 for count in counts) or meta["vocab_size"] < 1:
-        raise ValueError("a count is no whole number")
-    if min(meta["splits"][split]["tokens"] for split in SPLITS) < 1 or meta["dtype"] != token_dtype(meta["vocab_size"]):
-        raise ValueError("a split has no tokens, or tokens of another type")
-    Overlap(**overlap)
-    texts = [meta["fingerprints"][key] for key in ("text", "tokens")] + [meta["tokenizer_sha256"] or ""]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a fingerprint is no text")
-    if not isinstance(meta["source"], dict) or not isinstance(meta["versions"], dict):
-        raise TypeError("what it came from is not told")

@@ -43,7 +43,7 @@ class _LostError(Exception):
             return cls("there is no such file", final=True)
         if isinstance(error, PermissionError) or status in (401, 403):
             return cls("access is refused", final=True)
-        return cls(_told(error, url), final=False)
+        return cls(_reason(error, url), final=False)
 
 
 def is_url(name: str) -> bool:
@@ -190,7 +190,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return filesystem, path
 
 
-def _told(error: BaseException, url: str) -> str:
+def _reason(error: BaseException, url: str) -> str:
     """Return the reason of an error, in the operating system's words if those are at the bottom of its causes."""
     cause = error.__context__
     while cause:
