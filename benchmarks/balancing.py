@@ -7,33 +7,29 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
+from composing import spec_of
 
+from simbal.config.catalogue import options
 from simbal.data.store import prepare
-from simbal.runs.spec import RunSpec
 from simbal.training.build import build_data, build_module
 from simbal.training.lit_moe import LitMoE
 
-CONF = Path(__file__).parents[1] / "conf"
 ROUNDS = 9
 torch.set_num_threads(1)
 
 
 def module_and_batch(option: str, output_dir: str) -> tuple[LitMoE, torch.Tensor]:
-    """A model with the strategy, and the first batch of its run."""
-    overrides = [f"output_dir={output_dir}", f"balancing={option}", *sys.argv[1:]]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        spec = RunSpec.from_hydra(compose("config", overrides, return_hydra_config=True))
+    """Return a model with the strategy, and the first batch of its run."""
+    spec = spec_of(f"output_dir={output_dir}", f"balancing={option}", *sys.argv[1:])
     store = prepare(spec.config.data, progress=False)
     module = build_module(spec, store, torch.device("cpu"), "32-true")
     return module, next(iter(build_data(spec, store).train_dataloader()))
 
 
 def seconds(module: LitMoE, optimizer: torch.optim.Optimizer, batch_BT: torch.Tensor) -> float:
-    """CPU time of one step: forward, backward, optimizer, strategy."""
+    """Return the CPU time of one step: forward, backward, optimizer, strategy."""
     started = time.process_time()
     module.training_step(batch_BT, 0)["loss"].backward()
     optimizer.step()
@@ -45,16 +41,15 @@ def seconds(module: LitMoE, optimizer: torch.optim.Optimizer, batch_BT: torch.Te
 def main() -> None:
     """Print a line for each option of conf/balancing."""
     with tempfile.TemporaryDirectory() as out:
-        options = ["none", *sorted(file.stem for file in (CONF / "balancing").glob("*.yaml") if file.stem != "none")]
-        built = {option: module_and_batch(option, out) for option in options}
-        optimizers = {option: torch.optim.AdamW(built[option][0].model.parameters(), fused=True) for option in options}
-        taken: dict[str, list[float]] = {option: [] for option in options}
+        built = {option: module_and_batch(option, out) for option in options("balancing")}
+        optimizers = {name: torch.optim.AdamW(part.model.parameters(), fused=True) for name, (part, _) in built.items()}
+        taken: dict[str, list[float]] = {option: [] for option in built}
         for round_ in range(ROUNDS + 1):
             for option, (module, batch_BT) in built.items():
                 spent = seconds(module, optimizers[option], batch_BT)
                 if round_:  # the first only warms up
                     taken[option].append(spent)
-        for option in options:
+        for option in built:
             ratios = [spent / none for spent, none in zip(taken[option], taken["none"], strict=True)]
             print(
                 f"{option:16} {1e3 * statistics.median(taken[option]):6.0f} ms  {statistics.median(ratios):.3f} x none"

@@ -27,7 +27,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
-from hydra import compose, initialize_config_dir
+from composing import spec_of
 from step_profile import profile
 from step_table import report
 from step_turns import take_turns
@@ -42,35 +42,32 @@ from simbal.training.fit import build_trainer
 from simbal.training.lit_moe import LitMoE
 from simbal.training.telemetry import PES, Telemetry
 
-CONF = Path(__file__).parents[1] / "conf"
 VOCABULARY = {"tiny": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # different batches, in turn; rounds that are not reported
 
 
 def our_spec(model: str, out: str) -> RunSpec:
-    """What `python train.py model=<model>` composes, but for the vocabulary and for files."""
+    """Return what `python train.py model=<model>` composes, but for the vocabulary and for files."""
     fixed = ("logger=none", "trainer.progress_bar=false", "trainer.accelerator=cpu", "trainer.max_steps=1000000")
     never = ("trainer.ckpt_every=1000000", "trainer.val_every=1000000")
-    overrides = [f"model={model}", f"data.vocab_size={VOCABULARY[model]}", f"output_dir={out}", *fixed, *never]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return RunSpec.from_hydra(compose("config", overrides, return_hydra_config=True))
+    return spec_of(f"model={model}", f"data.vocab_size={VOCABULARY[model]}", f"output_dir={out}", *fixed, *never)
 
 
 def our_module(spec: RunSpec) -> LitMoE:
-    """The module of a run, without its text."""
+    """Return the module of a run, without its text."""
     store = SimpleNamespace(meta={"eot": 0}, byte_len=np.ones(spec.config.data.vocab_size, np.int32))
     return build_module(spec, cast(Store, store), torch.device("cpu"), "32-true").train()
 
 
 def random_batches(spec: RunSpec) -> Tensor:
-    """(BATCHES, B, S + 1) token ids, the same for every arm."""
+    """Return token ids, (BATCHES, B, S + 1), the same for every arm."""
     data, trainer = spec.config.data, spec.config.trainer
     shape = (BATCHES, trainer.global_batch, data.seq_len + 1)
     return torch.randint(data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
 def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Our step without Lightning's loop."""
+    """Make our step without Lightning's loop."""
     keep_freed_memory()
     module = our_module(spec)
     configured = module.configure_optimizers()
@@ -85,7 +82,7 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 
 
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Our step as `train.py` makes it."""
+    """Make our step as `train.py` does."""
     keep_freed_memory()
     out, keys = Path(spec.path), spec.config.trainer
     out.mkdir(parents=True)
@@ -97,7 +94,7 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 
 
 def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = False, **extra: Any) -> None:
-    """A transformers model of our shape, trained with our optimizer's numbers."""
+    """Train a transformers model of our shape with our optimizer's numbers."""
     if kept:
         keep_freed_memory()
     m, optim, causal = spec.config.model, spec.config.optim, transformers.AutoModelForCausalLM

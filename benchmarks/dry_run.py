@@ -14,7 +14,7 @@ ARMS = ("balancing=simbal,lbl", "optim.lr=1e-3,2e-3")  # four, on as many seeds 
 
 
 def seconds(*arguments: str) -> float:
-    """Processor time of one dry run, its imports included."""
+    """Return the processor time of one dry run, its imports included."""
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, str(TRAIN), "-m", "dry_run=true", f"output_dir={folder}", *arguments]

@@ -1,4 +1,4 @@
-"""Is every expert backend right on this GPU, and how fast is it: make gpu-check (SMOKE=1: a dry run on a CPU).
+"""Checks whether every expert backend is right on this GPU, and how fast: make gpu-check (SMOKE=1: a dry run on a CPU).
 
 Correctness first; it stops at the first backend that is wrong. Then layers of MoE-M and MoE-L beside MegaBlocks' own
 module and a dense layer of the same active size, then whole training steps. Prints a section of Markdown; --write
@@ -55,7 +55,7 @@ def check(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, str, 
 
 
 def implementations(layers_only: bool) -> dict[str, Ours]:
-    """What is compared, by name."""
+    """Return what is compared, by name."""
     named: dict[str, Ours] = {name: Ours(name) for name in OURS}
     named |= {name: Upstream(impl) for name, impl in UPSTREAM.items()}
     return named | ({"dense layer": Dense()} if layers_only else {})

@@ -1,4 +1,4 @@
-"""What preparing and loading text cost: python benchmarks/preparation.py [--text GLOB] [--vocab N] [--large]
+"""Measures what preparing and loading text cost: python benchmarks/preparation.py [--text GLOB] [--vocab N] [--large]
 
 Every measurement has a process of its own, pinned to one or two cores; the best of a few rounds is shown, as another
 program can only slow one. The text is that of installed packages, or of GLOB; it is written as .jsonl.zst first. Peak
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def print_speeds(folder: Path, vocab_size: int) -> None:
-    """Of tiktoken alone, `prepare`, and checking and loading what it made; in turns, as the machine's speed drifts."""
+    """Print the speeds of tiktoken, `prepare`, checking and loading; they take turns, as the machine's speed drifts."""
     measurements: dict[str, Callable[[], Figures]] = {
         "tiktoken alone": lambda: alone(encode_corpus, folder, vocab_size),
         "`prepare`, 1 thread, 1 core": lambda: alone(prepare_corpus, folder, vocab_size, 1),
@@ -80,7 +80,7 @@ def print_speeds(folder: Path, vocab_size: int) -> None:
 
 
 def print_verification(folder: Path, vocab_size: int) -> None:
-    """Of a store that nobody has verified yet on this machine, and of one whose verification is remembered."""
+    """Print the time to open a store that is not verified yet on this machine, and one that is."""
     alone(write_store, folder, vocab_size)
     rounds = [alone(verify_store, folder) for _ in range(ROUNDS)]
     best = {name: min(figures[name] for figures in rounds) for name in ("wall", "cpu", "again", "peak")}
@@ -98,7 +98,7 @@ def alone(function: Callable[..., Figures], *arguments: Any, cores: int = 1) -> 
 
 
 def pinned(function: Callable[..., Figures], arguments: tuple[Any, ...], cores: int) -> Figures:
-    """What `alone` does in the new process."""
+    """Call `function` for `alone` in the new process, and add its peak."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < cores:
         raise SystemExit(f"{cores} cores are needed, {len(allowed)} are there")
@@ -108,7 +108,7 @@ def pinned(function: Callable[..., Figures], arguments: tuple[Any, ...], cores: 
 
 
 def write_corpus(folder: Path, text: str | None, size: int) -> Figures:
-    """`train.jsonl.zst` with `size` bytes of text, repeated if need be; `held_out.jsonl.zst` with 1 MB of other."""
+    """Write `train.jsonl.zst` with `size` bytes of text, repeated if need be, and 1 MB of other in `held_out`."""
     import zstandard
 
     documents = numbered_texts(text)
@@ -124,8 +124,8 @@ def write_corpus(folder: Path, text: str | None, size: int) -> Figures:
 
 
 def numbered_texts(text: str | None) -> Iterator[str]:
-    """The documents of a source again and again; from the second time on with a number, so that no two are equal."""
-    from simbal.data.sources.open import open_source
+    """Yield the documents of a source again and again; from the second time on a number keeps them different."""
+    from simbal.data.store import open_source
 
     data = keys("pysource") if text is None else keys("files", files=text)
     number = 0
@@ -138,14 +138,14 @@ def numbered_texts(text: str | None) -> Iterator[str]:
 
 
 def keys(source: str, **changed: Any) -> "DataConfig":
-    """The keys of `conf/data/<source>.yaml`, some replaced."""
+    """Return the keys of `conf/data/<source>.yaml`, some replaced."""
     from simbal.config.check import checked_data
 
     return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 
 
 def encode_corpus(folder: Path, vocab_size: int) -> Figures:
-    """Tiktoken in one thread on texts that are in memory, a document at a time."""
+    """Encode texts that are in memory by tiktoken in one thread, a document at a time."""
     import zstandard
 
     from simbal.data.tokenizer import load_tokenizer
@@ -159,7 +159,7 @@ def encode_corpus(folder: Path, vocab_size: int) -> Figures:
 
 
 def prepare_corpus(folder: Path, vocab_size: int, threads: int) -> Figures:
-    """From .jsonl.zst to a store in `folder/cache`, as `python prepare.py` does it; the imports are not counted."""
+    """Prepare a store in `folder/cache` from .jsonl.zst, as `python prepare.py` does; imports are not counted."""
     from simbal.data.store import prepare
 
     shutil.rmtree(folder / "cache", ignore_errors=True)
@@ -171,7 +171,7 @@ def prepare_corpus(folder: Path, vocab_size: int, threads: int) -> Figures:
 
 
 def check_store(folder: Path) -> Figures:
-    """Of the store that `prepare_corpus` left."""
+    """Check the store that `prepare_corpus` left."""
     from simbal.data.check import check
     from simbal.data.store import Store
 
@@ -182,13 +182,12 @@ def check_store(folder: Path) -> Figures:
 
 
 def write_store(folder: Path, vocab_size: int) -> Figures:
-    """`folder/store`: ids as rare as words are, in documents of 1,000 tokens or so."""
+    """Write `folder/store`: ids as rare as words are, in documents of 1,000 tokens or so."""
     import numpy as np
 
     from simbal.data.document import SPLITS
     from simbal.data.splits import facts_of
-    from simbal.data.store_meta import write_meta
-    from simbal.data.verification import fingerprints
+    from simbal.data.verification import fingerprints, write_meta
 
     random, eot = np.random.default_rng(0), vocab_size - 1
     byte_len = random.integers(1, 9, vocab_size).astype("<u2")
@@ -230,7 +229,7 @@ def verify_store(folder: Path) -> Figures:
 
 
 def load_batches(folder: Path) -> Figures:
-    """Training batches of that store, as a run gets them."""
+    """Read training batches of that store, as a run gets them."""
     from simbal.data.loader import TokenData
     from simbal.data.store import Store
 
@@ -257,7 +256,7 @@ class clock:  # noqa: N801 - used like a function
 
 
 def totals(meta: dict[str, Any]) -> Figures:
-    """Of both splits."""
+    """Return the counts of both splits together."""
     return {name: sum(split[name] for split in meta["splits"].values()) for name in ("tokens", "bytes")}
 
 

@@ -1,5 +1,7 @@
-"""Where the time of a training step goes: operators of the forward pass by the function that ran them, and those of
-the backward pass by the forward operator that they belong to (torch numbers both alike).
+"""Prints where the time of a training step goes, forward and backward.
+
+Operators of the forward pass count for the function that ran them, those of the backward pass for the forward operator
+that they belong to (torch numbers both alike).
 """
 
 from collections import Counter
@@ -61,7 +63,7 @@ def profile(train: Callable[[Iterable[Tensor]], None], batches: Tensor, warm_up:
 
 
 def spanned(function: Any, label: str) -> Any:
-    """`function` under a name for the profiler."""
+    """Return `function` under a name for the profiler."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with record_function(label):
@@ -71,7 +73,7 @@ def spanned(function: Any, label: str) -> Any:
 
 
 def part_of(event: Any) -> str:
-    """The innermost part around an event."""
+    """Return the innermost part around an event."""
     while event is not None:
         if event.name.startswith("part: "):
             return str(event.name[6:])
@@ -82,7 +84,7 @@ def part_of(event: Any) -> str:
 
 
 def shares(events: list[Any], steps: int) -> None:
-    """A line for each part, forward and backward, and the ten dearest operators."""
+    """Print a line for each part, forward and backward, and the ten operators that take longest."""
     forward: dict[int, str] = {}
     for event in events:
         if event.sequence_nr >= 0 and not event.name.startswith(BACKWARD) and "Backward" not in event.name:

@@ -8,7 +8,7 @@ from step_turns import Seconds
 
 
 def peak() -> float:
-    """FLOP/s of the fastest fp32 product that torch offers here, best of several, by CPU time of all threads."""
+    """Return the FLOP/s of the fastest fp32 product that torch offers here, the best of several, by CPU time."""
     a, b, best = torch.randn(1024, 1024), torch.randn(1024, 1024), 0.0
     linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
     products = [lambda: a @ b] + ([lambda: linear(a, b, None, "none", [], "")] if linear else [])
@@ -21,7 +21,7 @@ def peak() -> float:
 
 
 def report(taken: dict[str, list[Seconds]], flops: int, tokens: int) -> None:
-    """A line for each arm: time, speed, and how many times its time is ours."""
+    """Print a line for each arm: time, speed, and how many times its time is ours."""
     fastest = peak()
     print(f"peak {fastest / 1e9:.0f} GFLOP/s per core, step {flops / 1e9:.2f} GFLOP, {tokens} tokens")
     for name, times in taken.items():

@@ -15,7 +15,7 @@ Arm = Callable[[Iterable[Tensor]], None]  # trains on the batches that it is giv
 
 
 class Seconds(NamedTuple):
-    """Of one step."""
+    """The seconds of one step."""
 
     cpu: float
     wall: float
@@ -47,7 +47,7 @@ class Turns:
 def take_turns(
     arms: dict[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
 ) -> dict[str, list[Seconds]]:
-    """A step of each arm in every round; the first `warm_up` rounds are not reported."""
+    """Make a step of each arm in every round; the first `warm_up` rounds are not reported."""
     spawn = multiprocessing.get_context("spawn")
     taken: dict[str, list[Seconds]] = {name: [] for name in arms}
     with ExitStack() as stack:

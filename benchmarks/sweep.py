@@ -1,4 +1,4 @@
-"""How much faster a sweep is than its runs one after another.
+"""Measures how much faster a sweep is than its runs one after another.
 
 python benchmarks/sweep.py [key=value ...]: ten runs twice, in a temporary folder; the data must be prepared.
 """
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def measure(arguments: list[str]) -> float:
-    """Seconds on the clock of one command."""
+    """Return the seconds on the clock of one command."""
     started = time.perf_counter()
     subprocess.run([sys.executable, str(TRAIN), *arguments], check=True, capture_output=True)
     return time.perf_counter() - started

@@ -6,11 +6,9 @@ Times every hook of `Telemetry` and the training steps around them in one proces
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from composing import spec_of
 
-from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 
@@ -34,8 +32,7 @@ for name in HOOKS:
     timed(name)
 with tempfile.TemporaryDirectory() as out:
     fixed = [f"output_dir={out}", "trainer.max_steps=100", "optim.warmup_steps=10", "trainer.val_every=100"]
-    with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
-        spec = RunSpec.from_hydra(compose("config", [*fixed, *sys.argv[1:]], return_hydra_config=True))
+    spec = spec_of(*fixed, *sys.argv[1:])
     started = time.process_time()
     train(spec)
     total = time.process_time() - started

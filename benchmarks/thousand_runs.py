@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from composing import spec_of
 
 from simbal.config.check import checked
 from simbal.runs.folder import RunFolder
@@ -25,7 +25,7 @@ DEFINITIONS = {"val/loss": "cross-entropy in nats", "val/ppl": "exp of val/loss"
 
 
 def validation(loss: float) -> dict[str, Any]:
-    """What a run writes of a validation: numbers of the model and of its four layers."""
+    """Return what a run writes of a validation: numbers of the model and of its four layers."""
     measured = {"val/loss": loss, "val/ppl": 2.0**loss, "val/bpb": loss / 2, "val/max_vio": loss / 8}
     return measured | {
         "val/seu": 0.98123456789,
@@ -35,7 +35,7 @@ def validation(loss: float) -> dict[str, Any]:
 
 
 def write_run(specs: dict[str, RunSpec], out: str, balancing: str, lr: float, seed: int) -> None:
-    """One finished run."""
+    """Write one finished run."""
     base = specs[balancing]
     plain = {**base.written, "seed": seed, "output_dir": out, "optim": base.written["optim"] | {"lr": lr}}
     spec = RunSpec(checked(plain), base.choices, plain)
@@ -59,9 +59,7 @@ def write_run(specs: dict[str, RunSpec], out: str, balancing: str, lr: float, se
 
 with tempfile.TemporaryDirectory() as out:
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        composed = {b: compose("config", [f"balancing={b}"], return_hydra_config=True) for b in ("lbl", "simbal")}
-    specs = {balancing: RunSpec.from_hydra(cfg) for balancing, cfg in composed.items()}
+    specs = {balancing: spec_of(f"balancing={balancing}") for balancing in ("lbl", "simbal")}
     for i in range(number):
         write_run(specs, out, *ARMS[i % len(ARMS)], seed=i // len(ARMS))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

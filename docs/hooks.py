@@ -14,5 +14,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = generated_pages(ROOT)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    config.nav = navigation(pages, Path(config.docs_dir))
+    config.nav = navigation(pages)
     return files

@@ -22,7 +22,7 @@ ROUTINGS = ("balanced", "skewed", "collapsed")
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one layer call."""
+    """The sizes of one layer call."""
 
     name: str
     N: int
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Of the forward pass; the backward pass has twice as many."""
+        """Return those of the forward pass; the backward pass has twice as many."""
         return 6 * self.N * self.K * self.D * self.F
 
 
@@ -109,7 +109,7 @@ class Upstream(Ours):
         return self.module(x[None], None, p.to(x.dtype), case.experts_NK)[0]
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """In our layout."""
+        """Return the gradients in our layout."""
         dx, dp, *weights = gradients
         named = dict(zip(("mlp.w1", "mlp.v1", "mlp.w2"), weights, strict=True))
         return [dx, dp, *from_megablocks(named, self.num_experts)]
@@ -142,7 +142,7 @@ def step(implementation: Ours, case: Case) -> list[Tensor]:
 
 
 def wanted(case: Case) -> list[Tensor]:
-    """The reference on the same numbers in fp32, whose matrix products must not be TF32."""
+    """Return the reference on the same numbers in fp32, whose matrix products must not be TF32."""
     assert not torch.backends.cuda.matmul.allow_tf32
     exact = Case(case.shape, [leaf.float() for leaf in case.leaves], case.experts_NK, case.dy_ND.float())
     return step(Ours("reference"), exact)

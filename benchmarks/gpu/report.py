@@ -35,7 +35,7 @@ def section(device: torch.device, checked: Checked, peak: float, layers: Layers,
 
 
 def versions() -> str:
-    """Of all that computes."""
+    """Return the versions of all that computes."""
     names = ("torch", "triton", "megablocks", "stanford-stk")
     shown = [f"{name} {importlib.metadata.version(name)}" for name in names]
     cuda = [f"CUDA {torch.version.cuda}"] if torch.version.cuda else []
@@ -88,7 +88,7 @@ def layer_row(row: tuple[Shape, str, str, Timing | None], upstream: float | None
 
 
 def winners(layers: Layers) -> str:
-    """The rows of src/simbal/experts/measured.py that follow: the smallest sum over tokens and routings, by width."""
+    """Return the rows of src/simbal/experts/measured.py that follow: by width, the smallest sum over all cases."""
     totals: dict[tuple[int, int], dict[str, float]] = {}
     for shape, _, name, timing in layers:
         if "module" not in name and name != "dense layer":

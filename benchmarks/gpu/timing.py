@@ -27,7 +27,7 @@ class Clock:
         self.device = device
 
     def now(self) -> "torch.cuda.Event | float":
-        """A moment, in the order of the device's work."""
+        """Return a moment, in the order of the device's work."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

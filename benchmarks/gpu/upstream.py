@@ -29,7 +29,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def _gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_a: bool = False, trans_b: bool = False) -> Tensor:
-    """What grouped_gemm.backend.gmm computes."""
+    """Compute what grouped_gemm.backend.gmm computes."""
     ends = batch_sizes.to(a.device).cumsum(0, dtype=torch.int32)
     return F.grouped_mm(a.t() if trans_a else a, b.transpose(-2, -1) if trans_b else b, offs=ends)
 

@@ -3,22 +3,23 @@
 from pathlib import Path
 
 from generators import source
-from generators.configuration import about, body, options
+from generators.configuration import about, body
 from generators.definitions import definitions, rows
 from generators.markup import prose, table
+from simbal.config.catalogue import options
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
 LEGENDS = ("Reference: ", "Shapes: ")
 
 
 def analyses_page(root: Path) -> str:
-    """One section for each file of conf/analysis."""
+    """Return the page, with one section for each file of conf/analysis."""
     known = definitions(root)
     parts = [
         "# Analyses\n",
         "`python evaluate.py run=outputs/<name> analysis=` one of these, or several as `[a,b]`.\n",
     ]
-    for name, file in options(root, "analysis").items():
+    for name, file in options("analysis").items():
         module = root / "src/simbal/analysis" / f"{name}.py"
         texts = known.get(f"analysis/{name}")
         defined = table(("name", "definition"), rows(texts)) if texts else ""
@@ -27,7 +28,7 @@ def analyses_page(root: Path) -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
+    """Return a docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
 
     Indented lines are code, but in sections such as `Args:`.
     """

@@ -19,7 +19,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def api_pages(root: Path) -> dict[str, str]:
-    """`api/<package>.md` for each of `PACKAGES`, and `api/index.md`."""
+    """Return `api/<package>.md` for each of `PACKAGES`, and `api/index.md`."""
     pages = {f"api/{package}.md": _package(root, package) for package in PACKAGES}
     rows = [
         (f"[simbal.{package}]({package}.md)", prose(_about(root, package).split("\n\n")[0])) for package in PACKAGES

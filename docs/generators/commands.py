@@ -13,7 +13,7 @@ _TARGET = re.compile(r"^([a-z-]+):.*?## (.+)$", re.MULTILINE)
 
 
 def commands_page(root: Path) -> str:
-    """`--help` of every program at the top, and the targets of the Makefile."""
+    """Return the page: `--help` of every program, and the targets of the Makefile."""
     found = [path.name for path in sorted(root.glob("*.py"))]
     parts = [WIDE, "# Commands\n", "What `--help` prints, and `make` without a target.\n"]
     for program in sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):

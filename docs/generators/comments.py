@@ -1,4 +1,4 @@
-"""What stands beside the keys in conf/: their meaning, as src/simbal/config/schema.py says it. `make format` writes it.
+"""Writes the comments beside the keys of conf/: their meanings in src/simbal/config/schema.py (`make format`).
 
 Strategies, analyses and the other programs' roots have no schema, and comments of their own.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from simbal.config.catalogue import CONF
 from simbal.config.schema import VARIANTS, Config, fields_of
 
-CONF = Path(__file__).parents[2] / "conf"
 ALIGNED = 24  # signs of a key with its value; a longer one's comment stands further right than the others
 _KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nested keys are values
 
@@ -26,7 +26,7 @@ def write_comments(conf: Path = CONF) -> None:
 
 
 def described(conf: Path) -> Iterator[tuple[Path, type]]:
-    """Every file of `conf` that has a schema, and the dataclass of its keys."""
+    """Yield every file of `conf` that has a schema, and the dataclass of its keys."""
     yield conf / "config.yaml", Config
     for group, (schema, _, is_group) in fields_of(Config).items():
         for file in sorted((conf / group).glob("*.yaml")) if is_group else ():
@@ -35,7 +35,7 @@ def described(conf: Path) -> Iterator[tuple[Path, type]]:
 
 
 def commented(text: str, meanings: dict[str, str]) -> str:
-    """YAML with the meaning of each key behind it, aligned; what has no meaning keeps its comment."""
+    """Return YAML with the meaning of each key behind it, aligned; what has no meaning keeps its comment."""
     lines = text.splitlines()
     found = {place: match for place, line in enumerate(lines) if (match := _KEY_LINE.fullmatch(line))}
     said = {place: meanings.get(match[2], match[3]) for place, match in found.items()}

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from generators.markup import code, prose, table
-from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.catalogue import Catalogue, first_comment, options
 from simbal.config.schema import GROUPS, VARIANTS, Config, Field, Key, fields_of
 from simbal.config.values import words
 
@@ -16,7 +16,7 @@ HEADINGS = ("key", "default", "type", "bounds", "meaning", "another value is")
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
-    """`reference/conf/<group>.md` for every group, and `reference/conf/index.md`, which lists them."""
+    """Return `reference/conf/<group>.md` for every group, and `reference/conf/index.md`, which lists them."""
     groups = list(groups_of(root / "conf"))
     defaults = default_choices(root / "conf")
     pages = {page_of(group): _group_page(root, group, defaults.get(group, [])) for group in groups}
@@ -32,7 +32,7 @@ def configuration_pages(root: Path) -> dict[str, str]:
 
 
 def groups_of(conf: Path) -> Iterable[str]:
-    """Every folder that holds options, by its path in conf/; a linked one too."""
+    """Yield every folder that holds options, by its path in conf/; a linked one too."""
     for folder in sorted(path for path in conf.iterdir() if path.is_dir()):
         for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
             if any(place.glob("*.yaml")):
@@ -40,12 +40,12 @@ def groups_of(conf: Path) -> Iterable[str]:
 
 
 def page_of(group: str) -> str:
-    """Where a group's page stands in the site."""
+    """Return the path of a group's page in the site."""
     return f"reference/conf/{group.replace('/', '_')}.md"
 
 
 def default_choices(conf: Path) -> dict[str, list[str]]:
-    """What the programs choose in each group; `train.py`'s word counts first."""
+    """Return what the programs choose in each group; where they differ, what `train.py` does."""
     choices: dict[str, list[str]] = {}
     for file in sorted(conf.glob("*.yaml")):
         for group, chosen in Catalogue([conf], file.stem).default_choices().items():
@@ -53,13 +53,8 @@ def default_choices(conf: Path) -> dict[str, list[str]]:
     return choices
 
 
-def options(root: Path, group: str) -> dict[str, Path]:
-    """The files of a group by the option's name."""
-    return {file.stem: file for file in sorted((root / "conf" / group).glob("*.yaml"))}
-
-
 def body(file: Path) -> str:
-    """An option's YAML as it stands, less the comment at its top."""
+    """Return an option's YAML as it stands, less the comment at its top."""
     lines = file.read_text(encoding="utf-8").splitlines()
     while lines and lines[0].startswith("#"):
         del lines[0]
@@ -67,7 +62,7 @@ def body(file: Path) -> str:
 
 
 def about(file: Path) -> str:
-    """The comment at an option's top, line by line."""
+    """Return the comment at an option's top, line by line."""
     return "  \n".join(prose(line) for line in first_comment(file)) + "\n"
 
 
@@ -77,13 +72,13 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
         f"`{group}=` one of the options below; default: {_chosen(chosen)}.\n",
         _keys(root, group, chosen),
     ]
-    for option, file in options(root, group).items():
+    for option, file in options(group).items():
         parts.append(f"## {option}\n\n{about(file)}\n{body(file)}")
     return "\n".join(part for part in parts if part)
 
 
 def _keys(root: Path, group: str, chosen: list[str]) -> str:
-    """The keys of a group that has a schema; strategies and analyses bring their own."""
+    """Return the tables of a group's keys; "" without a schema, as strategies and analyses have none."""
     field = fields_of(Config).get(group)
     if field is None or not field.is_group:
         return ""
@@ -99,7 +94,7 @@ def _keys(root: Path, group: str, chosen: list[str]) -> str:
 
 
 def _table(prefix: str, keys: Mapping[str, Field], defaults: Mapping[str, Any], hashed: bool = True) -> str:
-    """`hashed`: whether the group that the keys are of can change the result."""
+    """Return the table of keys; `hashed` says whether their group can change the result."""
     return table(
         HEADINGS,
         [
@@ -117,7 +112,7 @@ def _table(prefix: str, keys: Mapping[str, Field], defaults: Mapping[str, Any], 
 
 
 def _type(kind: Any) -> str:
-    """In words, but choices as they are typed, one below the other."""
+    """Return a type in words, but choices as they are typed, one below the other."""
     if get_origin(kind) is Literal:
         return "<br>".join(f"`{choice}`" for choice in get_args(kind))
     return prose(words(kind).removeprefix("a "))
@@ -135,7 +130,7 @@ def _default(value: object) -> str:
 
 
 def _root_part(file: Path) -> str:
-    """Of a program; the keys of `train.py` have a schema."""
+    """Return the section of a program's root config; the keys of `train.py` have a schema."""
     keys = ""
     if file.stem == "config":
         own = {name: field for name, field in fields_of(Config).items() if name not in GROUPS}

@@ -1,4 +1,4 @@
-"""What every number of a record, a table or an analysis means, in the code's own words."""
+"""The page that defines every number of a record, a table or an analysis, in the code's own words."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ def _metrics(metrics: Iterable[Metric]) -> str:
 
 
 def rows(texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """For a table of them."""
+    """Return the rows of a table of definitions."""
     return [(f"`{key}`", prose(text)) for key, text in texts.items()]
 
 

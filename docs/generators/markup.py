@@ -10,25 +10,25 @@ _PAPER = re.compile(r"\barXiv:? ?(\d{4}\.\d{5})")
 
 
 def prose(text: str) -> str:
-    """Text of a comment or a docstring: nothing is markup but `code`, and papers become links."""
+    """Return the text of a comment or a docstring: nothing is markup but `code`, and papers become links."""
     pieces = _CODE.split(text)
     pieces[::2] = [_escaped(piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the cells are Markdown already."""
+    """Return a Markdown table; the cells are Markdown already."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) + "\n"
 
 
 def code(text: str, language: str = "text") -> str:
-    """A block of code, which may hold blocks of code."""
+    """Return a block of code, which may hold blocks of code."""
     return f"~~~~{language}\n{text.rstrip()}\n~~~~\n"
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as Python-Markdown makes it."""
+    """Return the anchor of a heading, as Python-Markdown makes it."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
@@ -45,5 +45,5 @@ def _cell(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """For inside an element: no bar ends the cell, and nothing is markup."""
+    """Return text for inside an element: no bar ends the cell, and nothing is markup."""
     return re.sub(r"[&<>|*_\[\]`\\]", lambda sign: f"&#{ord(sign[0])};", text)

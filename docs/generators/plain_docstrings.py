@@ -13,7 +13,7 @@ class PlainDocstrings(griffe.Extension):
     """Makes Markdown of what was not written as Markdown."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """For every module, class and function, once the package is read."""
+        """Convert the docstring of a module, class or function, once the package is read."""
         if not obj.docstring:
             return
         obj.docstring.value = paragraphs(obj.docstring.value).rstrip()
@@ -22,7 +22,7 @@ class PlainDocstrings(griffe.Extension):
 
 
 def _fields(kind: griffe.Class) -> list[str]:
-    """Of a class, each field that has a comment beside it, as a docstring lists it."""
+    """Return each field of a class that has a comment beside it, as a docstring lists it."""
     described = {
         name: source.comment(member.lines[-1])
         for name, member in kind.members.items()

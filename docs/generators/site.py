@@ -1,53 +1,79 @@
-"""All generated pages, and the order of all pages."""
+"""All pages that are no file of docs/, and the order of all pages."""
 
 from pathlib import Path
 from typing import Any
 
+from generators import source
 from generators.analyses import analyses_page
 from generators.api import api_pages
 from generators.commands import commands_page
 from generators.configuration import configuration_pages
 from generators.definitions import definitions_page
-from generators.examples import FOLDER, example_pages
-from generators.readme import OWN_STRATEGY_PAGE, readme_pages, whole_files
-from generators.results import result_files, result_pages
+from generators.markup import WIDE, code, prose
 from generators.strategies import strategies_page
+
+FILES = {"index.md": "README.md", "measured.md": "benchmarks/RESULTS.md", "changes.md": "CHANGELOG.md"}
+GUIDES = (  # in the order in which a user meets them
+    "running", "sweeps", "outputs", "statistics", "resuming", "strategies", "own_strategy", "own_model", "analyses",
+    "search", "models", "experts", "text", "scaling", "export", "developing",
+)  # fmt: skip
 
 
 def generated_pages(root: Path) -> dict[str, str]:
-    """Text by its path in the site: pages, and what those of results/ show."""
+    """Return text by its path in the site: pages, and what those of results/ show."""
     return {
-        **readme_pages(root),
-        **result_files(root),
+        **{page: _as_page(root / file) for page, file in FILES.items()},
+        **_results(root),
         "reference/commands.md": commands_page(root),
         "reference/strategies.md": strategies_page(root),
         "reference/analyses.md": analyses_page(root),
         "reference/definitions.md": definitions_page(root),
         **configuration_pages(root),
         **api_pages(root),
-        **example_pages(root / "docs"),
-        **whole_files(root),
+        **{f"examples/{file.stem}.md": _example(file) for file in sorted((root / "docs/examples").glob("*.py"))},
     }
 
 
-def navigation(pages: dict[str, str], docs: Path) -> list[dict[str, Any]]:
-    """The tree of pages; a title is the page's own heading but where one is given."""
-    written = {path.relative_to(docs).as_posix() for path in (docs / FOLDER).rglob("*.md")}
-    examples = sorted(written | {page for page in pages if page.startswith(f"{FOLDER}/")})
-    groups = [page for page in pages if page.startswith("reference/conf/")]
+def navigation(pages: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the tree of pages; a title is the page's own heading but where one is given."""
+
+    def below(folder: str, ending: str = ".md") -> list[str]:
+        return [page for page in pages if page.startswith(f"{folder}/") and page.endswith(ending)]
+
+    studies = sorted(below("results", "/README.md"), key=lambda path: (path.count("/"), path))  # all of them first
     return [
         {"Home": "index.md"},
         {"Tutorial": "tutorial.md"},
-        {"Guide": [page for page in pages if page.startswith("guide/") or page == OWN_STRATEGY_PAGE]},
+        {"Guide": [f"guide/{name}.md" for name in GUIDES]},
         {"What is trusted": "trust.md"},
-        *([{"Results": results}] if (results := result_pages(pages)) else []),
-        *([{"Examples": examples}] if examples else []),
+        {"Results": studies},
+        {"Examples": below("examples")},
         {
             "Reference": [
                 *(f"reference/{name}.md" for name in ("commands", "strategies", "analyses", "definitions")),
-                {"Configuration": groups},
+                {"Configuration": below("reference/conf")},
             ]
         },
-        {"Code": [page for page in pages if page.startswith("api/")]},
-        {"More": [page for page in ("measured.md", "changes.md") if page in pages]},
+        {"Code": below("api")},
+        {"More": ["measured.md", "changes.md"]},
     ]
+
+
+def _as_page(file: Path) -> str:
+    """Return a Markdown file from beside docs/ as a page in it, with its links to docs/ leading to the same files."""
+    text = file.read_text(encoding="utf-8").replace("](docs/", "](")
+    return WIDE + text if file.name == "README.md" else text
+
+
+def _results(root: Path) -> dict[str, str]:
+    """Return every file of results/ by its path in the repository, so that links between them hold."""
+    files = {
+        file.relative_to(root).as_posix(): file for file in sorted((root / "results").rglob("*")) if file.is_file()
+    }
+    return {path: WIDE * path.endswith(".md") + file.read_text(encoding="utf-8") for path, file in files.items()}
+
+
+def _example(file: Path) -> str:
+    """Return a page that shows a program of docs/examples/ whole."""
+    title, program = file.stem.replace("_", " ").capitalize(), code(file.read_text(encoding="utf-8"), "python")
+    return f"{WIDE}# {title}\n\n{prose(source.docstring(file))}\n\n`docs/examples/{file.name}`:\n\n{program}"

@@ -1,4 +1,4 @@
-"""What the source says that a running program does not know: comments beside fields, docstrings, dictionaries."""
+"""Reads from the source what a running program does not know: comments beside fields, docstrings, dictionaries."""
 
 import ast
 import re
@@ -9,17 +9,17 @@ _COMMENT = re.compile(r"\s+# (.+)$")
 
 
 def parse(file: Path) -> ast.Module:
-    """The syntax tree of a module."""
+    """Return the syntax tree of a module."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def docstring(file: Path) -> str:
-    """Of the module; empty without one."""
+    """Return the docstring of a module; "" without one."""
     return ast.get_docstring(parse(file)) or ""
 
 
 def fields(file: Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """Of every class, each annotated field: its type and the comment beside it."""
+    """Return the annotated fields of every class, each with its type and the comment beside it."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return {
         node.name: {
@@ -33,13 +33,13 @@ def fields(file: Path) -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def comment(line: str) -> str:
-    """What stands behind the sign at a line's end."""
+    """Return the comment at the end of a line; "" without one."""
     found = _COMMENT.search(line)
     return found[1].strip() if found else ""
 
 
 def dictionaries(package: Path, names: set[str]) -> Iterator[tuple[Path, Mapping[str, str]]]:
-    """Every module-level dictionary of texts that has one of these names, and its file."""
+    """Yield every module-level dictionary of texts that has one of these names, with its file."""
     for file in sorted(package.rglob("*.py")):
         for node in parse(file).body:
             match node:

@@ -8,19 +8,19 @@ import yaml
 
 from generators import source
 from generators.analyses import paragraphs
-from generators.configuration import about, body, options
+from generators.configuration import about, body
 from generators.markup import prose, slug, table
 from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.build import build_strategy
-from simbal.config.catalogue import Catalogue
+from simbal.config.catalogue import Catalogue, options
 
 FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # those of model=tiny; nothing shown depends on them
 
 
 def strategies_page(root: Path) -> str:
-    """What is declared, side by side; then a section for each option of `balancing=`."""
+    """Return the page: what is declared, side by side, then a section for each option of `balancing=`."""
     catalogue = Catalogue([root / "conf"])
-    built = {name: _built(file) for name, file in options(root, "balancing").items()}
+    built = {name: _built(file) for name, file in options("balancing").items()}
     names = [field.name for field in fields(Properties)]
     declared = [
         (f"[{name}](#{slug(name)})", *(_value(getattr(part.properties, field)) for field in names))
@@ -39,7 +39,7 @@ def strategies_page(root: Path) -> str:
 
 
 def _built(file: Path) -> dict[str, Balancing]:
-    """The strategies of a file's own; none if it composes others."""
+    """Return the strategies of a file's own; none if it composes others."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if name != "defaults"}
 

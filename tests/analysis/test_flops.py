@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from simbal.analysis import flops as flops_tables
-from simbal.analysis.flops import PRESETS, flops, preset_shape
+from simbal.analysis.flops import flops, preset_shape
+from simbal.config.catalogue import options
 from simbal.config.schema import CL100K_IDS
 from simbal.cost.parameters import parameters
 from simbal.cost.recipe import PAPER
@@ -123,7 +124,7 @@ def test_the_papers_total_of_moe_m_is_explained_by_biases_and_no_other_is():
     assert explained == {"dense_m": False, "moe_m": True, "dense_l": False, "moe_l": False}
 
 
-@pytest.mark.parametrize("preset", sorted(file.stem for file in PRESETS.glob("*.yaml")))
+@pytest.mark.parametrize("preset", options("model"))
 def test_every_preset_is_counted_in_tables_of_a_hundred_columns(preset):
     console = Console(width=100)
     with console.capture() as capture:

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from simbal.analysis.flops import preset_shape
+from simbal.config.catalogue import options
 from simbal.config.schema import CL100K_IDS
-from simbal.cost import rates, recipe
-from simbal.cost.hardware import OPTIONS
+from simbal.cost import hardware as devices
+from simbal.cost import recipe
 from simbal.cost.memory import Step, device_memory, largest_micro_batch, memory_cost
 from simbal.cost.recipe import PAPER
 from simbal.training import run
 from tests.analysis.plans import ROOT, keys_of, metrics, planned, shown
-from tests.conftest import CONF
 
 
 def test_the_papers_medium_run_by_hand():
@@ -53,7 +53,7 @@ def test_a_measured_rate_is_used_for_exactly_what_was_measured_and_named():
     finding = planned("tiny", "cpu", None)
     assert finding.record["metrics"]["tokens_per_second"] == 6459
     assert finding.record["rate"]["measured"]
-    assert 'row 1 of benchmarks/rates.yaml (RESULTS.md, "A training step on a CPU", 2026-11-21)' in " ".join(
+    assert 'row 1 of simbal/cost/rates.yaml (RESULTS.md, "A training step on a CPU", 2026-11-21)' in " ".join(
         shown(finding).split()
     )
     assert "no measurement" not in shown(finding)
@@ -75,27 +75,27 @@ def test_a_rate_of_another_number_of_devices_is_no_measurement():
 
 
 def test_a_row_of_as_many_devices_comes_first(monkeypatch):
-    row = rates.rows()[0]
-    monkeypatch.setattr(rates, "rows", lambda: [row, row | {"devices": 2, "tokens_per_second": 10_000}])
+    row = devices.rows()[0]
+    monkeypatch.setattr(devices, "rows", lambda: [row, row | {"devices": 2, "tokens_per_second": 10_000}])
     assert planned("tiny", "cpu", 2, global_batch=8).record["rate"]["tokens_per_second"] == 10_000
 
 
 def test_every_row_of_the_table_stands_in_the_section_of_results_that_it_names():
     sections = re.split(r"^## ", (ROOT / "benchmarks" / "RESULTS.md").read_text(), flags=re.MULTILINE)
-    devices = {keys_of("hardware", file.stem)["device"] for file in OPTIONS.glob("*.yaml")}
-    for row in rates.rows():
+    known = {keys_of("hardware", name)["device"] for name in options("hardware")}
+    for row in devices.rows():
         section = next(text for text in sections if text.startswith(row["source"] + "\n"))
         assert f"{row['tokens_per_second']:,}" in section
         assert row["command"] in section
-        assert row["device"] in devices
-        assert row["model"] in {file.stem for file in (CONF / "model").glob("*.yaml")}
+        assert row["device"] in known
+        assert row["model"] in options("model")
 
 
 def test_nothing_of_a_gpu_is_called_measured():
-    for file in OPTIONS.glob("*.yaml"):
-        if keys_of("hardware", file.stem)["accelerator"] == "cuda":
-            assert not planned("moe_m", file.stem).record["rate"]["measured"]
-            assert "assumed" in shown(planned("moe_m", file.stem))
+    for name in options("hardware"):
+        if keys_of("hardware", name)["accelerator"] == "cuda":
+            assert not planned("moe_m", name).record["rate"]["measured"]
+            assert "assumed" in shown(planned("moe_m", name))
 
 
 def test_ddp_has_all_on_each_device_and_buckets_of_gradients():
@@ -124,7 +124,7 @@ def test_more_devices_than_experts_do_not_make_their_part_smaller():
     step = Step(1, 2048, True, "32-true")
     shape = preset_shape("moe_m", CL100K_IDS)
     experts = 8 * 32 * 3 * 768 * 768
-    on_64 = device_memory("fsdp", shape, step, 64).step.weights
+    on_64 = device_memory("fsdp", shape, step, 64).weights
     assert on_64 == pytest.approx(4 * (experts / 32 + (626_094_336 - experts) / 64), rel=1e-3)
 
 

@@ -74,7 +74,7 @@ def test_a_slip_on_the_command_line_names_what_is_near(monkeypatch, capsys, argu
     assert sentence in capsys.readouterr().err
 
 
-def test_the_command_line_of_the_readme_works(tmp_path):
+def test_the_command_line_of_the_guide_works(tmp_path):
     command = "evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8"
     program, *arguments = [*command.split(), "hardware.price_per_hour=2"]
     run_it = [sys.executable, str(ROOT / program), *arguments]

@@ -32,6 +32,7 @@ COMMANDS = [
     ("data=dclm", "data.location='shards/{shard}.jsonl.zst'"),
     ("data.packages.numpy='1.0'", "data.strict=true"),
     ("~data.packages.numpy",),
+    ("+data.packages.attrs='25.4.0'",),
     ("trainer=fsdp", "trainer.pes_every=5", "trainer.global_batch=16", "trainer.micro_batch=8"),
 ]
 CHANGES = [("seed=11",), ("optim.lr=0.5",), ("router=sigmoid",), ("optim=adamw", "optim.weight_decay=0.3")]

@@ -7,7 +7,7 @@ import torch
 import yaml
 from torch.profiler import ProfilerActivity, profile
 
-from simbal.analysis.flops import PRESETS
+from simbal.config.catalogue import options
 from simbal.cost.memory import Step, activation_bytes, memory_cost
 from simbal.model.head import head_loss
 from simbal.model.init import initialise
@@ -18,7 +18,7 @@ PRECISIONS = ["32-true", "bf16-mixed", "bf16-true"]
 
 
 def shape_of(preset, **changes):
-    numbers = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
+    numbers = yaml.safe_load(options("model")[preset].read_text())
     del numbers["init_std"]
     return TransformerShape(**{"vocab_size": 512, "gating": "softmax", "renormalize": True} | numbers | changes)
 

@@ -10,7 +10,7 @@ import yaml
 from simbal.config.check import checked_data
 from simbal.config.schema import DataConfig
 from simbal.data.sources import remote
-from simbal.data.sources.open import open_source
+from simbal.data.store import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 

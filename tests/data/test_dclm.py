@@ -9,8 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.config.catalogue import first_comment
 from simbal.data.sources import remote
-from simbal.data.sources.open import open_source
-from simbal.data.store import prepare
+from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from simbal.data.document import split_of
 from simbal.data.sources import records as lines
-from simbal.data.sources.open import open_source
-from simbal.data.store import prepare
+from simbal.data.store import open_source, prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from simbal.config.schema import as_dict
 from simbal.data.check import prepare_or_check
 from simbal.data.sources.inputs import name_of
-from simbal.data.sources.open import open_source
 from simbal.data.splits import SplitWriter
-from simbal.data.store import prepare
+from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 from simbal.files import strict_json
 

@@ -88,11 +88,6 @@ def test_a_memory_map_is_read_whole_though_its_pages_are_handed_back(tmp_path, m
     assert (mapped == tokens).all()
 
 
-def test_overlap_is_read_back_from_what_meta_holds():
-    found = Overlap(documents=1, validation_documents=2, windows=3, validation_windows=11)
-    assert Overlap(**found.as_dict()) == found
-
-
 def test_the_sentence_says_which_share_of_validation_is_in_train_too():
     assert str(Overlap(3, 82, 46_090, 455_658)) == (
         "validation overlap: 3 of 82 documents, 10.1% of its 13-token windows also occur in train"

@@ -9,8 +9,7 @@ import pytest
 
 from simbal.data import tokenizer as token_table
 from simbal.data.builder import Journal
-from simbal.data.sources.open import open_source
-from simbal.data.store import Plan, prepare
+from simbal.data.store import Plan, open_source, prepare
 from simbal.data.verification import FILES
 from simbal.errors import UserError
 

@@ -14,8 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from simbal.data.sources import remote
-from simbal.data.sources.open import open_source
-from simbal.data.store import prepare
+from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 from tests.data.remote_files import CONTENT, TEXTS
 

@@ -13,8 +13,7 @@ import pytest
 from simbal.config.schema import as_dict
 from simbal.data.check import prepare_or_check
 from simbal.data.sources import remote
-from simbal.data.sources.open import open_source
-from simbal.data.store import prepare
+from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 from tests.data.remote_files import CONTENT, TEXTS
 

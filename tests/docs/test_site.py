@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from posixpath import join, normpath
 from urllib.parse import unquote, urlsplit
 
@@ -19,8 +20,16 @@ from tests.conftest import CONF
 ROOT = CONF.parent
 STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
 ANALYSES = sorted(path.stem for path in (CONF / "analysis").glob("*.yaml"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FAULTS = "guide/what-survives-what.html"
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
+_COMMAND = re.compile(
+    r"^(?: {4}|\$ )?(?:python|torchrun .*?) (train|evaluate|prepare|export|reproduce)\.py (.*?)(?:  +#.*)?$", re.M
+)
+COMMANDS = [
+    (file.name, *found)
+    for file in (README, ROOT / "docs/tutorial.md", *GUIDES)
+    for found in _COMMAND.findall(file.read_text(encoding="utf-8"))
+]
 
 
 def plain(text: str) -> str:
@@ -84,19 +93,18 @@ def test_the_help_of_every_program_is_there(site):
         assert plain(ast.get_docstring(ast.parse(program.read_text()))) in text
 
 
-def test_the_table_of_faults_is_the_readmes(site):
-    table = README.partition("## What survives what")[2].partition("\n## ")[0]
-    rows = [[plain(cell) for cell in line.strip("| ").split(" | ")] for line in table.splitlines() if line[:1] == "|"]
+def test_the_table_of_faults_is_whole(site):
+    lines = (ROOT / "docs/guide/resuming.md").read_text(encoding="utf-8").splitlines()
+    rows = [[plain(cell) for cell in line.strip("| ").split(" | ")] for line in lines if line[:1] == "|"]
     assert len(rows) > 10
-    assert site.page(FAULTS).rows == [rows[0], *rows[2:]]
+    assert site.page("guide/resuming.html").rows == [rows[0], *rows[2:]]
 
 
-def test_every_section_of_the_readme_has_a_page(site):
-    titles = re.findall(r"^## (.*)", README, re.MULTILINE)
-    shown = [site.page(path).text for path in site.pages if path.startswith("guide/")]
-    assert len(shown) == len(titles)
-    assert "Your own strategy" in site.page("own-strategy.html").text
-    assert "class Importance(Balancing):" in site.page("own-strategy.html").text
+def test_the_readme_leads_to_every_guide_and_only_to_files_that_are_there(site):
+    links = re.findall(r"\]\((?!https:)([^)#]+)", README.read_text(encoding="utf-8"))
+    assert {f"docs/guide/{guide.name}" for guide in GUIDES} <= {*links}
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+    assert {f"guide/{guide.stem}.html" for guide in GUIDES} <= {*site.pages}
 
 
 def test_every_link_and_anchor_inside_the_site_leads_somewhere(site):
@@ -129,14 +137,16 @@ def test_the_generators_are_no_part_of_the_site(site):
     assert list(site.folder.rglob("*.py")) == []
 
 
-def test_every_command_of_the_tutorial_is_one_that_the_programs_take():
-    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^(?:\$ )?python (train|evaluate)\.py (.*?)(?:  +#.*)?$", text, re.MULTILINE)
-    assert len(commands) >= 6
-    new_strategy = {"importance"}
-    for program, line in commands:
-        words = [word for word in line.split() if word not in ("-m", "&")]
-        catalogue = Catalogue([CONF], {"train": "config", "evaluate": "evaluate"}[program])
-        for name in new_strategy:
-            catalogue.options.get("balancing", {}).setdefault(name, CONF / "balancing/lbl.yaml")
-        check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)
+def test_the_pages_show_commands():
+    assert len(COMMANDS) >= 40
+    assert {"tutorial.md", "running.md", "search.md", "scaling.md", "text.md"} <= {file for file, _, _ in COMMANDS}
+
+
+@pytest.mark.parametrize(("file", "program", "line"), COMMANDS)
+def test_every_command_that_a_page_shows_is_one_that_the_programs_take(file, program, line):
+    words = [word for word in shlex.split(line) if word not in ("-m", "&")]
+    if words[0].startswith("--") or (program == "train" and words[0].startswith(("run=", "from="))):
+        return  # tested with the command line
+    catalogue = Catalogue([CONF], {"train": "config"}.get(program, program))
+    catalogue.options.get("balancing", {}).setdefault("importance", CONF / "balancing/lbl.yaml")  # of the guide
+    check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)

@@ -8,7 +8,7 @@ from tests.report.page.test_browser import browser, emulate, pytestmark, request
 
 __all__ = ["browser", "pytestmark"]
 NETWORK = ("http", "ws", "//")
-PAGES = ("index.html", "tutorial.html", "guide/what-survives-what.html", "reference/strategies.html",
+PAGES = ("index.html", "tutorial.html", "guide/resuming.html", "reference/strategies.html",
          "reference/definitions.html", "api/balancing.html")  # fmt: skip
 
 

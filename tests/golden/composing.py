@@ -114,7 +114,7 @@ def _begin(spec: RunSpec) -> None:
     import numpy as np
     import torch
 
-    from simbal.data.sources.open import open_source
+    from simbal.data.store import open_source
     from simbal.training.build import build_module
 
     open_source(spec.config.data).identity()

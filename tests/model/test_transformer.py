@@ -35,6 +35,8 @@ def test_the_papers_presets_have_its_parameter_counts(name, total, active, exper
     with torch.device("meta"):
         model = Transformer(preset(name))
     counts = count_parameters(model)
+    assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert counts["router"] == sum(router.weight_ED.numel() for router in model.routers)
     assert counts["embedding"] == CL100K * model.shape.d_model == model.head_VD.numel()
     assert (counts["total"], counts["active"], counts["experts"], counts["router"]) == (total, active, experts, router)
 

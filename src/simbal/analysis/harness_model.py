@@ -6,8 +6,7 @@ Shapes: B requests, T tokens of a window, S = T - 1, N scored tokens, C of one c
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -23,8 +22,7 @@ ONLY_CHOICES = "every task of downstream is a choice between continuations"
 LOGITS_AT_ONCE = 2**25  # numbers: 128 MB in fp32
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """The log p of a continuation after its context, in nats, and whether each token was the most probable."""
 
     log_p: float
@@ -49,20 +47,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (log p, greedy) for each request as the harness does, without its progress bar."""
-        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return answers
+        return list(super().loglikelihood(requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        trained, found = self.trained, [Ending(0.0, True)] * len(requests)
+        trained, found = self.trained, [(0.0, True)] * len(requests)
         pairs = [(context_ids, continuation_ids) for _, context_ids, continuation_ids in requests]
         seq_len = trained.spec.config.data.seq_len
         with trained.inference():
             answers = endings(trained.model, trained.module.balancing, pairs, seq_len, self.batch_size)
             for place, ending in track(answers, "downstream", len(requests), transient=True):
                 found[place] = ending
-        return [(ending.log_p, ending.greedy) for ending in found]
+        return found
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Refuse: the harness wants it declared, and no task of `downstream` asks for it."""

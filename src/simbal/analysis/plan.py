@@ -12,10 +12,9 @@ from simbal.analysis.flops import duration
 from simbal.analysis.shared.finding import Finding
 from simbal.config.check import divisors
 from simbal.config.values import whole_number
-from simbal.cost.hardware import Hardware, hardware_of
+from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
-from simbal.cost.parameters import Parameters, parameters
-from simbal.cost.rates import Rate, assumed_rate, measured_rate
+from simbal.cost.parameters import parameters
 from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
@@ -35,58 +34,16 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """A way in which devices train a model together."""
-
-    memory: DeviceMemory
-    fits: bool
-    largest_micro_batch: int | None  # the largest that fits; None: none does
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run on its hardware, with what it takes."""
 
     recipe: Recipe
     hardware: Hardware
     gpus: int
-    counted: Parameters
-    training_flops: int
     rate: Rate
-    peak_flops: float  # of a device, in the run's precision
-    stored: int  # bytes of a parameter, and of each of its moments
     memory_share: float
-    sharing: dict[str, Sharing]
-
-    @property
-    def days(self) -> float:
-        """Days of training alone, without validations and checkpoints."""
-        return self.recipe.tokens / self.rate.tokens_per_second / DAY
-
-    @property
-    def device_hours(self) -> float:
-        """Hours of training, summed over all devices."""
-        return 24 * self.days * self.gpus
-
-    @property
-    def cost(self) -> float:
-        """The cost of the device hours in USD."""
-        return self.device_hours * self.hardware.price_per_hour
-
-    @property
-    def final_bytes(self) -> int:
-        """Bytes of the weights alone."""
-        return self.stored * self.counted.total
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of weights and two moments; what else a checkpoint has are kilobytes."""
-        return 3 * self.final_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on the disk while training: `ON_DISK` checkpoints."""
-        return ON_DISK * self.checkpoint_bytes
+    metrics: dict[str, float]  # as `DEFINITION` has them
+    memory: dict[str, dict[str, Any]]  # of a device by strategy: bytes by part, what fits
 
 
 def plan(
@@ -123,8 +80,10 @@ def plan(
         UserError: no model or hardware is given, a key is out of its range, or the devices cannot share the batch.
     """
     devices = hardware_of(hardware)
-    names = ("steps", "global_batch", "micro_batch", "precision", "seq_len", "vocab_size")
-    given = dict(zip(names, (steps, global_batch, micro_batch, precision, seq_len, vocab_size), strict=True))
+    given = {
+        "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch, "precision": precision,
+        "seq_len": seq_len, "vocab_size": vocab_size,
+    }  # fmt: skip
     recipe = recipe_of(model, devices.accelerator, given)
     number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
     for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
@@ -132,12 +91,16 @@ def plan(
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
     recipe = _shared(recipe, number, micro_batch)
     planned = _planned(recipe, devices, number, backend, utilisation, memory_share)
-    return Finding(tables(planned), notes(planned), _record(planned))
-
-
-def tables(plan: Plan) -> list[Table]:
-    """Return the table of the run, then that of a device's memory."""
-    return [_of_run(plan), _of_memory(plan)]
+    record = {
+        "definition": DEFINITION,
+        "recipe": asdict(recipe),
+        "hardware": asdict(devices),
+        "devices": number,
+        "rate": asdict(planned.rate),
+        "metrics": planned.metrics,
+        "memory": planned.memory,
+    }
+    return Finding([_of_run(planned), _of_memory(planned)], notes(planned), record)
 
 
 def notes(plan: Plan) -> list[str]:
@@ -153,9 +116,9 @@ def notes(plan: Plan) -> list[str]:
             0, "The rate is no measurement: time, device hours and cost are as good as its assumption, which "
             "includes communication between devices (analysis.plan.utilisation)."
         )  # fmt: skip
-    for strategy, way in plan.sharing.items():
-        if not way.fits:
-            fits = way.largest_micro_batch
+    for strategy, memory in plan.memory.items():
+        if not memory["fits"]:
+            fits = memory["largest_micro_batch"]
             remedy = f"analysis.plan.micro_batch={fits} would" if fits else "nor would any micro-batch"
             said.append(f"{strategy}: a step does not fit; {remedy}.")
     return said
@@ -163,27 +126,29 @@ def notes(plan: Plan) -> list[str]:
 
 def _of_run(plan: Plan) -> Table:
     recipe, hardware = plan.recipe, plan.hardware
-    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}")
-    for heading in ("", "value", "how it is known"):
-        grid.add_column(heading, justify="right" if heading == "value" else "left")
+    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}", "", "value")
+    grid.add_column("how it is known")
     accumulated = recipe.global_batch // plan.gpus // recipe.micro_batch
     batch = f"{plan.gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
-    used = plan.training_flops / recipe.tokens * plan.rate.tokens_per_second / (plan.gpus * plan.peak_flops)
-    per = f"{plan.stored} bytes a parameter ({recipe.precision})"
+    found = plan.metrics
+    reached = found["training_flops"] / recipe.tokens * plan.rate.tokens_per_second
+    used = reached / (plan.gpus * hardware.peak(recipe.precision))
+    per = f"{found['final_bytes'] // found['parameters']} bytes a parameter ({recipe.precision})"
     rows = [
-        ("parameters", f"{plan.counted.total:,}", f"counted; {plan.counted.active:,} of them active"),
+        ("parameters", f"{found['parameters']:,}", f"counted; {found['active']:,} of them active"),
         ("training tokens", f"{recipe.tokens:,}", f"{recipe.steps:,} steps: {recipe.source}"),
         ("tokens of a step", f"{batch} = {recipe.global_batch * recipe.seq_len:,}",
          "devices x accumulated micro-batches x sequences x length"),
-        ("training FLOPs", f"{plan.training_flops:.4e}", "counted, as in analysis=flops"),
+        ("training FLOPs", f"{found['training_flops']:.4e}", "counted, as in analysis=flops"),
         ("tokens per second", f"{plan.rate.tokens_per_second:,.0f}", plan.rate.basis),
         ("share of the peak", f"{used:.1%}", "from the line above" if plan.rate.measured else "assumed"),
-        ("time", duration(plan.days * DAY), "tokens / tokens per second"),
-        ("device hours", _number(plan.device_hours), "time x devices"),
-        ("cost, USD", _number(plan.cost), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
-        ("a checkpoint, GB", _gb(plan.checkpoint_bytes), f"counted: weights and two moments of {per}"),
-        ("final weights, GB", _gb(plan.final_bytes), f"counted: {per}"),
-        ("disk while training, GB", _gb(plan.disk_bytes), "counted: two checkpoints stay while the next is written"),
+        ("time", duration(found["days"] * DAY), "tokens / tokens per second"),
+        ("device hours", _number(found["device_hours"]), "time x devices"),
+        ("cost, USD", _number(found["cost"]), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
+        ("a checkpoint, GB", _gb(found["checkpoint_bytes"]), f"counted: weights and two moments of {per}"),
+        ("final weights, GB", _gb(found["final_bytes"]), f"counted: {per}"),
+        ("disk while training, GB", _gb(found["disk_bytes"]),
+         "counted: two checkpoints stay while the next is written"),
     ]  # fmt: skip
     for row in rows:
         grid.add_row(*row)
@@ -193,23 +158,21 @@ def _of_run(plan: Plan) -> Table:
 def _of_memory(plan: Plan) -> Table:
     recipe = plan.recipe
     title = f"memory of a device, GB: {recipe.micro_batch} x {recipe.seq_len} tokens at a time in {recipe.precision}"
-    grid = new_grid(title)
-    grid.add_column("")
-    for strategy in plan.sharing:
-        grid.add_column(strategy, justify="right")
-    ways = [*plan.sharing.values()]
-    parts = {"weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments"}
-    parts |= {"activations": "activations", "working memory of a layer": "working"}
+    grid = new_grid(title, "", *plan.memory)
+    parts = {
+        "weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments",
+        "activations": "activations", "working memory of a layer": "working", "to train together": "sharing",
+    }  # fmt: skip
+    if plan.gpus == 1:
+        del parts["to train together"]
+    ways = plan.memory.values()
     for name, part in parts.items():
-        grid.add_row(name, *(_gb(getattr(way.memory.step, part)) for way in ways))
-    if plan.gpus > 1:
-        grid.add_row("to train together", *(_gb(way.memory.sharing) for way in ways))
+        grid.add_row(name, *(_gb(memory[part]) for memory in ways))
     grid.add_section()
-    grid.add_row("most at once", *(_gb(way.memory.peak) for way in ways))
+    grid.add_row("most at once", *(_gb(memory["peak"]) for memory in ways))
     limit = plan.memory_share * plan.hardware.memory_bytes
-    fits = f"fits into {_gb(limit)}"
-    grid.add_row(fits, *("yes" if way.fits else "no" for way in ways))
-    grid.add_row("largest micro-batch that fits", *(str(way.largest_micro_batch or "none") for way in ways))
+    grid.add_row(f"fits into {_gb(limit)}", *("yes" if memory["fits"] else "no" for memory in ways))
+    grid.add_row("largest micro-batch that fits", *(str(memory["largest_micro_batch"] or "none") for memory in ways))
     return grid
 
 
@@ -239,66 +202,43 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
 def _planned(
     recipe: Recipe, hardware: Hardware, gpus: int, backend: str, utilisation: float, memory_share: float
 ) -> Plan:
+    """Return the plan of a run whose devices can share the batch; `utilisation` counts where no rate is measured."""
     counted = parameters(recipe.shape)
     flops = counted.training_flops(recipe.seq_len, recipe.tokens)
-    peak = hardware.peak(recipe.precision)
     rate = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
-    rate = rate or assumed_rate(flops, recipe.tokens, peak, gpus, utilisation)
-    sequences, limit = recipe.global_batch // gpus, memory_share * hardware.memory_bytes
-
-    def step(micro_batch: int) -> Step:
-        accumulates = micro_batch < sequences
-        return Step(micro_batch, recipe.seq_len, accumulates, recipe.precision, backend, hardware.accelerator)
-
-    def sharing(strategy: str) -> Sharing:
-        def memory_of(micro_batch: int) -> DeviceMemory:
-            return device_memory(strategy, recipe.shape, step(micro_batch), gpus)
-
-        memory = memory_of(recipe.micro_batch)
-        return Sharing(memory, memory.peak <= limit, largest_micro_batch(memory_of, sequences, limit))
-
-    return Plan(
-        recipe=recipe,
-        hardware=hardware,
-        gpus=gpus,
-        counted=counted,
-        training_flops=flops,
-        rate=rate,
-        peak_flops=peak,
-        stored=step(1).stored,
-        memory_share=memory_share,
-        sharing={strategy: sharing(strategy) for strategy in strategies(gpus)},
-    )
-
-
-def _record(plan: Plan) -> dict[str, Any]:
-    memory = {
-        strategy: asdict(shared.memory.step)
-        | {"sharing": shared.memory.sharing, "peak": shared.memory.peak}
-        | {"fits": shared.fits, "largest_micro_batch": shared.largest_micro_batch}
-        for strategy, shared in plan.sharing.items()
+    rate = rate or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
+    days = recipe.tokens / rate.tokens_per_second / DAY
+    step = Step(recipe.micro_batch, recipe.seq_len, False, recipe.precision, backend, hardware.accelerator)
+    final_bytes = step.stored * counted.total
+    metrics = {
+        "parameters": counted.total,
+        "active": counted.active,
+        "tokens": recipe.tokens,
+        "training_flops": flops,
+        "tokens_per_second": rate.tokens_per_second,
+        "days": days,
+        "device_hours": 24 * days * gpus,
+        "cost": 24 * days * gpus * hardware.price_per_hour,
+        "checkpoint_bytes": 3 * final_bytes,  # with two moments; what else a checkpoint has are kilobytes
+        "final_bytes": final_bytes,
+        "disk_bytes": ON_DISK * 3 * final_bytes,
     }
-    return {
-        "definition": DEFINITION,
-        "recipe": asdict(plan.recipe),
-        "hardware": asdict(plan.hardware),
-        "devices": plan.gpus,
-        "rate": asdict(plan.rate),
-        "metrics": {
-            "parameters": plan.counted.total,
-            "active": plan.counted.active,
-            "tokens": plan.recipe.tokens,
-            "training_flops": plan.training_flops,
-            "tokens_per_second": plan.rate.tokens_per_second,
-            "days": plan.days,
-            "device_hours": plan.device_hours,
-            "cost": plan.cost,
-            "checkpoint_bytes": plan.checkpoint_bytes,
-            "final_bytes": plan.final_bytes,
-            "disk_bytes": plan.disk_bytes,
-        },
-        "memory": memory,
-    }
+    limit = memory_share * hardware.memory_bytes
+    memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
+    return Plan(recipe, hardware, gpus, rate, memory_share, metrics, memory)
+
+
+def _memory(strategy: str, recipe: Recipe, step: Step, gpus: int, limit: float) -> dict[str, Any]:
+    """Return the bytes of a device by part, their `peak`, whether that `fits`, and `largest_micro_batch` that does."""
+    sequences = recipe.global_batch // gpus
+
+    def memory_of(size: int) -> DeviceMemory:
+        of_size = replace(step, micro_batch=size, accumulates=size < sequences)
+        return device_memory(strategy, recipe.shape, of_size, gpus)
+
+    memory = memory_of(recipe.micro_batch)
+    largest = largest_micro_batch(memory_of, sequences, limit)
+    return asdict(memory) | {"peak": memory.peak, "fits": memory.peak <= limit, "largest_micro_batch": largest}
 
 
 def _gb(size: float) -> str:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from simbal.config.catalogue import Catalogue
 from simbal.config.check import checked, resolved
-from simbal.config.schema import GROUPS, addresses, as_dict, can_change_result
+from simbal.config.schema import GROUPS, addresses, as_dict, can_change_result, open_keys
 from simbal.config.values import changed, flatten
 from simbal.errors import HIDDEN, UserError
 from simbal.runs.folder import RunFolder
@@ -62,8 +62,9 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
         of_chosen = key.partition(".")[0] in (*options, key) and not key.endswith("._target_")
         if of_chosen and can_change_result(key) and key not in given and usual.get(key, ...) != value:
             _require_near(folder, key, value)
-            lines.append(f"{key}={literal(value)}")
-    gone = [key for key in usual if key.startswith("data.packages.") and key not in flat]
+            added = key not in usual and key.rpartition(".")[0] in open_keys()
+            lines.append(f"{'++' if added else ''}{key}={literal(value)}")
+    gone = [key for key in usual if key.rpartition(".")[0] in open_keys() and key not in flat]
     lines += [f"~{key}" for key in gone]
     return [*spans.parse(lines, (), OverridesParser.create()), *own]
 

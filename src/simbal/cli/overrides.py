@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from simbal.config.catalogue import MISSING, SWEEPS, Catalogue
-from simbal.config.schema import integer_keys
+from simbal.config.schema import integer_keys, open_keys
 from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.sweep import spans
@@ -164,6 +164,8 @@ def _values(override: Override) -> list[Any]:
 def _check_key(override: Override, keys: dict[str, Any], catalogue: Catalogue) -> None:
     name, line = override.key_or_group, str(override.input_line)
     if override.is_add() or override.is_force_add():
+        if name.rpartition(".")[0] in open_keys() and (name not in keys or override.is_force_add()):
+            return  # the schema checks the value
         hint = _nearest(name, [*keys, *catalogue.options])
         raise UserError(f"{line} would add a key, but every key there is exists already{hint}")
     if name in catalogue.options:

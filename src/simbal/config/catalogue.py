@@ -13,6 +13,7 @@ import yaml
 from simbal.config.values import flatten
 from simbal.errors import UserError
 
+CONF = Path(__file__).parents[3] / "conf"  # of the source tree, where the programs find it beside themselves
 SWEEPS = "sweeps"  # the group of named sweeps; a root without it makes one run at a time
 MISSING = "???"  # stands in a defaults list where the user must choose
 _PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
@@ -97,6 +98,11 @@ class Catalogue:
         defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
         chosen = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
         return (chosen or [None])[-1], (content.get("hydra") or {}).get("sweeper") or {}
+
+
+def options(group: str) -> dict[str, Path]:
+    """Return the files of a group of `CONF` by the options' names, in alphabetical order."""
+    return {file.stem: file for file in sorted((CONF / group).glob("*.yaml"))}
 
 
 def first_comment(file: Path) -> list[str]:

@@ -106,7 +106,9 @@ class DataConfig:
 class PySourceConfig(DataConfig):
     """The source `pysource`: Python sources of installed packages."""
 
-    packages: Annotated[dict[str, str], Key("the version of each that the results here were made with")]
+    packages: Annotated[
+        dict[str, str], Key("the versions that the results here were made with; +data.packages.NAME=VERSION adds one")
+    ]
     strict: Annotated[bool, Key("true: stop if a package's version differs from the one listed")]
 
 
@@ -324,6 +326,12 @@ GROUPS = tuple(name for name, field in fields_of(Config).items() if field.is_gro
 def integer_keys() -> frozenset[str]:
     """The dotted keys whose value is a whole number, so that `0-4` on the command line means 0,1,2,3,4."""
     return frozenset(name for name, kind, _ in every_key() if kind in (int, int | None))
+
+
+@cache
+def open_keys() -> frozenset[str]:
+    """The dotted keys of mappings to which a command may add names, such as the packages of `data=pysource`."""
+    return frozenset(name for name, kind, _ in every_key() if get_origin(kind) is dict and name not in GROUPS)
 
 
 @cache

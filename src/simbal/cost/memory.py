@@ -17,7 +17,6 @@ from simbal.model.transformer import TransformerShape
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 INT64 = 8  # bytes
 PADDED_ROWS = 128  # backend megablocks fills each expert's rows up to a multiple of this
-MemoryOf = Callable[[int], "DeviceMemory"]  # from a micro-batch
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class MemoryCost:
-    """Bytes of one training step, by what they are for."""
+class DeviceMemory:
+    """Bytes of one training step on one device, by what they are for."""
 
     weights: int
     gradients: int
@@ -58,32 +57,20 @@ class MemoryCost:
     activations: int  # kept by a micro-batch's forward pass for its backward pass
     working: int  # the most that one layer or the head needs beside them while it is computed
     accumulates: bool
+    sharing: int = 0  # the buffers for training together
 
     @property
     def peak(self) -> int:
         """The most bytes at once.
 
-        weights + moments + working + activations + gradients when micro-batches are accumulated; else only the larger
-        of the last two counts, as a gradient is made while the activations before it are given up.
+        weights + moments + working + sharing + activations + gradients when micro-batches are accumulated; else only
+        the larger of the last two counts, as a gradient is made while the activations before it are given up.
         """
         more = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
-        return self.weights + self.moments + self.working + more
+        return self.weights + self.moments + self.working + self.sharing + more
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The bytes of a training step on one device."""
-
-    step: MemoryCost
-    sharing: int  # bytes of the buffers for training together
-
-    @property
-    def peak(self) -> int:
-        """The most bytes at once."""
-        return self.step.peak + self.sharing
-
-
-def memory_cost(shape: TransformerShape, step: Step) -> MemoryCost:
+def memory_cost(shape: TransformerShape, step: Step) -> DeviceMemory:
     """Return the bytes of a step of a model of this shape; balancing strategies, which keep little, are left out.
 
     weights, gradients: `stored` for each parameter, moments twice that; activations: as `activation_bytes`.
@@ -91,7 +78,7 @@ def memory_cost(shape: TransformerShape, step: Step) -> MemoryCost:
     stored = step.stored * count(weights_of(shape))
     of_layer = _feed_forward_working(shape, step) + (layer_bytes(shape, step) if step.recomputes else 0)
     working = max(_head_working(shape, step), of_layer)
-    return MemoryCost(stored, stored, 2 * stored, activation_bytes(shape, step), working, step.accumulates)
+    return DeviceMemory(stored, stored, 2 * stored, activation_bytes(shape, step), working, step.accumulates)
 
 
 def activation_bytes(shape: TransformerShape, step: Step) -> int:
@@ -144,19 +131,18 @@ def device_memory(strategy: str, shape: TransformerShape, step: Step, gpus: int)
     """
     alone = memory_cost(shape, step)
     if strategy == "ddp":
-        return DeviceMemory(alone, alone.gradients)
+        return replace(alone, sharing=alone.gradients)
     if strategy != "fsdp":
-        return DeviceMemory(alone, 0)
+        return alone
     weights = weights_of(shape)
     part = step.stored * sum(w.copies * math.ceil(w.size[0] / gpus) * math.prod(w.size[1:]) for w in weights)
     feed_forwards = count(weights, "ffn", "router")
     together = count(weights) - feed_forwards + min(2, shape.num_layers) * feed_forwards // shape.num_layers
-    cut = replace(alone, weights=part, gradients=part, moments=2 * part)
-    return DeviceMemory(cut, 2 * step.stored * together)
+    return replace(alone, weights=part, gradients=part, moments=2 * part, sharing=2 * step.stored * together)
 
 
-def largest_micro_batch(memory_of: MemoryOf, sequences: int, limit: float) -> int | None:
-    """Return the largest micro-batch whose step needs at most `limit` bytes; None if none does.
+def largest_micro_batch(memory_of: Callable[[int], DeviceMemory], sequences: int, limit: float) -> int | None:
+    """Return the largest micro-batch whose step, `memory_of` it, needs at most `limit` bytes; None if none does.
 
     It divides the `sequences` that each device has of the global batch.
     """

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 
 FP32 = 4  # bytes of a weight as it is made
@@ -118,17 +117,9 @@ def weights_of(shape: TransformerShape) -> list[Weights]:
 def parameters(shape: TransformerShape) -> Parameters:
     """Return the parameter counts of a model of this shape, which is not built."""
     weights = weights_of(shape)
-    ffn = count(weights, "ffn")
-    return Parameters(
-        shape,
-        embedding=count(weights, "embedding"),
-        head=count(weights, "head"),
-        attention=count(weights, "attention"),
-        ffn=ffn,
-        ffn_active=ffn * shape.top_k // shape.num_experts if shape.num_experts else ffn,
-        router=count(weights, "router"),
-        norms=count(weights, "norms"),
-    )
+    of_part = {part: count(weights, part) for part in ("embedding", "head", "attention", "ffn", "router", "norms")}
+    active = of_part["ffn"] * shape.top_k // shape.num_experts if shape.num_experts else of_part["ffn"]
+    return Parameters(shape, ffn_active=active, **of_part)
 
 
 def count(weights: Iterable[Weights], *parts: str) -> int:
@@ -148,25 +139,11 @@ def count_parameters(model: Transformer) -> dict[str, int]:
         `total`, `active` (those that one token passes through, K of the E experts), `embedding`, `experts` and
             `router`.
     """
-    experts = sum(_experts(layer) for layer in model.feed_forwards)
-    chosen = sum(_chosen(layer) for layer in model.feed_forwards)
-    total = sum(p.numel() for p in model.parameters())
+    counted = parameters(model.shape)
     return {
-        "total": total,
-        "active": total - experts + chosen,
-        "embedding": model.embedding.weight.numel(),
-        "experts": experts,
-        "router": sum(router.weight_ED.numel() for router in model.routers),
+        "total": counted.total,
+        "active": counted.active,
+        "embedding": counted.embedding,
+        "experts": counted.ffn,
+        "router": counted.router,
     }
-
-
-def _experts(layer: MoELayer | FeedForward) -> int:
-    if isinstance(layer, MoELayer):
-        return layer.w13_E2FD.numel() + layer.w2_EFD.numel()
-    return layer.w13_2FD.numel() + layer.w2_FD.numel()
-
-
-def _chosen(layer: MoELayer | FeedForward) -> int:
-    if isinstance(layer, MoELayer):
-        return _experts(layer) * layer.router.top_k // len(layer.router.weight_ED)
-    return _experts(layer)

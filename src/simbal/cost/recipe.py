@@ -4,17 +4,15 @@ The numbers that the paper prints for its models are here too.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from simbal.config.catalogue import Catalogue
+from simbal.config.catalogue import CONF, Catalogue, options
 from simbal.config.check import check_sizes, typed
 from simbal.config.schema import CL100K_IDS, ModelConfig
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
-CONF = Path(__file__).parents[3] / "conf"
 PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and width: with other experts too
 PAPER_SEQ_LEN = 2048
 MOST = 2**40  # the largest count that can be planned
@@ -98,22 +96,25 @@ def recipe_of(model: Any, accelerator: str, settings: dict[str, Any]) -> Recipe:
     for key in changed.keys() - {"precision"}:
         whole_number(f"analysis.plan.{key}", changed[key], 1, MOST)
     chosen = usual | changed
-    numbers = {key: value for key, value in model.items() if key != "init_std"}
-    shape = TransformerShape(vocab_size=chosen.pop("vocab_size"), gating="softmax", renormalize=True, **numbers)
+    shape = shape_of(model, chosen.pop("vocab_size"))
     return Recipe(name, shape, trainer, tuple(f"{key}={value}" for key, value in changed.items()), **chosen)
+
+
+def shape_of(model: dict[str, Any], vocab_size: int) -> TransformerShape:
+    """Return the shape of a model with these keys of conf/model; how its router weighs experts costs nothing."""
+    numbers = {key: value for key, value in model.items() if key != "init_std"}
+    return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
 
 
 def _checked_name(model: Any) -> str | None:
     """Return the file of conf/model that has these keys, which are checked; None if the user has changed them."""
-    files = sorted((CONF / "model").glob("*.yaml"))
+    names = options("model")
     if model is None:
-        raise UserError(f"analysis=plan needs model=NAME: there is {', '.join(file.stem for file in files)}")
-    keys = typed(ModelConfig, model, "model.")
-    check_sizes(keys)
+        raise UserError(f"analysis=plan needs model=NAME: there is {', '.join(names)}")
+    check_sizes(typed(ModelConfig, model, "model."))
     for key in COUNTS:
         whole_number(f"model.{key}", model[key], 0, MOST)
-    same = (file.stem for file in files if _read("model", file.stem) == model)
-    return next(same, None)
+    return next((name for name in names if _read("model", name) == model), None)
 
 
 def _read(group: str, option: str) -> dict[str, Any]:

@@ -8,27 +8,25 @@ import os
 import shutil
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simbal.data.document import SPLITS, Document
+from simbal.data.document import SPLITS, Document, Encoder, Source
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
-from simbal.data.sources.open import Encoder, Source
 from simbal.data.sources.records import LARGEST
 from simbal.data.splits import SplitWriter, facts_of, sizes, token_dtype
-from simbal.data.store_meta import write_meta
-from simbal.data.verification import fingerprints
+from simbal.data.verification import fingerprints, write_meta
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes, remove_parts, replace_text
@@ -37,6 +35,8 @@ GROUP = 1 << 20  # bytes of text that a thread encodes at once
 MOST = 1 << 27  # bytes of text that wait for a thread, but for one group, which may be a single long document
 NAME = "journal.json"
 FORMAT = 3  # to be raised when the same config would give other files
+
+Report = Callable[[float, int, int, int], None]  # of a build: share of the input, documents, tokens, bytes of text
 
 
 class Encoded(NamedTuple):
@@ -125,31 +125,18 @@ class Journal:
         replace_text(folder / NAME, json.dumps(vars(self)))
 
 
-class Report(Protocol):
-    """A function by which a build reports its progress."""
-
-    def __call__(self, done: float, documents: int, tokens: int, text_bytes: int) -> None:
-        """Show the share `done` of the input, 0 to 1, and the totals so far."""
-
-
-@dataclass
 class _Input:
     """The counts and the text's hash of one input, a file or package."""
 
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0  # of text
-    text: Any = field(default_factory=sha256)  # over the digests of the documents, in order
+    def __init__(self) -> None:
+        self.counts = {"documents": 0, "tokens": 0, "bytes": 0}
+        self.text = sha256()  # over the digests of the documents, in order
 
     def add(self, encoded: Encoded) -> None:
-        self.documents += 1
-        self.tokens += len(encoded.ids)
-        self.bytes += encoded.num_bytes
+        self.counts["documents"] += 1
+        self.counts["tokens"] += len(encoded.ids)
+        self.counts["bytes"] += encoded.num_bytes
         self.text.update(encoded.document.digest)
-
-    def as_dict(self) -> dict[str, Any]:
-        counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
-        return counts | {"text_sha256": self.text.hexdigest()}
 
 
 def build(
@@ -189,7 +176,7 @@ def build(
                 report(group[-1].document.done, documents, tokens, text_bytes)
             _commit(journal, folder, unit, writers, inputs, skipped)
     overlap = _overlap(folder, encoder, journal, encoders.threads)
-    _finish(folder, encoder, description, writers, journal, overlap)
+    _finish(folder, encoder, description, journal, overlap)
 
 
 @contextmanager
@@ -211,7 +198,7 @@ def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
     """Return the journal to go on with; start over if the units are others by now, or some of the files are gone."""
     journal = Journal.read(folder)
     whole = all(
-        _size(folder / split / name) >= size
+        (file := folder / split / name).is_file() and file.stat().st_size >= size
         for split in SPLITS
         for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
     )
@@ -223,11 +210,6 @@ def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
     shutil.rmtree(folder)  # whatever lies there in the place of a file
     folder.mkdir()
     return Journal(planned=units)
-
-
-def _size(file: Path) -> int:
-    """Return a file's size in bytes; -1 if there is no such file."""
-    return file.stat().st_size if file.is_file() else -1
 
 
 def _commit(
@@ -243,7 +225,9 @@ def _commit(
         writer.sync()
         journal.documents[split], journal.tokens[split] = writer.documents, writer.end
     journal.units.append(unit)
-    journal.inputs += [{"name": name, **given.as_dict()} for name, given in inputs.items()]
+    journal.inputs += [
+        {"name": name, **given.counts, "text_sha256": given.text.hexdigest()} for name, given in inputs.items()
+    ]
     journal.skipped.update(skipped)
     journal.write(folder)
 
@@ -263,23 +247,16 @@ def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> 
     return Overlap(documents, journal.documents["validation"], *windows)
 
 
-def _finish(
-    folder: Path,
-    encoder: Encoder,
-    description: dict[str, Any],
-    writers: dict[str, SplitWriter],
-    journal: Journal,
-    overlap: Overlap,
-) -> None:
+def _finish(folder: Path, encoder: Encoder, description: dict[str, Any], journal: Journal, overlap: Overlap) -> None:
     """Write byte_len.bin and meta.json, with all that follows from the whole files, read back from the disk."""
     byte_len = encoder.byte_len.astype("<u2")
     byte_len.tofile(folder / "byte_len.bin")
-    dtype, facts = token_dtype(encoder.vocab_size), {}
+    dtype, facts, text = token_dtype(encoder.vocab_size), {}, {}
     for split in SPLITS:
         facts[split], fault = facts_of(folder / split, dtype, encoder.byte_len, encoder.eot)
         assert not fault, fault
-    text = {split: writer.text_sha256() for split, writer in writers.items()}
-    surrogates = journal.skipped.pop("surrogates replaced", 0)
+        with (folder / split / "digests.bin").open("rb") as digests:
+            text[split] = file_digest(digests, "sha256").hexdigest()
     meta = {
         "format": FORMAT,
         "source": description,
@@ -290,9 +267,9 @@ def _finish(
         "tokenizer_sha256": encoder.table_sha256,
         "splits": {split: asdict(facts[split]) | {"text_sha256": text[split]} for split in SPLITS},
         "inputs": journal.inputs,
-        "surrogates_replaced": surrogates,
+        "surrogates_replaced": journal.skipped.pop("surrogates replaced", 0),
         "skipped": dict(journal.skipped),
-        "validation_overlap": overlap.as_dict(),
+        "validation_overlap": asdict(overlap),
         "fingerprints": fingerprints(facts, text, encoder.vocab_size),
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }

@@ -5,14 +5,12 @@ from typing import Any
 import numpy as np
 
 from simbal.config.check import checked_data
-from simbal.data.document import SPLITS
-from simbal.data.sources.open import Encoder
+from simbal.data.document import SPLITS, Encoder
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.splits import token_dtype
 from simbal.data.store import Plan, Store, prepare
-from simbal.data.store_meta import require_meta
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
-from simbal.data.verification import compare, damaged, stated, verify
+from simbal.data.verification import compare, damaged, require_meta, stated, verify
 from simbal.errors import UserError
 
 SAMPLE = 100  # documents of a split that are decoded, always the same
@@ -68,10 +66,6 @@ def check(store: Store, tokenizer_path: str | None) -> list[str]:
     return lines
 
 
-def _damaged(store: Store, file: str, what: str) -> UserError:
-    return damaged(store.path, store.path / file, what)
-
-
 def _encoder(store: Store, tokenizer_path: str | None) -> Encoder:
     """Return the encoder of a store's ids, and check what follows from it: the token table, dtype, eot, byte_len."""
     vocab_size = store.meta["vocab_size"]
@@ -84,7 +78,7 @@ def _encoder(store: Store, tokenizer_path: str | None) -> Encoder:
     if len(wrong):
         first = int(wrong[0])
         what = f"id {first} stands for {encoder.byte_len[first]} bytes of text, not {store.byte_len[first]}"
-        raise _damaged(store, "byte_len.bin", what)
+        raise damaged(store.path, "byte_len.bin", what)
     return encoder
 
 
@@ -102,10 +96,10 @@ def _check_text(store: Store, split: str, tokenizer: Tokenizer) -> list[str]:
             content = tokenizer.encoding.decode_bytes(ids.tolist())
             text = content.decode()
         except (KeyError, UnicodeDecodeError) as error:
-            raise _damaged(store, f"{split}/tokens.bin", f"document {document} is no text") from error
+            raise damaged(store.path, f"{split}/tokens.bin", f"document {document} is no text") from error
         if len(content) != store.byte_len[ids].sum() or not np.array_equal(tokenizer.encode(content), ids):
             what = f"document {document} is not what its text gives today"
-            raise _damaged(store, f"{split}/tokens.bin", what)
+            raise damaged(store.path, f"{split}/tokens.bin", what)
         # repr: the control characters of a text must not reach a terminal
         shown = shown or f"{split} document {document}: {text[:SHOWN]!r}"
     return [f"decoded {len(sample)} of {len(ends):,} {split} documents", shown]

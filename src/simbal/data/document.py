@@ -1,7 +1,12 @@
-"""A document as a store takes it, and the split that it belongs to."""
+"""A document as a store takes it, and the interfaces of what gives documents and of what encodes them."""
 
 import hashlib
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 SPLITS = ("train", "validation")
 
@@ -14,6 +19,35 @@ class Document(NamedTuple):
     content: bytes  # its UTF-8, or the symbols of a synthetic one
     digest: bytes  # sha256 of `content`
     done: float  # share of all the source's input that has been read with this document, 0 to 1
+
+
+class Source(Protocol):
+    """A source of documents of the two splits; its dataclass fields are keys of `conf/data/<source>.yaml`."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides the documents, as JSON values, without reading them or asking a network."""
+
+    def units(self) -> list[str]:
+        """Return the names of the parts that are read in turn; an interrupted build goes on with the next of them."""
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """Yield a unit's documents, always in one order; count what is left out or changed in `skipped`, by reason.
+
+        Raises:
+            UserError: for the first bad input, with its position.
+        """
+
+
+class Encoder(Protocol):
+    """An encoder of a document's content into token ids."""
+
+    vocab_size: int  # every id is below it
+    eot: int  # the id that the store puts after every document
+    byte_len: NDArray[np.uint16]  # bytes of text that each id stands for, (V,); 0 for `eot`
+    table_sha256: str | None  # of the token table, if there is one
+
+    def encode(self, content: bytes) -> NDArray[np.uint32]:
+        """Return the ids of one document, without `eot`."""
 
 
 def digest_of(content: bytes) -> bytes:

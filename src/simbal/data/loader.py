@@ -8,6 +8,7 @@ Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a spl
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +44,7 @@ def _epoch_order(seed: int, epoch: int, num_windows: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_windows)
 
 
+@dataclass(eq=False)
 class TrainBatches:
     """The micro-batches of a whole run, each (B, T) int64; iteration goes on from where the run stands.
 
@@ -50,30 +52,26 @@ class TrainBatches:
     one it trains on, and a resumed run would skip it.
     """
 
-    def __init__(
-        self,
-        windows_WT: NDArray[Any],
-        tokens_fingerprint: str,
-        seed: int,
-        global_batch: int,
-        micro_batch: int,
-        max_steps: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        if global_batch % (micro_batch * world_size):
+    windows_WT: NDArray[Any]
+    tokens_fingerprint: str
+    seed: int
+    global_batch: int
+    micro_batch: int
+    max_steps: int
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_batch % (self.micro_batch * self.world_size):
             raise UserError(
-                f"trainer.global_batch={global_batch} must be a multiple of trainer.micro_batch={micro_batch} "
-                f"times {world_size} devices"
+                f"trainer.global_batch={self.global_batch} must be a multiple of "
+                f"trainer.micro_batch={self.micro_batch} times {self.world_size} devices"
             )
-        self.accumulation = global_batch // (micro_batch * world_size)
-        self._windows_WT, self._tokens_fingerprint = windows_WT, tokens_fingerprint
-        self._seed, self._global_batch, self._micro_batch, self._max_steps = seed, global_batch, micro_batch, max_steps
-        self._rank, self._world_size = rank, world_size
+        self.accumulation = self.global_batch // (self.micro_batch * self.world_size)
         self._yielded = 0
 
     def __len__(self) -> int:
-        return self._max_steps * self.accumulation
+        return self.max_steps * self.accumulation
 
     def __iter__(self) -> Iterator[Tensor]:
         while self._yielded < len(self):
@@ -86,22 +84,22 @@ class TrainBatches:
         return [self._batch(step, part) for part in range(self.accumulation)]
 
     def _batch(self, step: int, part: int) -> Tensor:
-        windows_G = batch_windows(self._seed, step, len(self._windows_WT), self._global_batch)
-        start = (part * self._world_size + self._rank) * self._micro_batch
-        return _gather(self._windows_WT, windows_G[start : start + self._micro_batch])
+        windows_G = batch_windows(self.seed, step, len(self.windows_WT), self.global_batch)
+        start = (part * self.world_size + self.rank) * self.micro_batch
+        return _gather(self.windows_WT, windows_G[start : start + self.micro_batch])
 
     @property
     def _identity(self) -> dict[str, int | str]:
         """The values that decide the batches of all steps; neither rank nor accumulation does."""
         return {
-            "seed": self._seed,
-            "global_batch": self._global_batch,
-            "num_windows": len(self._windows_WT),
-            "tokens_fingerprint": self._tokens_fingerprint,
+            "seed": self.seed,
+            "global_batch": self.global_batch,
+            "num_windows": len(self.windows_WT),
+            "tokens_fingerprint": self.tokens_fingerprint,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint keeps.
+        """Return the state that a checkpoint keeps.
 
         `step` and `part` are the optimizer steps done and the micro-batches of the next; the rest decides their
         content.

@@ -9,16 +9,17 @@ import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simbal.data.splits import DIGEST
+
 WINDOW = 13  # tokens; too long for a common phrase, as in GPT-3's search for test items (arXiv:2005.14165, appendix C)
 CHUNK = 1 << 15  # tokens hashed at once: the arrays stay in a core's cache
-DIGEST = 32  # bytes of a sha256, of which 8 are compared
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,6 @@ class Overlap:
     validation_documents: int
     windows: int
     validation_windows: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts for `meta.json`; `Overlap(**...)` reads them back."""
-        return asdict(self)
 
     def __str__(self) -> str:
         share = self.windows / max(self.validation_windows, 1)
@@ -57,7 +54,7 @@ def shared_documents(train_digests: Path, validation_digests: Path) -> int:
 def _document_keys(digests: Path) -> Iterator[NDArray[np.uint64]]:
     with digests.open("rb") as file:
         while content := file.read(DIGEST * CHUNK):
-            yield np.frombuffer(content, "<u8")[:: DIGEST // 8]
+            yield np.frombuffer(content, "<u8")[:: DIGEST // 8]  # the first 8 bytes of each
 
 
 def shared_windows(

@@ -8,14 +8,16 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 17  # tokens read at once: with their counts they stay in a core's cache
+END = 8  # bytes of a document's end in docs.idx
+DIGEST = 32  # bytes of a document's sha256
 
 
 @dataclass(frozen=True)
@@ -36,33 +38,27 @@ class SplitWriter:
     def __init__(self, folder: Path, vocab_size: int, documents: int, tokens: int, stack: ExitStack) -> None:
         """Go on after the first `documents` and `tokens` of what an earlier build left."""
         folder.mkdir(exist_ok=True)
-        self.folder, self.documents, self.end = folder, documents, tokens
+        self.documents, self.end = documents, tokens
         self._dtype = np.dtype(token_dtype(vocab_size))
 
-        files = []
+        self._files = []
         for name, size in sizes(vocab_size, documents, tokens).items():
-            files.append(stack.enter_context((folder / name).open("ab")))
-            files[-1].truncate(size)
-        self._tokens, self._ends, self._digests = files
+            self._files.append(stack.enter_context((folder / name).open("ab")))
+            self._files[-1].truncate(size)
 
     def write(self, ids: NDArray[np.uint32], digest: bytes) -> None:
         """Append one document, its end of text included; its ids must be below the vocabulary size."""
-        self._tokens.write(ids.astype(self._dtype).tobytes())
         self.end += len(ids)
         self.documents += 1
-        self._ends.write(self.end.to_bytes(END, "little"))
-        self._digests.write(digest)
+        contents = (ids.astype(self._dtype).tobytes(), self.end.to_bytes(END, "little"), digest)
+        for file, content in zip(self._files, contents, strict=True):
+            file.write(content)
 
     def sync(self) -> None:
         """Flush the files to the disk."""
-        for file in (self._tokens, self._ends, self._digests):
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
-
-    def text_sha256(self) -> str:
-        """Return the sha256 over the digests of all documents, in order."""
-        with (self.folder / "digests.bin").open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -94,7 +90,8 @@ def facts_of(folder: Path, dtype: str, byte_len: NDArray[np.uint16], eot: int) -
     path = folder / "tokens.bin"
     vocab_size = len(byte_len)
     digest, tokens_per_id_V, tokens = sha256(), np.zeros(vocab_size, np.int64), 0
-    with _DocumentEnds(folder / "docs.idx") as ends:
+    with (folder / "docs.idx").open("rb") as file:
+        ends = _DocumentEnds(file)
         for ids in token_chunks(path, dtype):
             if (largest := int(ids.max())) >= vocab_size:  # before bincount, which would count each id below
                 position = tokens + int(ids.argmax())
@@ -130,17 +127,11 @@ class _DocumentEnds:
     Each document ends after an end of text, and there is no other: so its positions increase, up to the last token.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, path.open("rb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._path, self._file = Path(file.name), file
         self._found = self._last = 0  # ends of text in tokens.bin, and the last position stated for one
         self._fault = ""
         self.documents, self.digest = 0, sha256()
-
-    def __enter__(self) -> "_DocumentEnds":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def compare(self, found: NDArray[np.int64]) -> None:
         """Compare the next ends of text found in tokens.bin, as positions after them, with docs.idx."""
@@ -171,7 +162,3 @@ class _DocumentEnds:
         self.documents += len(stated)
         self._last = int(stated[-1]) if len(stated) else self._last
         return stated
-
-
-END = 8  # bytes of a document's end in docs.idx
-DIGEST = 32  # bytes of a document's sha256

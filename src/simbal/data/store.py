@@ -19,7 +19,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,20 @@ from numpy.typing import NDArray
 from simbal.config.schema import DataConfig
 from simbal.data import tokenizer
 from simbal.data.builder import FORMAT, Journal, build
-from simbal.data.document import SPLITS
+from simbal.data.document import SPLITS, Encoder, Source
 from simbal.data.overlap import Overlap
-from simbal.data.sources.open import Source, open_encoder, open_source
-from simbal.data.store_meta import NAME, read_meta, require_meta
-from simbal.data.verification import FILES, Verification
+from simbal.data.sources.dclm import DCLM
+from simbal.data.sources.files import Files
+from simbal.data.sources.pysource import PySource
+from simbal.data.sources.synthetic import Symbols, Synthetic
+from simbal.data.verification import FILES, META, Verification, read_meta, require_meta
 from simbal.errors import UserError
 from simbal.files.disk import refusal, sync
 from simbal.files.locks import Lock, TakenError
 from simbal.runs import record
 
 PARTIAL = ".partial"  # the suffix of a folder in which a store is being built
+SOURCES: dict[str, Any] = {"pysource": PySource, "files": Files, "dclm": DCLM, "synthetic": Synthetic}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Store:
         Raises:
             UserError: if the folder was damaged after it was written, or cannot be read.
         """
-        file = path / NAME
+        file = path / META
         try:
             store = cls(path, read_meta(path))
             for name, size in zip(FILES[1:], store._sizes(), strict=True):
@@ -88,13 +91,13 @@ class Store:
         verification.require(store.meta, remember)
         return store
 
-    def _sizes(self) -> list[int]:
-        """Return the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
-        sizes = [2 * self.meta["vocab_size"]]
+    def _sizes(self) -> Iterator[int]:
+        """Yield the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
+        yield 2 * self.meta["vocab_size"]
         for split in SPLITS:
             counts = self.meta["splits"][split]
-            sizes += [counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize, 8 * counts["documents"]]
-        return sizes
+            yield counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize
+            yield 8 * counts["documents"]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -116,13 +119,12 @@ class Store:
 
     def summary(self) -> str:
         """Return the folder, the sizes and the fingerprints as lines for people."""
-        lines = [f"{self.path}"]
-        for split, counts in self.meta["splits"].items():
-            per_token = counts["bytes"] / counts["tokens"]
-            lines.append(
-                f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
-                f"{per_token:.3f} bytes per token"
-            )
+        lines = [str(self.path)]
+        lines += [
+            f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+            f"{counts['bytes'] / counts['tokens']:.3f} bytes per token"
+            for split, counts in self.meta["splits"].items()
+        ]
         lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
         if left_out:
@@ -164,6 +166,20 @@ class Plan:
         return store
 
 
+def open_source(data: DataConfig) -> Source:
+    """Return the source that `data.source` names, made from the keys it asks for."""
+    source = SOURCES[data.source]
+    opened: Source = source(**{field.name: getattr(data, field.name) for field in fields(source)})
+    return opened
+
+
+def open_encoder(data: DataConfig) -> Encoder:
+    """Return the encoder of a source: the identity for synthetic symbols, cl100k_base for text."""
+    if data.source == "synthetic":
+        return Symbols(data.vocab_size)
+    return tokenizer.load_tokenizer(data.vocab_size, data.tokenizer_path)
+
+
 def prepare(data: DataConfig, progress: bool, remember: bool = True) -> Store:
     """Return the store that the group `data` of a config asks for, built if it is not there yet, and verified.
 
@@ -200,19 +216,17 @@ def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
         UserError: if there is one that says it has these tokens, and is not what was prepared.
     """
     damage: UserError | None = None
-    for meta in sorted(cache_dir.glob("*/meta.json")):
-        if meta.parent.suffix == PARTIAL:
-            continue
+    for folder in sorted(file.parent for file in cache_dir.glob(f"*/{META}")):
         try:
-            about = read_meta(meta.parent)
-            if about["format"] != FORMAT or about["fingerprints"]["tokens"] != tokens:
-                continue
+            about = read_meta(folder)
+            wanted = about["format"] == FORMAT and about["fingerprints"]["tokens"] == tokens
         except (OSError, ValueError, KeyError, TypeError):
             continue  # broken, or of something else
-        try:
-            return Store.verified(meta.parent, remember)
-        except UserError as error:
-            damage = damage or error
+        if wanted and folder.suffix != PARTIAL:
+            try:
+                return Store.verified(folder, remember)
+            except UserError as error:
+                damage = damage or error
     if damage:
         raise damage
     return None

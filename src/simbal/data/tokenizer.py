@@ -51,15 +51,12 @@ FIXES = """One of these fixes it:
   export TIKTOKEN_CACHE_DIR=DIR               # tiktoken's cache, filled on a machine with network"""
 
 
-class _NotHereError(Exception):
-    """A place does not give the table; the message says why."""
-
-
 class Tokenizer:
     """The byte-pair encoding with ids below `vocab_size`, `eot` among them; no text becomes a special token."""
 
     def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
-        self.vocab_size, self.eot, self.table_sha256 = vocab_size, eot, table_sha256
+        self.vocab_size, self.eot = vocab_size, eot
+        self.table_sha256: str | None = table_sha256
         self.byte_len: NDArray[np.uint16] = np.zeros(vocab_size, np.uint16)
         self.byte_len[list(ranks.values())] = [len(token) for token in ranks]
         self.ranks, self._of_thread = ranks, threading.local()
@@ -102,11 +99,9 @@ def read_token_table(path: str | None) -> bytes:
         UserError: a row for each place tried, and the ways to put it right.
     """
     tried = {}
-    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _places():
+    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _usual():
         try:
             return _accept(read())
-        except _NotHereError as error:
-            tried[place] = str(error)
         except FileNotFoundError:
             tried[place] = "not found"
         except (OSError, EOFError, zlib.error) as error:
@@ -135,11 +130,11 @@ def _accept(table: bytes) -> bytes:
             table = packed.read(LARGEST)
     digest = sha256(table).hexdigest()
     if digest != SHA256:
-        raise _NotHereError(f"wrong content (sha256 {digest[:12]}..., {len(table)} bytes)")
+        raise ValueError(f"wrong content (sha256 {digest[:12]}..., {len(table)} bytes)")
     return table
 
 
-def _places() -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _usual() -> Iterator[tuple[str, Callable[[], bytes]]]:
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         yield f"${variable}/{KEY}", partial(_from_variable, variable)
     temporary = Path(tempfile.gettempdir(), "data-gym-cache", KEY)
@@ -152,14 +147,14 @@ def _places() -> Iterator[tuple[str, Callable[[], bytes]]]:
 def _from_variable(variable: str) -> bytes:
     folder = os.environ.get(variable)
     if not folder:
-        raise _NotHereError("not set")
+        raise ValueError("not set")
     return read_bytes(Path(folder, KEY), LARGEST)
 
 
 def _from_package(package: str, file: str) -> bytes:
     spec = find_spec(package)  # a top-level name: finds the folder without importing the package
     if spec is None:
-        raise _NotHereError("not installed")
+        raise ValueError("not installed")
     for folder in spec.submodule_search_locations or ():
         if Path(folder, file).is_file():
             return read_bytes(Path(folder, file), LARGEST)

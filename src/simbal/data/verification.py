@@ -1,4 +1,6 @@
-"""Verifies that a store is still what was prepared: all that decides a run is read and compared with meta.json.
+"""A store's meta.json, and the verification that the store is still what was prepared.
+
+All that decides a run is read and compared with meta.json, which has a checksum over itself.
 
 A flipped bit, a file of another store and an edited number are found; a store that was forged as a whole is not.
 
@@ -13,24 +15,80 @@ from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from simbal.data.document import SPLITS
+from simbal.data.overlap import Overlap
+from simbal.data.sources.records import LARGEST, require_readable
 from simbal.data.splits import SplitFacts, facts_of, token_dtype
-from simbal.data.store_meta import NAME
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
+from simbal.runs import record
 
+META = "meta.json"
 MEMORY = "verified.json"
-FILES = (NAME, "byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
+FILES = (META, "byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
 LARGEST_MEMORY = 1 << 16  # bytes
 MOST = 8  # machines whose verifications are remembered: each numbers a network's disk in its own way
 TICK = 20_000_000  # ns, within which two changes of a file can have one time
 
+COUNTS = ("documents", "tokens", "bytes", "distinct_ids")  # of each split
+
 Stamps = list[list[int]]  # one for each of FILES: bytes, times of change of content and of anything, inode, device
+
+
+def write_meta(store: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with a checksum; `UserError` if it is so large that no run would read it."""
+    text = json.dumps(record.sealed(meta), indent=1, allow_nan=False) + "\n"
+    try:
+        require_readable(text)
+    except ValueError as error:
+        raise UserError(f"the list of inputs does not fit into {store / META} ({error}): join files") from None
+    (store / META).write_text(text, encoding="utf-8")
+
+
+def read_meta(store: Path) -> dict[str, Any]:
+    """Return the content of meta.json.
+
+    Raises:
+        ValueError: it is not what was written.
+        OSError: it cannot be read.
+    """
+    text = read_bytes(store / META, LARGEST).decode()
+    require_readable(text)
+    meta = strict_json.parse(text)
+    try:
+        sealed = isinstance(meta, dict) and record.sealed(meta) == meta
+    except RecursionError:
+        sealed = False
+    if not sealed:
+        raise ValueError("its checksum is that of another content")
+    return cast(dict[str, Any], meta)
+
+
+def require_meta(store: Path, meta: dict[str, Any]) -> None:
+    """Raise `UserError` if a part of a store's `meta` is missing or not of its kind."""
+    try:
+        splits, overlap = [meta["splits"][split] for split in SPLITS], meta["validation_overlap"]
+        Overlap(**overlap)
+        counts = [meta["vocab_size"], meta["eot"], meta["surrogates_replaced"], *meta["skipped"].values()]
+        counts += [*(split[key] for split in splits for key in COUNTS), *overlap.values()]
+        texts = [meta["fingerprints"]["text"], meta["fingerprints"]["tokens"], meta["tokenizer_sha256"] or ""]
+        whole = (
+            all(type(count) is int and count >= 0 for count in counts)
+            and min(meta["vocab_size"], *(split["tokens"] for split in splits)) >= 1
+            and meta["dtype"] == token_dtype(meta["vocab_size"])
+            and all(isinstance(text, str) for text in texts)
+            and isinstance(meta["source"], dict)
+            and isinstance(meta["versions"], dict)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{store / META} is damaged: delete {store} and prepare it again")
 
 
 class Verification:
@@ -72,7 +130,7 @@ def verify(folder: Path, meta: dict[str, Any]) -> dict[str, SplitFacts]:
     try:
         byte_len = np.fromfile(folder / "byte_len.bin", "<u2")
         compare(folder, meta, "dtype", found=token_dtype(meta["vocab_size"]))
-        _compare_digest(folder, meta, "byte_len_sha256", file="byte_len.bin", found=sha256(byte_len.data).hexdigest())
+        compare(folder, meta, "byte_len_sha256", file="byte_len.bin", found=sha256(byte_len.data).hexdigest())
         facts = {}
         for split in SPLITS:
             eot = stated(folder, meta, "eot")
@@ -99,9 +157,9 @@ def fingerprints(facts: dict[str, SplitFacts], text: dict[str, str], vocab_size:
     return {name: sha256("\n".join(parts).encode()).hexdigest() for name, parts in lines.items()}
 
 
-def damaged(folder: Path, file: Path, what: str) -> UserError:
+def damaged(folder: Path, file: str, what: str) -> UserError:
     """Return the error that says what is wrong with a file of the store in `folder`."""
-    return UserError(f"{file}: {what}: delete {folder} and prepare it again")
+    return UserError(f"{folder / file}: {what}: delete {folder} and prepare it again")
 
 
 def stated(folder: Path, meta: dict[str, Any], *keys: str) -> Any:
@@ -109,30 +167,29 @@ def stated(folder: Path, meta: dict[str, Any], *keys: str) -> Any:
     entry: Any = meta
     for key in keys:
         if not isinstance(entry, dict) or key not in entry:
-            raise damaged(folder, folder / NAME, f"{'.'.join(keys)} is missing")
+            raise damaged(folder, META, f"{'.'.join(keys)} is missing")
         entry = entry[key]
     return entry
 
 
-def compare(folder: Path, meta: dict[str, Any], *keys: str, found: Any) -> None:
-    """Raise `UserError` unless the entry of `meta` that `keys` lead to is what was `found` in the files."""
-    entry = stated(folder, meta, *keys)
-    if entry != found:
-        raise damaged(folder, folder / NAME, f"{'.'.join(keys)} is {entry}, not {found}")
+def compare(folder: Path, meta: dict[str, Any], *keys: str, found: Any, file: str = META) -> None:
+    """Raise `UserError` unless the entry of `meta` that `keys` lead to is what was `found`.
 
-
-def _compare_digest(folder: Path, meta: dict[str, Any], *keys: str, file: str, found: str) -> None:
+    With `file`, the sha256 of that file was found: then it, and not the entry, is called damaged.
+    """
     entry = stated(folder, meta, *keys)
+    if entry != found and file == META:
+        raise damaged(folder, file, f"{'.'.join(keys)} is {entry}, not {found}")
     if entry != found:
-        raise damaged(folder, folder / file, f"its sha256 is {found}, but {entry} in {NAME}")
+        raise damaged(folder, file, f"its sha256 is {found}, but {entry} in {META}")
 
 
 def _compare_split(folder: Path, meta: dict[str, Any], split: str, facts: SplitFacts, fault: str) -> None:
     """Compare a split's facts with `meta`, tokens first: if they are right, docs.idx or a count is what is wrong."""
-    _compare_digest(folder, meta, "splits", split, "sha256", file=f"{split}/tokens.bin", found=facts.sha256)
+    compare(folder, meta, "splits", split, "sha256", file=f"{split}/tokens.bin", found=facts.sha256)
     if fault:
         raise ValueError(fault)
-    _compare_digest(folder, meta, "splits", split, "ends_sha256", file=f"{split}/docs.idx", found=facts.ends_sha256)
+    compare(folder, meta, "splits", split, "ends_sha256", file=f"{split}/docs.idx", found=facts.ends_sha256)
     for name, found in asdict(facts).items():
         compare(folder, meta, "splits", split, name, found=found)
 

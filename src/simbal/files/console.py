@@ -10,13 +10,16 @@ PLAIN_WIDTH = 120  # columns where the output is a file or a pipe
 
 
 def console() -> Console:
-    """The console of standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
+    """Return the console of standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
     return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, emoji=False, markup=False)
 
 
-def new_grid(title: str) -> Table:
-    """An empty table with a title, in the layout of all tables here."""
-    return Table(
+def new_grid(title: str, *headings: str) -> Table:
+    """Return an empty table with a title, in the layout of all tables here.
+
+    `headings` are those of its first columns, of which the first is flush left and the others are flush right.
+    """
+    grid = Table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -24,3 +27,6 @@ def new_grid(title: str) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+    for number, heading in enumerate(headings):
+        grid.add_column(heading, justify="right" if number else "left")
+    return grid

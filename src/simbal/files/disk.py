@@ -64,12 +64,12 @@ def refusals_of_disk(folder: Path) -> Iterator[None]:
 
 
 def refusal(place: Path, error: OSError, key: str = "output_dir") -> str:
-    """The sentence that `place` cannot be written, why, and what helps; `key` is the config key of its folder."""
+    """Return the sentence that `place` cannot be written, why, and what helps; `key` names its folder in a config."""
     return f"cannot write {place}: {error.strerror or error}; {remedy(error, key)}"
 
 
 def remedy(error: OSError, key: str) -> str:
-    """The advice for a disk's error: free space, longer files, or another folder by the config key `key`."""
+    """Return the advice for a disk's error: free space, longer files, or another folder by the config key `key`."""
     if error.errno in NO_SPACE:
         return f"free some space, or choose another {key}="
     if error.errno == errno.EFBIG:

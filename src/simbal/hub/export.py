@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from simbal.analysis.shared.trained import runs_in
-from simbal.data.sources.open import Encoder, open_encoder
+from simbal.data.document import Encoder
+from simbal.data.store import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import console

@@ -72,7 +72,7 @@ def still_needed(memory: DeviceMemory, device: torch.device, devices: int) -> in
 
     On a CPU all processes share the memory, and the model is built already.
     """
-    return memory.peak if device.type == "cuda" else devices * memory.peak - memory.step.weights
+    return memory.peak if device.type == "cuda" else devices * memory.peak - memory.weights
 
 
 def require_room(shape: TransformerShape) -> None:

@@ -5,6 +5,7 @@
 
 import codecs
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,22 +20,19 @@ from simbal.data.sources.records import (
     BrokenFileError,
     Format,
     Record,
+    decoded,
     few,
-    not_encoded,
     read_json,
     read_lines,
     share_read,
 )
+from simbal.data.sources.remote import UnreachableError
 from simbal.errors import UserError
 
 BAD_PER = 1000  # one bad record in so many may be left out
 ROWS = 1024  # decoded at once, at most
 DECODED = 1 << 28  # bytes that these may come to
 BUFFER = 1 << 20  # bytes of the file that are read at once
-
-
-class _TooLongError(Exception):
-    """A text is longer than `LONGEST`, and is not copied into memory."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,38 @@ class Corpus:
                 first, bad = first or text, bad + 1
                 skipped[f"bad record: {text.reason}"] += 1
         if first and bad * BAD_PER > number:
-            raise UserError(_too_many(unit, bad, number, first))
+            raise UserError(
+                f"{unit}, {first.place}: {first.problem}; it is the first of {bad} bad records among {number}, "
+                f"and data.on_bad_record=skip leaves out at most 1 in {BAD_PER}"
+            )
 
 
-def _too_many(unit: str, bad: int, number: int, first: BadRecord) -> str:
-    return (
-        f"{unit}, {first.place}: {first.problem}; it is the first of {bad} bad records among {number}, "
-        f"and data.on_bad_record=skip leaves out at most 1 in {BAD_PER}"
-    )
+class FileSource(ABC):
+    """A source whose units are the inputs of a corpus."""
+
+    @property
+    @abstractmethod
+    def corpus(self) -> Corpus:
+        """All inputs, and how they are read."""
+
+    @abstractmethod
+    def by_hand(self, unit: str) -> str:
+        """Return what the user can do where the network does not give a unit."""
+
+    def units(self) -> list[str]:
+        """Return the names of the inputs, in order."""
+        return [item.name for item in self.corpus.inputs]
+
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """Yield the documents of an input.
+
+        Raises:
+            UserError: for the first thing in it that makes no sense, with its position, or if it cannot be had.
+        """
+        try:
+            yield from self.corpus.read(unit, skipped)
+        except UnreachableError as error:
+            raise UserError(f"{unit} cannot be fetched ({error}){self.by_hand(unit)}") from None
 
 
 def _read(file: BinaryIO, item: Input, rules: Format) -> Iterator[Record]:
@@ -152,11 +174,11 @@ def read_parquet(file: BinaryIO, rules: Format) -> Iterator[Record]:
         for group in range(table.num_row_groups):
             size = _rows_at_once(table.metadata.row_group(group))
             for batch in table.iter_batches(size, row_groups=[group], columns=[rules.text_key], use_threads=False):
-                for value in _as_bytes(batch.column(0)):
+                for value in _binary(batch.column(0)):
                     number += 1
-                    yield _text(value, encoding, rules.text_key, f"record {number}"), number / rows
-    except _TooLongError:
-        raise BrokenFileError(f"the text is longer than {LONGEST >> 20} MiB", f"record {number + 1}") from None
+                    if value.is_valid and value.as_buffer().size > LONGEST:  # before it is copied
+                        raise BrokenFileError(f"the text is longer than {LONGEST >> 20} MiB", f"record {number}")
+                    yield _text(value.as_py(), encoding, rules.text_key, f"record {number}"), number / rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         reason = " ".join(str(error).split())[:200]
         where = f"record {number + 1}" if number else None
@@ -191,28 +213,22 @@ def _rows_at_once(group: Any) -> int:
     return int(max(1, min(ROWS, DECODED // max(1, group.total_byte_size))))
 
 
-def _as_bytes(column: Any) -> Iterator[bytes | None]:
-    """Yield the values of a column as bytes, None for null.
+def _binary(column: Any) -> Any:
+    """Return a column as one of bytes.
 
-    They are not read as text: nothing makes a writer put valid UTF-8 into a column of text, and pyarrow would raise for
+    It is not read as text: nothing makes a writer put valid UTF-8 into a column of text, and pyarrow would raise for
     all.
     """
     import pyarrow as pa
 
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    for value in plain.cast(pa.large_binary()):
-        if value.is_valid and value.as_buffer().size > LONGEST:
-            raise _TooLongError
-        yield value.as_py()
+    return plain.cast(pa.large_binary())
 
 
 def _text(value: bytes | None, encoding: str, key: str, place: str) -> str | BadRecord:
     if value is None:
         return BadRecord("null as text", place, f"{key!r} must hold text, not null")
-    try:
-        return value.decode(encoding)
-    except UnicodeDecodeError as error:
-        return not_encoded(place, f"byte {error.start} of it is ", encoding)
+    return decoded(value, encoding, place)
 
 
 def read_whole(file: BinaryIO, rules: Format) -> Iterator[Record]:
@@ -261,8 +277,6 @@ def _whole(run: bytearray) -> bytes:
 
 
 def _decoded(content: bytes, start: int, rules: Format) -> str | BadRecord:
+    """Return the text of a document that begins at byte `start` of its file."""
     text = content.removeprefix(codecs.BOM_UTF8) if start == 0 else content
-    try:
-        return text.decode(rules.encoding)
-    except UnicodeDecodeError as error:
-        return not_encoded(f"byte {start + error.start + len(content) - len(text)}", "", rules.encoding)
+    return decoded(text, rules.encoding, "", start + len(content) - len(text))

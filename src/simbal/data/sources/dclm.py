@@ -6,18 +6,16 @@ deprecated, for some of its files are broken (mlfoundations/dclm issue 110): a b
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simbal.data.document import SPLITS, Document
-from simbal.data.sources.corpus import Corpus
+from simbal.data.document import SPLITS
+from simbal.data.sources.corpus import Corpus, FileSource
 from simbal.data.sources.inputs import Input, local_path, name_of
 from simbal.data.sources.records import Format
-from simbal.data.sources.remote import UnreachableError, is_url, path_of
+from simbal.data.sources.remote import hub_file, is_url, path_of
 from simbal.errors import HIDDEN, UserError
 
 _SHARD = re.compile(r"\{shard(?::0(\d+)d)?\}")
@@ -25,7 +23,7 @@ _FEW = 8  # shards that a command names one by one
 
 
 @dataclass(frozen=True)
-class DCLM:
+class DCLM(FileSource):
     """The shards `first_shard`, `first_shard + 1`, ... for training and one more, whole, for validation."""
 
     location: str
@@ -45,64 +43,42 @@ class DCLM:
 
     def identity(self) -> dict[str, Any]:
         """Return the keys that decide the documents; a local shard has its size and time, a remote one its URL."""
-        inputs = self._inputs()
-        return {
-            "files": [item.identity() for item in inputs],
-            "text_key": self.text_key,
-            "on_bad_record": self.on_bad_record,
-        }
-
-    def units(self) -> list[str]:
-        """Return the names of the training shards by number, then of the validation shard."""
-        return [item.name for item in self._corpus.inputs]
-
-    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
-        """Yield the documents of a shard.
-
-        Raises:
-            UserError: for the first thing in it that makes no sense, with its place, or if it cannot be had.
-        """
-        try:
-            yield from self._corpus.read(unit, skipped)
-        except UnreachableError as error:
-            raise UserError(f"{unit} cannot be fetched ({error}). {self._by_hand()}") from None
+        files = [item.identity() for item in self.corpus.inputs]
+        return {"files": files, "text_key": self.text_key, "on_bad_record": self.on_bad_record}
 
     @cached_property
-    def _corpus(self) -> Corpus:
-        return Corpus(self._inputs(), Format(self.text_key), self.on_bad_record, None, Path(self.cache_dir))
+    def corpus(self) -> Corpus:
+        """The training shards by number, then the validation shard."""
+        splits = [SPLITS[0]] * self.num_shards + [SPLITS[1]]
+        inputs = [self._input(split, shard) for split, shard in zip(splits, self._shards, strict=True)]
+        return Corpus(inputs, Format(self.text_key), self.on_bad_record, None, Path(self.cache_dir))
 
     @property
     def _shards(self) -> list[int]:
         return [*range(self.first_shard, self.first_shard + self.num_shards), self.validation_shard]
 
-    def _inputs(self) -> list[Input]:
-        inputs: list[Input] = []
-        for shard in self._shards:
-            location = _fill(self.location, shard)
-            try:
-                location = location if is_url(location) else str(local_path(location).absolute())
-                inputs.append(Input.at(SPLITS[len(inputs) == self.num_shards], location))
-            except UserError as error:
-                raise UserError(f"data.location with shard={shard}: {error}") from None
-        return inputs
+    def _input(self, split: str, shard: int) -> Input:
+        location = _fill(self.location, shard)
+        try:
+            return Input.at(split, location if is_url(location) else str(local_path(location).absolute()))
+        except UserError as error:
+            raise UserError(f"data.location with shard={shard}: {error}") from None
 
-    def _by_hand(self) -> str:
-        """Return the commands that fetch the shards on a machine with network and read them here."""
+    def by_hand(self, unit: str) -> str:
+        """Return the commands that fetch all shards on a machine with network and read them here."""
         location = name_of(self.location)
-        address = path_of(location)
-        folder, _, file = address.rpartition("/")
-        file = file if _SHARD.search(file) else address.rpartition("://")[2].removeprefix(f"{HIDDEN}@")
-        fetch = f"  fetch the {self.num_shards + 1} files of {location} into a folder DIR"
-        if folder.startswith("hf://datasets/"):
-            owner, name, *within = folder.removeprefix("hf://datasets/").split("/")
-            name, _, revision = name.partition("@")
-            at = f" --revision {revision}" if revision not in ("", "main") else ""
-            file = "/".join([*within, file])
-            fetch = f"  hf download {owner}/{name} {self._arguments(file)} --repo-type dataset{at} --local-dir DIR"
+        if found := hub_file(location):
+            repository, options, file = found
+            fetch = f"  hf download {repository} {self._arguments(file)} {options} --local-dir DIR"
+        else:
+            address = path_of(location)
+            file = address.rpartition("/")[2]
+            file = file if _SHARD.search(file) else address.rpartition("://")[2].removeprefix(f"{HIDDEN}@")
+            fetch = f"  fetch the {self.num_shards + 1} files of {location} into a folder DIR"
         keys = ("first_shard", "num_shards", "validation_shard")
         chosen = " ".join(f"data.{key}={getattr(self, key)}" for key in keys)
         place = shlex.quote(f'data.location="DIR/{file}"')  # Hydra takes braces only within quotes of its own
-        return f"To read copies made by hand:\n{fetch}\n  python prepare.py data=dclm {place} {chosen}"
+        return f". To read copies made by hand:\n{fetch}\n  python prepare.py data=dclm {place} {chosen}"
 
     def _arguments(self, file: str) -> str:
         """Return the files' names as arguments of a shell command."""

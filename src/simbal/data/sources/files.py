@@ -1,14 +1,12 @@
 """The source `files`: the user's own .txt, .jsonl (plain, .gz, .zst) and .parquet, local or behind URLs."""
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simbal.data.document import SPLITS, Document
-from simbal.data.sources.corpus import Corpus
+from simbal.data.document import SPLITS
+from simbal.data.sources.corpus import Corpus, FileSource
 from simbal.data.sources.inputs import Input, check_once, find_inputs
 from simbal.data.sources.records import Format
 from simbal.data.sources.remote import UnreachableError
@@ -16,7 +14,7 @@ from simbal.errors import UserError
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(FileSource):
     """Paths, URLs and globs; without `validation_files`, one document in `validation_one_in` of `files` is held out."""
 
     files: Any
@@ -36,37 +34,21 @@ class Files:
 
         A local file has its size and time of change, by which another content is noticed; a remote one its URL.
         """
-        return {
-            "files": [item.identity() for item in self._named()],
-            "text_key": self.text_key,
-            "encoding": self.encoding,
-            "txt_split": self.txt_split,
-            "on_bad_record": self.on_bad_record,
-            "validation_one_in": self.validation_one_in,
-        }
+        keys = ("text_key", "encoding", "txt_split", "on_bad_record", "validation_one_in")
+        files = [item.identity() for item in self._named()]
+        return {"files": files} | {key: getattr(self, key) for key in keys}
 
-    def units(self) -> list[str]:
-        """Return the names of the files in the order given, the matches of a glob by name."""
-        return [item.name for item in self._corpus.inputs]
-
-    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
-        """Yield the documents of a file.
-
-        Raises:
-            UserError: for the first thing in it that makes no sense, with its place, or if it cannot be had.
-        """
-        try:
-            yield from self._corpus.read(unit, skipped)
-        except UnreachableError as error:
-            item = next(item for item in self._corpus.inputs if item.name == unit)
-            raise UserError(f"{unit} cannot be fetched ({error}): {item.by_hand()}") from None
+    def by_hand(self, unit: str) -> str:
+        """Return the command that fetches the file, if one is known, and the key that then names the copy."""
+        return f": {next(item for item in self.corpus.inputs if item.name == unit).by_hand()}"
 
     @property
     def _format(self) -> Format:
         return Format(self.text_key, self.encoding, self.txt_split)
 
     @cached_property
-    def _corpus(self) -> Corpus:
+    def corpus(self) -> Corpus:
+        """The files in the order given, the matches of a glob by name."""
         inputs = [one for item in self._named() for one in _expanded(item)]
         check_once(inputs)
         one_in = None if self.validation_files else self.validation_one_in

@@ -79,10 +79,18 @@ class BrokenFileError(Exception):
         self.place = place
 
 
-def not_encoded(place: str, what: str, encoding: str) -> BadRecord:
-    """Return the bad record for bytes that are not in `encoding`."""
-    advice = "set data.encoding (latin-1?) or convert the file"
-    return BadRecord(f"not {encoding}", place, f"{what}not {encoding}: {advice}")
+def decoded(content: bytes, encoding: str, place: str, start: int | None = None) -> str | BadRecord:
+    """Return the text of bytes in `encoding`, or the bad record for bytes that are not.
+
+    It names the byte as one of the record at `place`; with `start`, the position of `content`, as one of the file.
+    """
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        where = place if start is None else f"byte {start + error.start}"
+        what = f"byte {error.start} of it is " if start is None else ""
+        advice = "set data.encoding (latin-1?) or convert the file"
+        return BadRecord(f"not {encoding}", where, f"{what}not {encoding}: {advice}")
 
 
 def share_read(file: BinaryIO) -> float:
@@ -109,11 +117,11 @@ def read_json(file: BinaryIO, extension: str, rules: Format) -> Iterator[Record]
 
 
 def _text(line: bytes, rules: Format, place: str) -> str | BadRecord:
+    text = decoded(line, rules.encoding, place)
+    if isinstance(text, BadRecord):
+        return text
     try:
-        text = line.decode(rules.encoding)
         require_readable(text)
-    except UnicodeDecodeError as error:
-        return not_encoded(place, f"byte {error.start} of it is ", rules.encoding)
     except ValueError as error:
         return BadRecord("too many values", place, f"the JSON is too large ({error})")
     try:

@@ -3,6 +3,7 @@
 A file is fetched whole before it is read, so that a lost connection can be tried again and a short copy is noticed.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,6 +21,7 @@ BY_HAND = {
     "s3": "aws s3 cp '{url}' .",
     "gs": "gcloud storage cp '{url}' .",
 }
+_HUB = re.compile(r"hf://datasets/([^/]+/[^/@]+)(?:@([^/]*))?/(.+)")  # repository, revision and file
 _Result = TypeVar("_Result")
 
 
@@ -41,7 +43,7 @@ class _LostError(Exception):
             return cls("there is no such file", final=True)
         if isinstance(error, PermissionError) or status in (401, 403):
             return cls("access is refused", final=True)
-        return cls(_told(error, url), final=False)
+        return cls(_reason(error, url), final=False)
 
 
 def is_url(name: str) -> bool:
@@ -103,14 +105,24 @@ def matches(pattern: str) -> list[str]:
 
 def fetched_by_hand(url: str) -> str:
     """Return a command that fetches `url` on another machine or by another way; "" if none is known."""
-    protocol, _, path = url.partition("://")
-    if protocol == "hf" and path.startswith("datasets/") and path.count("/") >= 3:
-        _, owner, name, file = path.split("/", 3)
-        name, _, revision = name.partition("@")
-        at = f" --revision {revision}" if revision not in ("", "main") else ""
+    if found := hub_file(url):
+        repository, options, file = found
         what = f"--include '{file}'" if is_pattern(url) else file
-        return f"hf download {owner}/{name} {what} --repo-type dataset{at} --local-dir ."
-    return BY_HAND.get(protocol, "").format(url=url)
+        return f"hf download {repository} {what} {options} --local-dir ."
+    return BY_HAND.get(url.partition("://")[0], "").format(url=url)
+
+
+def hub_file(url: str) -> tuple[str, str, str] | None:
+    """Return what `hf download` needs for a file of a data set: its repository, options and path; None if it is none.
+
+    The options are the kind of the repository, and the revision unless it is main.
+    """
+    found = _HUB.fullmatch(url)
+    if found is None:
+        return None
+    repository, revision, file = found.groups()
+    at = f" --revision {revision}" if revision not in (None, "", "main") else ""
+    return repository, f"--repo-type dataset{at}", file
 
 
 def _persist(attempt: Callable[[], _Result]) -> _Result:
@@ -178,7 +190,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return filesystem, path
 
 
-def _told(error: BaseException, url: str) -> str:
+def _reason(error: BaseException, url: str) -> str:
     """Return the reason of an error, in the operating system's words if those are at the bottom of its causes."""
     cause = error.__context__
     while cause:

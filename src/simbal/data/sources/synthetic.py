@@ -18,8 +18,9 @@ CHAIN, WALK = 0, 1  # keep the random streams of successors and of documents apa
 class Symbols:
     """The encoder of documents that hold ids already; each symbol counts as one byte."""
 
+    table_sha256: str | None = None
+
     def __init__(self, vocab_size: int) -> None:
-        self.table_sha256 = None
         self.vocab_size = vocab_size
         self.eot = vocab_size - 1
         self.byte_len: NDArray[np.uint16] = np.ones(vocab_size, np.uint16)

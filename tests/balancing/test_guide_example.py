@@ -1,4 +1,4 @@
-"""The strategy that the README writes is complete: the suite picks it up, and it trains."""
+"""The strategy that the guide writes is complete: the suite picks it up, and it trains."""
 
 import re
 import shutil
@@ -16,18 +16,18 @@ from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import cases_of, registered
 from tests.conftest import CONF, MARKOV, SMALL
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 NAME = "simbal.balancing.importance"
 
 
 def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    (text,) = re.findall(rf"```{language}\n(.*?)```", (GUIDES / "own_strategy.md").read_text(), re.DOTALL)
     return text
 
 
 @pytest.fixture
 def conf(tmp_path, monkeypatch) -> Path:
-    """The config folder with the README's file added, and its class where Python finds it."""
+    """The config folder with the guide's file added, and its class where Python finds it."""
     module = ModuleType(NAME)
     exec(block("python"), module.__dict__)
     monkeypatch.setitem(sys.modules, NAME, module)
@@ -57,8 +57,8 @@ def test_it_trains(conf, tmp_path, cache_dir):
     assert record["objective"]["importance"]["effective_coef"] == pytest.approx(0.02)
 
 
-def test_every_strategy_that_the_readme_lists_exists():
-    table = README.split("## Strategies")[1].split("### ")[0]
+def test_every_strategy_that_the_guide_lists_exists():
+    table = (GUIDES / "strategies.md").read_text()
     listed = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert {"lbl", "simbal", "lf_lbl", "hash"} <= listed
     assert listed <= {path.stem for path in (CONF / "balancing").glob("*.yaml")}
