@@ -4,11 +4,11 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
 
+from simbal import balancing
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train
@@ -17,28 +17,29 @@ from tests.balancing.cases import cases_of, registered
 from tests.conftest import CONF, MARKOV, SMALL
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-NAME = "simbal.balancing.importance"
-
-
-def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    return text
+SECTION = README.split("### Your own strategy")[1].split("### ")[0]
+CAPTION = r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```"
+FILES = dict(re.findall(CAPTION, SECTION, re.DOTALL))  # by path
 
 
 @pytest.fixture
 def conf(tmp_path, monkeypatch) -> Path:
-    """The config folder with the README's file added, and its class where Python finds it."""
-    module = ModuleType(NAME)
-    exec(block("python"), module.__dict__)
-    monkeypatch.setitem(sys.modules, NAME, module)
-    monkeypatch.setattr("simbal.balancing.importance", module, raising=False)
-    folder = shutil.copytree(CONF, tmp_path / "conf")
-    (folder / "balancing" / "importance.yaml").write_text(block("yaml"))
-    return folder
+    """The config folder, once the README's files are pasted into a copy of it and of the package's search path."""
+    shutil.copytree(CONF, tmp_path / "conf")
+    (tmp_path / "src/simbal/balancing").mkdir(parents=True)
+    for path, text in FILES.items():
+        assert not (tmp_path / path).exists()
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(balancing, "__path__", [*balancing.__path__, str(tmp_path / "src/simbal/balancing")])
+    yield tmp_path / "conf"
+    sys.modules.pop("simbal.balancing.importance", None)
+    vars(balancing).pop("importance", None)
 
 
-def test_it_is_short():
-    assert len((block("python") + block("yaml")).splitlines()) < 40
+def test_it_is_one_class_and_one_yaml():
+    assert [*FILES] == ["src/simbal/balancing/importance.py", "conf/balancing/importance.yaml"]
+    assert "".join(FILES.values()).count("\nclass ") == 1
+    assert len("".join(FILES.values()).splitlines()) < 40
 
 
 def test_the_suite_picks_it_up_and_it_passes(conf):

@@ -47,7 +47,7 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.report.report import report
-        from simbal.sweep.plan import write_sweep_file
+        from simbal.sweep.resume import write_sweep
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
@@ -55,7 +55,7 @@ class GridSweeper(Sweeper):
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
-            write_sweep_file(jobs)
+            write_sweep(jobs)
             returns = self.launcher.launch(jobs, initial_job_idx=0)
             for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
                 report(folder, baseline)
@@ -83,7 +83,7 @@ class GridSweeper(Sweeper):
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.files.console import console
-        from simbal.sweep.plan import plan, summary
+        from simbal.sweep.resume import plan, summary
         from simbal.sweep.view import forecast
 
         assert self.config

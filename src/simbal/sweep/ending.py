@@ -5,12 +5,13 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from simbal.errors import BUSY, BusyError, redacted
+from simbal.errors import BUSY, BusyError, UserError, redacted
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
 
-Outcome = tuple[Literal["done", "pruned", "failed", "elsewhere"], str]  # the text: its error
+Outcome = tuple[Literal["done", "pruned", "failed", "elsewhere"], str]  # the text: the error, or who has the run
+ELSEWHERE: Outcome = ("elsewhere", "another process is at it")
 TAIL, LONGEST = 1 << 20, 2000  # bytes of the output that are looked at, and letters of what is taken from them
 VMSTAT = Path("/proc/vmstat")
 STARVED = (
@@ -19,21 +20,23 @@ STARVED = (
 )
 
 
-def outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
-    """Return done, pruned or failed, and the error; None without a record. A run that has diverged has failed.
+def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
+    """Return done, pruned or failed, and the error; None without a record.
 
-    Raises:
-        UserError: the record is damaged, or the folder belongs to another config.
+    A run has also failed if it has diverged, if its record is damaged or if its folder belongs to another config.
     """
-    if folder.finished(spec):
-        return "done", ""
-    record = folder.read_record()
+    try:
+        if folder.finished(spec):
+            return "done", ""
+        record = folder.read_record()
+    except UserError as error:
+        return "failed", str(error)
     if record is None:
         return None
     return "pruned" if record["status"] == "pruned" else "failed", error_of(record)
 
 
-def settle(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int, oom_kills_before: int) -> Outcome:
+def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int, oom_kills_before: int) -> Outcome:
     """Return the outcome of a job whose process has ended; write a record for a run that could not write its own.
 
     Args:
@@ -42,14 +45,11 @@ def settle(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int,
         exit_code: of the process; negative: the signal that ended it.
         console_start: byte of console.log at which the job's output begins.
         oom_kills_before: `oom_kills` when the job started.
-
-    Raises:
-        UserError: the record is damaged.
     """
-    if (recorded := outcome(folder, spec)) is not None:
+    if (recorded := recorded_outcome(folder, spec)) is not None:
         return recorded
     if exit_code == BUSY:  # another process was quicker, and may have let go of the run since
-        return "elsewhere", ""
+        return ELSEWHERE
     error = exit_reason(folder.path / CONSOLE_FILE, console_start, exit_code, oom_kills_before)
     status = "killed" if killed(exit_code) else "failed"  # a killed one is gone on with by the next sweep, unasked
     record = {"status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
@@ -58,8 +58,10 @@ def settle(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int,
             if folder.whole_record() is None:
                 folder.write_record(record | {"error": error})
     except BusyError:
-        return "elsewhere", ""
-    return outcome(folder, spec) or ("failed", error)
+        return ELSEWHERE
+    except UserError as refused:
+        return "failed", str(refused)
+    return recorded_outcome(folder, spec) or ("failed", error)
 
 
 def oom_kills() -> int:

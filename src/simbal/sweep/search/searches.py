@@ -19,8 +19,8 @@ from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report.arms import short_columns
 from simbal.report.report import report
-from simbal.sweep import plan
 from simbal.sweep.composer import Job
+from simbal.sweep.resume import write_sweep_json
 from simbal.sweep.search.reconstruction import rebuild
 from simbal.sweep.search.search import Launcher, Search
 from simbal.sweep.search.settings import SearchSettings
@@ -69,7 +69,7 @@ def run_searches(
         for search in searches:
             locks.enter_context(search.storage.lock(search.study.name))
         _open(searches, folder, out)
-        plan.write(folder, {})
+        write_sweep_json(folder, {})
         try:
             _run(searches, settings, folder, out)
         finally:
