@@ -64,7 +64,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     with (
         _working_folder({}),
         _stopping(train, launch),
-        mock.patch("simbal.sweep.search.searches.run_searches", run_searches),
+        mock.patch("simbal.sweep.search.run.run_searches", run_searches),
     ):
         code, said = _ended("train.py", arguments, environment)
     if code is not None:

@@ -1,4 +1,4 @@
-"""Strategies at work on a Hugging Face MoE, from its routers' decisions to its loss and back.
+"""Attaches strategies to a Hugging Face MoE: to its routers' decisions, its loss and its optimizer steps.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model width, E experts, K experts per token.
 """
@@ -73,7 +73,7 @@ def attach(
 
 
 class Attachment:
-    """What `attach` returns; as a context manager it detaches at the end.
+    """The strategies on a model, as `attach` returns them; a context manager, which detaches them at the end.
 
     `loss` and `routings` are of the last forward pass. Passes in training mode with gradients count towards the
     optimizer step that `step` ends; those of evaluation do not. A pass that gradient checkpointing computes again is
@@ -97,7 +97,7 @@ class Attachment:
 
     @property
     def routings(self) -> list[Routing]:
-        """What each MoE layer's router decided in the last forward pass, without padding.
+        """The decisions of each MoE layer's router in the last forward pass, without padding.
 
         Raises:
             UserError: there was none since the last `step`, or the strategies are detached.
@@ -112,7 +112,7 @@ class Attachment:
         return self._hooks.finished
 
     def loss(self) -> Tensor:
-        """All strategies' terms of the last forward pass, a scalar: add it to the model's loss of this micro-batch.
+        """Return the sum of all strategies' terms of the last forward pass, a scalar to add to the model's loss.
 
         Raises:
             UserError: as `losses`.
@@ -121,7 +121,9 @@ class Attachment:
         return torch.stack(terms).sum() if terms else self.routings[0].logits_NE.new_zeros(())
 
     def losses(self) -> dict[str, Tensor]:
-        """Each strategy's term of the last forward pass: coefficient, schedule and sum over layers included.
+        """Return each strategy's term of the last forward pass by its name; scalars.
+
+        Coefficient, schedule and reduction over layers are included.
 
         Raises:
             UserError: there was no forward pass, or a strategy cannot work with it.
@@ -146,7 +148,7 @@ class Attachment:
                 self._counting = None
 
     def step(self, lr: float | None = None) -> None:
-        """After the optimizer's step: strategies with a state move it, and what was recorded is freed.
+        """Update the strategies after the optimizer's step, and free what was recorded.
 
         Args:
             lr: the learning rate of the step, for strategies that look at it.
@@ -164,11 +166,11 @@ class Attachment:
         self.discard()
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps done and the strategies' state (biases), between two steps."""
+        """Return the number of optimizer steps done and the state of the strategies (biases), between two steps."""
         return {"steps": self.steps, "strategies": self.strategies.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `state_dict` returned it, from the same strategies on a model of the same shape."""
+        """Set the state that `state_dict` returned, of the same strategies on a model of the same shape."""
         self.strategies.load_state_dict(state["strategies"])
         self.steps = state["steps"]
 
@@ -200,7 +202,7 @@ REASONS: dict[type[Balancing], str] = {
 
 
 def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
-    """Strategies by name; those without one are called like their class.
+    """Return strategies by name; those without one are called like their class.
 
     Raises:
         UserError: something is no strategy, or two have the same name.
@@ -219,7 +221,7 @@ def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing])
 
 
 def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> None:
-    """UserError for a strategy that would do nothing, or more than a hook can take back."""
+    """Raise `UserError` for a strategy that would do nothing, or more than a hook can take back."""
     frozen = not any(router.weight_ED.requires_grad for router in routers)
     for name, part in parts.items():
         for refused, reason in REASONS.items():
@@ -230,7 +232,7 @@ def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> Non
 
 
 def refuse_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
-    """UserError if a loss would be wrong, or silently without the gradient that it promises."""
+    """Raise `UserError` if a loss would be wrong, or silently without the gradient that it promises."""
     if not part.properties.differentiable or part.properties.scope == "weights":
         return
     if part.properties.scope == "sequence" and last.kept_N is not None:

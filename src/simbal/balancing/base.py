@@ -12,6 +12,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, device_only
 
 
@@ -125,3 +126,9 @@ class WeightLoss(Balancing):
     def of_weight(self, weight_ED: Tensor) -> Tensor:
         """Return the loss of a router's weight, one row for each expert; a scalar."""
         raise NotImplementedError
+
+
+def require_unchosen(routers: Sequence[Router]) -> None:
+    """Raise `UserError` if a router chooses every expert, so that there is no choice to balance."""
+    if any(router.top_k == len(router.weight_ED) for router in routers):
+        raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")

@@ -11,9 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.base import Balancing, Properties, require_unchosen
 from simbal.config.values import not_negative, one_of
-from simbal.errors import UserError
 from simbal.model.router import Router, Routing, log_scores
 
 GATES = {
@@ -73,8 +72,7 @@ class LoadBalancingLoss(Balancing):
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Raise `UserError` for routers that choose every expert: f is 1 everywhere and the loss a constant."""
-        if any(router.top_k == len(router.weight_ED) for router in routers):
-            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        require_unchosen(routers)
 
     @property
     def needs_step_counts(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
 from simbal.balancing.loss_free import layer_bias
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
@@ -44,8 +44,7 @@ class QuantileBalancing(Balancing):
         Raises:
             UserError: every expert is chosen, or the bias was made for another model.
         """
-        if any(router.top_k == len(router.weight_ED) for router in routers):
-            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        require_unchosen(routers)
         self.bias_LE = layer_bias(self.bias_LE, routers)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:

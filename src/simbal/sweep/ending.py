@@ -1,6 +1,7 @@
 """The outcome of a job: by its run's record, and without one the exit reason that its output or its signal gives."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,9 @@ from simbal.runs.spec import RunSpec
 Outcome = tuple[Literal["done", "pruned", "failed", "elsewhere"], str]  # the text: the error, or who has the run
 ELSEWHERE: Outcome = ("elsewhere", "another process is at it")
 TAIL, LONGEST = 1 << 20, 2000  # bytes of the output that are looked at, and letters of what is taken from them
+ERROR = re.compile(r"^error: (.*)", re.MULTILINE)
+# the line that ends a traceback: the first after its heading that is neither empty nor indented
+RAISED = re.compile(r"^Traceback \(most recent call last\).*\n(?:(?: .*)?\n)*([^ \n].*)", re.MULTILINE)
 VMSTAT = Path("/proc/vmstat")
 STARVED = (
     ", while the kernel killed a process for want of memory: a smaller trainer.micro_batch needs less, and so do fewer "
@@ -92,11 +96,10 @@ def exit_reason(console: Path, start: int, exit_status: int, oom_kills_before: i
         starved = exit_status == -signal.SIGKILL and oom_kills_before is not None and oom_kills() > oom_kills_before
         number = -exit_status if exit_status < 0 else exit_status - 128
         return f"killed by signal {number}{STARVED if starved else ''}"
-    lines = _tail(console, start)
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    raised = _raised(lines)
-    if errors or raised:
-        return redacted((errors or raised)[-1])[:LONGEST]
+    text = _tail(console, start)
+    said = ERROR.findall(text) or RAISED.findall(text)
+    if said:
+        return redacted(said[-1])[:LONGEST]
     return f"ended with exit code {exit_status} and no result"
 
 
@@ -105,24 +108,12 @@ def killed(exit_status: int) -> bool:
     return exit_status < 0 or exit_status in (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-def _tail(console: Path, start: int) -> list[str]:
-    """Return the last lines from `start` on, however much there is; none if the file is gone."""
+def _tail(console: Path, start: int) -> str:
+    """Return the end of the output from `start` on, however much there is; nothing if the file is gone."""
     try:
         with console.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(min(start, size), size - TAIL))
-            return file.read(TAIL).decode(errors="replace").splitlines()
+            return file.read(TAIL).decode(errors="replace")
     except FileNotFoundError:
-        return []
-
-
-def _raised(lines: list[str]) -> list[str]:
-    """Return the line that ends each traceback: the first after its heading that is not indented."""
-    found, inside = [], False
-    for line in lines:
-        if line.startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside and line and not line.startswith(" "):
-            found.append(line)
-            inside = False
-    return found
+        return ""

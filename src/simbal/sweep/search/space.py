@@ -17,6 +17,7 @@ from optuna.distributions import (
 )
 
 from simbal.config.schema import addresses
+from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec
@@ -69,7 +70,7 @@ class SearchSpace:
         become another. In an interval it is the one number, or nothing if the config has none there.
         """
         distribution, name = self.distributions[key], key.lstrip("+")
-        value = run.choices[name] if name in run.choices else _value_at(name, run.written)
+        value: Any = run.choices[name] if name in run.choices else flatten(run.written).get(name)
         if isinstance(distribution, FloatDistribution):
             return [float(value)] if is_number(value) else []
         if isinstance(distribution, IntDistribution):
@@ -173,12 +174,6 @@ def _unique(values: Iterable[str], line: str | None) -> list[str]:
 
 def _is_whole(*numbers: Any) -> bool:
     return all(isinstance(number, int) for number in numbers)
-
-
-def _value_at(key: str, config: Any) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
 
 
 def _shows(value: Any, line: str, option: bool) -> bool:

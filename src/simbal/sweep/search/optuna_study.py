@@ -14,7 +14,6 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.config.schema import Config
 from simbal.errors import UserError
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
@@ -37,10 +36,10 @@ _PARTS = {
 }
 
 
-class Study:
+class OptunaStudy:
     """A study: one search space, its trials so far, and a sampler.
 
-    Every trial asked for has a sampler of its own, seeded by the number of points drawn before it: a resumed search
+    Every trial asked for has a new sampler, seeded by the number of points drawn before it: a resumed search
     goes on with the points that it would have had, and repeats none.
     """
 
@@ -117,12 +116,11 @@ class Study:
         points = sum(1 for _ in self.space.grid())
         return min(points, self.settings.n_trials or points)
 
-    def prepare(self, retry_failed: bool, pruner: optuna.pruners.BasePruner) -> None:
+    def requeue(self, retry_failed: bool) -> None:
         """Queue again, with the same parameters, what a sweep that was killed left running; and the points of a grid.
 
         With `retry_failed` also queue again what has failed.
         """
-        self.inner.pruner = pruner
         grid = self.settings.sampler == "grid"
         if retry_failed and (grid or self.missing()):
             for trial in self.failed():
@@ -164,7 +162,7 @@ class Study:
         drawn = sum(RETRY_OF not in trial.user_attrs and self.has_point(trial) for trial in trials)
         self.inner.sampler = make_sampler(self.settings, drawn)
         if not any(trial.state == TrialState.WAITING for trial in trials):
-            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that it is never nobody's
+            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that its process is always known
         trial = self.inner.ask(fixed_distributions=dict(self.space.distributions))
         for key, value in this_process().items():
             trial.set_user_attr(key, value)
@@ -216,18 +214,6 @@ def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSa
     if settings.sampler == "tpe":
         return optuna.samplers.TPESampler(seed=seed)
     return optuna.samplers.RandomSampler(seed=seed)
-
-
-def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
-    """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
-    first, last = config.trainer.val_every, config.trainer.max_steps
-    if settings.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=settings.pruner_startup_trials)
-    if settings.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
-    if settings.pruner == "successive_halving":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=min(first, last))
-    return optuna.pruners.NopPruner()
 
 
 def _point(trial: FrozenTrial) -> dict[str, Any]:
