@@ -28,7 +28,6 @@ def conf(tmp_path, monkeypatch) -> Path:
     shutil.copytree(CONF, tmp_path / "conf")
     (tmp_path / "src/simbal/balancing").mkdir(parents=True)
     for path, text in FILES.items():
-        assert not (tmp_path / path).exists()
         (tmp_path / path).write_text(text)
     monkeypatch.setattr(balancing, "__path__", [*balancing.__path__, str(tmp_path / "src/simbal/balancing")])
     yield tmp_path / "conf"

@@ -44,8 +44,8 @@ def attach(
         balancing.detach()
 
     The model's parameters, its state_dict and, with strategies that only add a loss, its outputs stay what they are.
-    Its own load balancing loss is off unless `model.config.output_router_logits` is True; then set that to False, or
-    `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
+    The load balancing loss of the model is off unless `model.config.output_router_logits` is True; then set that to
+    False, or `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
 
     Args:
         model: of any class that holds such routers, with whole weights in each process.
@@ -63,7 +63,7 @@ def attach(
         raise UserError(f"schedules: {min(unknown)} is none of the strategies {', '.join(parts)}")
     for name, part in parts.items():
         try:
-            part.prepare(routers)  # type: ignore[arg-type]  # they have the facts of our own
+            part.prepare(routers)  # type: ignore[arg-type]  # they have the attributes of a Router
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     config = getattr(model, "config", None)

@@ -26,7 +26,7 @@ def build_balancing(
     facts: Mapping[str, int],
     max_steps: int,
     layer_reduce: str,
-    own: bool = True,
+    trusted: bool = True,
 ) -> Composition:
     """Return the composition of every strategy of the group, each under its name.
 
@@ -35,13 +35,13 @@ def build_balancing(
         facts: num_layers, num_experts and seed, for the constructors that ask for them by name.
         max_steps: of the run; no schedule may end after it.
         layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
-        own: the config is the user's own and may name any class; else it was read from a folder.
+        trusted: the config is the user's and may name any class; else it was read from a folder.
 
     Raises:
         UserError: a class that the config may not name, a key or a value that the strategy does not take, or
             strategies that exclude each other.
     """
-    parts = {name: build_strategy(name, keys, facts, own) for name, keys in group.items()}
+    parts = {name: build_strategy(name, keys, facts, trusted) for name, keys in group.items()}
     schedules = {
         name: Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), max_steps)
         for name, keys in group.items()
@@ -49,13 +49,13 @@ def build_balancing(
     return Composition(parts, schedules, layer_reduce)
 
 
-def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], own: bool = True) -> Balancing:
+def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], trusted: bool = True) -> Balancing:
     """Return `keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names.
 
     Raises:
         UserError: as in `build_balancing`.
     """
-    strategy = (any_class if own else trusted_class)(name, keys.get("_target_"))
+    strategy = (any_class if trusted else trusted_class)(name, keys.get("_target_"))
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     check_arguments(f"balancing.{name}.", strategy, arguments, given=facts)
     asked = {fact: facts[fact] for fact in facts.keys() & signature(strategy).parameters.keys()}
@@ -72,7 +72,7 @@ DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 def any_class(name: str, target: object) -> type[Balancing]:
     """Return the class that a dotted path of the user's command line names; it may lie in any package or module.
 
-    Nothing is imported that is no package or module of its own: any folder passes for a namespace package.
+    Nothing is imported that is no regular package or module: any folder passes for a namespace package.
 
     Raises:
         UserError: there is none, or it is no strategy.

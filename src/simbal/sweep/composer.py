@@ -40,7 +40,7 @@ class Composer:
     """
 
     def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        """Set Hydra's loader and `master`, the sweep's own config."""
+        """Set Hydra's loader and `master`, the config of the sweep."""
         self.loader, self.master = loader, master
         self.groups = frozenset(loader.list_groups(""))
         self.first: dict[Hashable, RunSpec | None] = {}  # the first of each kind of job; None: Hydra composes all

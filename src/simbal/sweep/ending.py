@@ -52,10 +52,10 @@ def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start:
     """
     if (recorded := recorded_outcome(folder, spec)) is not None:
         return recorded
-    if exit_code == BUSY:  # another process was quicker, and may have let go of the run since
+    if exit_code == BUSY:  # another process was quicker, and may have ended since
         return ELSEWHERE
     error = exit_reason(folder.path / CONSOLE_FILE, console_start, exit_code, oom_kills_before)
-    status = "killed" if killed(exit_code) else "failed"  # a killed one is gone on with by the next sweep, unasked
+    status = "killed" if killed(exit_code) else "failed"  # the next sweep resumes a killed one without being asked
     record = {"status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
     try:
         with folder.lock():
@@ -90,7 +90,7 @@ def exit_reason(console: Path, start: int, exit_status: int, oom_kills_before: i
         start: byte at which this attempt's output begins.
         exit_status: as `Popen.returncode`: negative for a signal.
         oom_kills_before: `oom_kills` when the job started; if it is more by now, a SIGKILL may have been one of them,
-            which nothing tells for certain.
+            which nothing shows for certain.
     """
     if killed(exit_status):
         starved = exit_status == -signal.SIGKILL and oom_kills_before is not None and oom_kills() > oom_kills_before

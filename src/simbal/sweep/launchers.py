@@ -34,7 +34,7 @@ NO_RECORD = "left no record: killed, or never started; the same command goes on 
 
 
 def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
-    """Return the launcher that a sweep's own config names: `procs` as it is, any other in an `OtherLauncher`."""
+    """Return the launcher that the config of a sweep names: `procs` as it is, any other in an `OtherLauncher`."""
     if config.hydra.launcher._target_.startswith(OURS):
         return Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
     launcher = OtherLauncher()
@@ -65,7 +65,7 @@ class OtherLauncher(Launcher):
     """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher that `config`, the sweep's own, names."""
+        """Make the launcher that `config`, that of the sweep, names."""
         self.name = str(config.hydra.runtime.choices["hydra/launcher"])
         self.loader, self.config = hydra_context.config_loader, config
         self.first_job, self.out, self.task = 0, console(), Task()
@@ -84,7 +84,7 @@ class OtherLauncher(Launcher):
         return job_returns(launch(jobs, lambda waiting: self, self.out))
 
     def run(self, attempts: Sequence[Attempt]) -> None:
-        """Have the launcher run the attempts, also those that are elsewhere once they are let go unfinished."""
+        """Have the launcher run the attempts, also those that another process leaves unfinished."""
         with sigterm_raises():
             while waiting := [attempt for attempt in attempts if attempt.state in ("queued", "elsewhere")]:
                 if claimed := [attempt for attempt in waiting if self._claim(attempt)]:

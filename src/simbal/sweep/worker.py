@@ -42,7 +42,7 @@ class Assignment:
         return cls(str(Path.cwd()), str(spec.path), spec.hash, spec.secrets, sweep)
 
     def read(self) -> RunSpec:
-        """Return the user's own run in the folder; `UserError` if that holds another one by now."""
+        """Return the run in the folder, with its secrets; `UserError` if that holds another one by now."""
         spec = RunFolder(Path(self.folder)).read_spec()
         if spec.hash != self.hash:
             raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
@@ -115,7 +115,7 @@ class Task:
     def __call__(self, cfg: DictConfig) -> int:
         """Do the run of this job, and return what `work` does; the composed config is not looked at.
 
-        A worker of the sweep's own, as joblib's, ends with it; a job that a cluster has taken goes on.
+        A worker process of the sweep, such as joblib's, ends with it; a job on a cluster continues.
         """
         from hydra.core.hydra_config import HydraConfig  # our own jobs do without it
 

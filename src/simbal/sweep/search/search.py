@@ -1,6 +1,6 @@
 """Searches a space: asks a study for trials, has the launcher run their jobs, and stores the results in the study.
 
-Meanwhile the sweep's own process reads what the jobs write into their folders, and stops those that a pruner gives up
+Meanwhile the sweep's process reads what the jobs write into their folders, and stops those that a pruner gives up
 on: a job needs no access to the study, and any launcher will do.
 """
 

@@ -13,7 +13,6 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
-    distribution_to_json,
 )
 
 from simbal.config.schema import addresses
@@ -64,7 +63,7 @@ class SearchSpace:
         return isinstance(distribution, FloatDistribution) or (value - distribution.low) % distribution.step == 0
 
     def candidates(self, key: str, run: RunSpec) -> Sequence[Any]:
-        """Return the values of a searched key that a run of this config can have been given, as its config tells.
+        """Return the values of a searched key that a run of this config can have been given, by its config.
 
         Among choices they are those that it shows, or all if it shows none of them as it was written: a path may have
         become another. In an interval it is the one number, or nothing if the config has none there.
@@ -208,9 +207,8 @@ def _text(value: Any) -> str:
 def _describe(distribution: BaseDistribution) -> str:
     if isinstance(distribution, CategoricalDistribution):
         return ",".join(map(str, distribution.choices))
-    if isinstance(distribution, IntDistribution | FloatDistribution):
-        interval = f"interval({distribution.low},{distribution.high})"
-        if isinstance(distribution, IntDistribution):
-            interval = f"int({interval})" if distribution.step == 1 else f"{interval} by {distribution.step}"
-        return f"tag(log,{interval})" if distribution.log else interval
-    return distribution_to_json(distribution)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    interval = f"interval({distribution.low},{distribution.high})"
+    if isinstance(distribution, IntDistribution):
+        interval = f"int({interval})" if distribution.step == 1 else f"{interval} by {distribution.step}"
+    return f"tag(log,{interval})" if distribution.log else interval

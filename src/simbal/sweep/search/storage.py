@@ -174,7 +174,7 @@ class StudyStorage:
     def _is_trouble(self, cause: BaseException) -> bool:
         """Whether an error is about the file or the connection, and not about what is kept there."""
         if self.kind == "sqlite":
-            return getattr(_said(cause), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in TROUBLE
+            return getattr(_driver_error(cause), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in TROUBLE
         another_version = isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError)
         return isinstance(cause, OperationalError | InterfaceError | ArgumentError) or another_version
 
@@ -187,7 +187,7 @@ class StudyStorage:
 
     def _reason(self, error: BaseException) -> str:
         """Return what the driver said, in one line."""
-        original = _said(_cause(error))
+        original = _driver_error(_cause(error))
         text = str(original)
         for secret in self._secrets():
             for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret)):
@@ -209,7 +209,7 @@ class StudyStorage:
     def lock(self, study: str) -> Iterator[None]:
         """Hold a study for this process within the block, against others on this machine.
 
-        An SQLite file belongs to one machine. For a journal or a server every machine has a lock of its own.
+        An SQLite file belongs to one machine. For a journal or a server every machine has its lock.
 
         Raises:
             BusyError: another process has it.
@@ -300,8 +300,8 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _said(cause: BaseException) -> BaseException:
-    """Return the driver's own error, where SQLAlchemy has one."""
+def _driver_error(cause: BaseException) -> BaseException:
+    """Return the error of the driver, where SQLAlchemy has one."""
     return getattr(cause, "orig", None) or cause
 
 
