@@ -3,10 +3,12 @@
 import re
 import shutil
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
 
 from simbal import balancing
 from simbal.runs.folder import RunFolder
@@ -46,6 +48,11 @@ def test_the_suite_picks_it_up_and_it_passes(conf):
     for case in cases_of("importance", keys):
         for check in loss_checks.CHECKS + training_checks.CHECKS:
             check(case)
+
+
+def test_its_defaults_are_those_of_its_yaml(conf):
+    keys = registered(conf / "balancing")["importance"]
+    assert signature(get_class(keys["_target_"])).parameters["coef"].default == keys["coef"]
 
 
 def test_it_trains(conf, tmp_path, cache_dir):
