@@ -26,13 +26,13 @@ class Attempt:
 
     job: Job
     label: str
-    kind: Kind = "new"  # as the sweep found it; a finished or failed one is left as it is
     state: State = "queued"
     error: str = ""  # why it failed
-    note: str = ""  # a sentence for people, if there is anything to know
     record: dict[str, Any] | None = None  # as the sweep found it
     started: float | None = None  # seconds of the monotonic clock
     ended: float | None = None
+    kind: Kind = "new"  # as the sweep found it; a finished or failed one is left as it is
+    note: str = ""  # a sentence for people, if there is anything to know
     folder: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:

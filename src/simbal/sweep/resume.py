@@ -105,17 +105,17 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
 def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
     folder, spec = RunFolder(job.spec.path), job.spec
     if folder.finished(spec):
-        return Attempt(job, label, "finished", "done")
+        return Attempt(job, label, "done", kind="finished")
     if not folder.belongs_to(spec):
-        return Attempt(job, label, "new")
+        return Attempt(job, label)
     try:
         record = folder.read_record()
     except DamagedRecordError as error:
         file = folder.path / "record.json"
-        return Attempt(job, label, "resumed", note=f"{file} is damaged ({error.reason}): the run is done again")
+        return Attempt(job, label, kind="resumed", note=f"{file} is damaged ({error.reason}): the run is done again")
     if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
-        return Attempt(job, label, "failed", "failed", error_of(record))
-    return Attempt(job, label, "resumed", record=record)
+        return Attempt(job, label, "failed", error_of(record), kind="failed")
+    return Attempt(job, label, kind="resumed", record=record)
 
 
 def _data(job: Job) -> str:

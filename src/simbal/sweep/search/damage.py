@@ -227,7 +227,7 @@ def _specs(folder: Path, out: Console) -> Iterator[RunSpec]:
 
 def _rebuild(search: Search, specs: Iterable[RunSpec], opened: optuna.storages.BaseStorage) -> str:
     """Begin the study again with its trials, in the order in which their runs were started; queue broken-off ones."""
-    search.study.open(opened, search.fixed())
+    search.study.open(opened)
     points = [*_points(search, specs)]
     trials = [trial for trial in (_trial(search, *point) for point in points) if trial is not None]
     for trial in sorted(trials, key=lambda trial: (trial.datetime_start, trial.user_attrs[RUNS])):

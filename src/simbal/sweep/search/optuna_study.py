@@ -6,7 +6,6 @@
 import os
 import random
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -14,7 +13,8 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.errors import UserError
+from simbal.config.schema import can_change_result
+from simbal.errors import UserError, redacted
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
 from simbal.sweep.search.storage import ContentError
@@ -49,42 +49,39 @@ class OptunaStudy:
         """Set what is searched and how; `shared`: whether other machines may work on it at the same time."""
         self.name, self.space, self.settings, self.shared = name, space, settings, shared
 
-    def open(self, storage: BaseStorage, fixed: Sequence[str]) -> None:
-        """Load the study, or begin it.
-
-        Args:
-            storage: where it is kept.
-            fixed: overrides of its jobs that change their results.
+    def open(self, storage: BaseStorage) -> None:
+        """Load the study from its storage, or begin it there.
 
         Raises:
             UserError: if there is one of this name that searches something else.
             ContentError: if it lacks what a search has written of itself.
         """
-        if not self.look(storage, fixed):
+        if not self.look(storage):
             self.inner = optuna.create_study(
                 storage=storage,
                 study_name=self.name,
                 directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
                 load_if_exists=True,  # another machine may have been quicker
             )
-        for part, value in self._require_same(fixed).items():
+        for part, value in self._require_same().items():
             self.inner.set_user_attr(part, value)
 
-    def look(self, storage: BaseStorage, fixed: Sequence[str]) -> bool:
+    def look(self, storage: BaseStorage) -> bool:
         """Load the study as it is; return False if there is none. Raises as `open`."""
         if self.name not in optuna.get_all_study_names(storage):
             return False
         self.inner = optuna.load_study(storage=storage, study_name=self.name)
-        self._require_same(fixed)
+        self._require_same()
         return True
 
-    def _require_same(self, fixed: Sequence[str]) -> dict[str, dict[str, str]]:
+    def _require_same(self) -> dict[str, dict[str, str]]:
         """Return what the study does not say of itself yet; `UserError` if it searches something else."""
+        fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
         asked = {
             "objectives": {"objectives": ",".join(self.settings.objectives)},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
-            "fixed": dict.fromkeys(sorted(fixed), ""),
+            "fixed": dict.fromkeys(sorted(map(redacted, fixed)), ""),
         }
         if not self.inner.directions:
             raise ContentError("it has no directions")
@@ -211,9 +208,8 @@ def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSa
     """Return the sampler of one trial, before which `drawn` points were drawn."""
     # the plain sum would make the second point of sampler_seed=0 the first of sampler_seed=1
     seed = random.Random(f"{settings.sampler_seed} {drawn}").getrandbits(32)
-    if settings.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed)
-    return optuna.samplers.RandomSampler(seed=seed)
+    sampler = optuna.samplers.TPESampler if settings.sampler == "tpe" else optuna.samplers.RandomSampler
+    return sampler(seed=seed)
 
 
 def _point(trial: FrozenTrial) -> dict[str, Any]:

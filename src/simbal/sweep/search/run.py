@@ -53,15 +53,11 @@ def run_searches(
         UserError: before any job starts, for what cannot be searched, opened or run; later as `Search.run`.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    searches = []
-    for arm, space in spaces.items():
-        job = compose(space.jobs(next(space.probes()))[0])
-        folder, config = job.spec.path.parent, job.spec.config
-        storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, config.name))
-        name = "/".join(filter(None, [settings.study_name or config.name, arm]))
-        searches.append(Search(OptunaStudy(name, space, settings, storage.shared), storage, compose, launcher))
+    searches = [_make_search(arm, space, settings, compose, launcher) for arm, space in spaces.items()]
     for search in searches:
         search.check()
+    spec = searches[-1].first_jobs[0].spec
+    folder, config = spec.path.parent, spec.config
     if config.dry_run:
         for search in searches:
             out.print(f"dry run: {_forecast(search)}", soft_wrap=True)
@@ -112,6 +108,16 @@ def write_trials(studies: Sequence[OptunaStudy], folder: Path) -> None:
     write_text(folder / "trials.csv", text.getvalue())
 
 
+def _make_search(
+    arm: str, space: SearchSpace, settings: SearchSettings, compose: Callable[[list[str]], Job], launcher: Launcher
+) -> Search:
+    spec = compose(space.jobs(next(space.probes()))[0]).spec
+    folder, sweep = spec.path.parent, spec.config.name
+    storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, sweep))
+    name = "/".join(filter(None, [settings.study_name or sweep, arm]))
+    return Search(OptunaStudy(name, space, settings, storage.shared), storage, compose, launcher)
+
+
 def _default_storage(settings: SearchSettings, folder: Path, name: str) -> str:
     if name == UNNAMED and settings.study_name is None:
         return "memory"
@@ -143,7 +149,7 @@ def _open_all(searches: Sequence[Search]) -> None:
     for search in searches:
         config, study = search.first_jobs[0].spec.config, search.study
         with storage.content(study.name):
-            study.open(opened, search.fixed())
+            study.open(opened)
             check_content(study)
             search.runs_not_here = check_results(study)
         with storage.translate_errors():
@@ -156,11 +162,11 @@ def _forecast(search: Search) -> str:
     study, storage, done = search.study, search.storage, 0
     if storage.exists():
         with storage.content(study.name):
-            if study.look(storage.open(), search.fixed()):
+            if study.look(storage.open()):
                 check_content(study)
                 check_results(study)
                 done = study.done()
-    return f"study {study.name} in {storage.shown}: {done} of {study.n_trials} trials done"
+    return search.progress(done)
 
 
 def _run(searches: Sequence[Search], settings: SearchSettings, folder: Path, out: Console) -> None:

@@ -17,8 +17,8 @@ from hydra.plugins.launcher import Launcher
 from optuna.trial import TrialState
 from rich.console import Console
 
-from simbal.config.schema import Config, can_change_result
-from simbal.errors import UserError, redacted
+from simbal.config.schema import Config
+from simbal.errors import UserError
 from simbal.files.disk import write_json
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE, RunFolder
 from simbal.sweep.composer import Job
@@ -101,15 +101,14 @@ class Search:
             if objective.startswith("pes/") and not self.first_jobs[0].spec.config.trainer.pes_every:
                 raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
 
-    def fixed(self) -> list[str]:
-        """Return the overrides of all jobs that change their results, as the study keeps them."""
-        return [redacted(line) for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
+    def progress(self, done: int) -> str:
+        """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done`."""
+        return f"study {self.study.name} in {self.storage.shown}: {done} of {self.study.n_trials} trials done"
 
     def state(self) -> str:
-        """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done, 17 to run`."""
+        """Return `progress` with what is left to run, what runs elsewhere and what could not be compared."""
         study, missing = self.study, self.study.missing()
-        said = f"study {study.name} in {self.storage.shown}: {study.done()} of {study.n_trials} trials done"
-        said += f", {missing} to run" if missing else ""
+        said = self.progress(study.done()) + (f", {missing} to run" if missing else "")
         if elsewhere := study.elsewhere():
             hosts = ", ".join(sorted({str(trial.user_attrs.get("host", "unknown")) for trial in elsewhere}))
             said += f", {len(elsewhere)} running on {hosts} (if not any more: hydra.sweeper.take_over=true)"
