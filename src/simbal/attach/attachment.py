@@ -6,7 +6,6 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model wi
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -182,9 +181,7 @@ class Attachment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:

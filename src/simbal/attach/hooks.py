@@ -61,23 +61,8 @@ class Hooks:
         self.finished = last, last.routings(self.routers)
         self.finish_pass(*self.finished)
 
-    def decide(self, router: HostRouter, output: Output) -> Output | None:
-        """Return a router's output as the strategies change it; None if they leave it alone."""
-        logits_NE, weights_NK, experts_NK = output
-        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
-        if self.strategies.steers:
-            decision = self._steered(router, logits_NE)
-        if self.running:
-            self.running.decisions[router.layer] = decision
-        if not self.strategies.steers:
-            return None
-        return (
-            decision.logits_NE.to(logits_NE.dtype),
-            decision.topk_probs_NK.to(weights_NK.dtype),
-            decision.topk_experts_NK,
-        )
-
-    def _steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
+    def steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
+        """Return the decision of the strategies on a router's logits, in a pass or in its recomputation."""
         if self.running:
             return steer(router, logits_NE, self.running.tokens_BS, self.strategies)
         # of which pass this is the recomputation, only its logits tell
@@ -88,14 +73,24 @@ class Hooks:
 
 @dataclass(frozen=True)
 class RouterHook:
-    """The hook on one router."""
+    """The hook on one router, which PyTorch calls after it."""
 
     hooks: Hooks
     router: HostRouter
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Output | None:
-        """Return the router's new output, or None to keep it; PyTorch calls this after the router."""
-        return self.hooks.decide(self.router, output)
+    def __call__(self, module: nn.Module, args: Any, output: Output) -> Output | None:
+        """Return the router's output as the strategies change it; None if they leave it alone."""
+        logits_NE, weights_NK, experts_NK = output
+        strategies, running = self.hooks.strategies, self.hooks.running
+        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
+        if strategies.steers:
+            decision = self.hooks.steered(self.router, logits_NE)
+        if running:
+            running.decisions[self.router.layer] = decision
+        if not strategies.steers:
+            return None
+        probs_NK = decision.topk_probs_NK.to(weights_NK.dtype)
+        return decision.logits_NE.to(logits_NE.dtype), probs_NK, decision.topk_experts_NK
 
 
 def refuse_second(routers: Sequence[HostRouter]) -> None:

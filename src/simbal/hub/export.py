@@ -207,10 +207,8 @@ def _tidy_up(target: Path) -> None:
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's; or no number of a process, and so none of ours
-        pass
+    except (OSError, OverflowError) as error:  # another user's process is alive, and a number too large is none of ours
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
