@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
+DEADLINE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
 
 
 def hear_ctrl_c() -> None:
@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "gave up waiting"
         time.sleep(0.05)

@@ -65,6 +65,14 @@ def test_two_strategies_that_choose_experts_exclude_each_other(pair):
         together(*pair)
 
 
+@pytest.mark.parametrize("pair", [("ortho_param", "ernie_ortho"), ("ernie_ortho", "ortho_param")])
+def test_two_strategies_that_set_the_routers_weight_exclude_each_other(pair):
+    together(*pair)  # a loss of the parametrised weight
+    parts = {name: strategy(name, **{"decoupled": True} if name == "ernie_ortho" else {}) for name in pair}
+    with pytest.raises(UserError, match=f"{pair[0]} and {pair[1]} both set the router's weight"):
+        Composition(parts, {})
+
+
 def test_a_dense_model_has_no_loss():
     balancing = Composition({"none": NoBalancing()}, {})
     assert balancing.losses([]) == {}
@@ -136,6 +144,11 @@ def test_a_schedule_that_makes_no_sense_is_refused(value, says):
 def test_a_key_that_a_strategy_does_not_take_is_refused():
     with pytest.raises(UserError, match="there is no key balancing.simbal.colour: SimBal takes coef, reduction"):
         strategy("simbal", colour="red")
+
+
+def test_logits_without_a_spread_are_refused():
+    with pytest.raises(UserError, match=r"^balancing\.logit_norm\.scale=0 must be above 0: "):
+        strategy("logit_norm", scale=0)
 
 
 def test_a_strategys_refusal_names_the_key():

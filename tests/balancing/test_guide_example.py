@@ -3,12 +3,14 @@
 import re
 import shutil
 import sys
+from inspect import signature
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
 
+from simbal import balancing
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train
@@ -17,28 +19,27 @@ from tests.balancing.cases import cases_of, registered
 from tests.conftest import CONF, MARKOV, SMALL
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
-NAME = "simbal.balancing.importance"
-
-
-def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", (GUIDES / "own_strategy.md").read_text(), re.DOTALL)
-    return text
+CAPTION = r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```"
+FILES = dict(re.findall(CAPTION, (GUIDES / "own_strategy.md").read_text(), re.DOTALL))  # by path
 
 
 @pytest.fixture
 def conf(tmp_path, monkeypatch) -> Path:
-    """The config folder with the guide's file added, and its class where Python finds it."""
-    module = ModuleType(NAME)
-    exec(block("python"), module.__dict__)
-    monkeypatch.setitem(sys.modules, NAME, module)
-    monkeypatch.setattr("simbal.balancing.importance", module, raising=False)
-    folder = shutil.copytree(CONF, tmp_path / "conf")
-    (folder / "balancing" / "importance.yaml").write_text(block("yaml"))
-    return folder
+    """The config folder, once the guide's files are pasted into a copy of it and of the package's search path."""
+    shutil.copytree(CONF, tmp_path / "conf")
+    (tmp_path / "src/simbal/balancing").mkdir(parents=True)
+    for path, text in FILES.items():
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(balancing, "__path__", [*balancing.__path__, str(tmp_path / "src/simbal/balancing")])
+    yield tmp_path / "conf"
+    sys.modules.pop("simbal.balancing.importance", None)
+    vars(balancing).pop("importance", None)
 
 
-def test_it_is_short():
-    assert len((block("python") + block("yaml")).splitlines()) < 40
+def test_it_is_one_class_and_one_yaml():
+    assert [*FILES] == ["src/simbal/balancing/importance.py", "conf/balancing/importance.yaml"]
+    assert "".join(FILES.values()).count("\nclass ") == 1
+    assert len("".join(FILES.values()).splitlines()) < 40
 
 
 def test_the_suite_picks_it_up_and_it_passes(conf):
@@ -46,6 +47,11 @@ def test_the_suite_picks_it_up_and_it_passes(conf):
     for case in cases_of("importance", keys):
         for check in loss_checks.CHECKS + training_checks.CHECKS:
             check(case)
+
+
+def test_its_defaults_are_those_of_its_yaml(conf):
+    keys = registered(conf / "balancing")["importance"]
+    assert signature(get_class(keys["_target_"])).parameters["coef"].default == keys["coef"]
 
 
 def test_it_trains(conf, tmp_path, cache_dir):

@@ -89,7 +89,7 @@ def test_a_class_that_an_installed_package_has_registered_is_built(hostile, tmp_
 )  # fmt: skip
 def test_a_folders_config_names_no_other_thing(target):
     with pytest.raises(UserError, match="balancing.x: _target_=.* is not imported: "):
-        build_strategy("x", {"_target_": target}, FACTS, own=False)
+        build_strategy("x", {"_target_": target}, FACTS, trusted=False)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_folders_config_names_no_other_thing(target):
 )  # fmt: skip
 def test_what_is_no_strategy_of_simbal_is_not_called(target):
     with pytest.raises(UserError, match="names no subclass of simbal.balancing.base.Balancing"):
-        build_strategy("x", {"_target_": target, "spec": None}, FACTS, own=False)
+        build_strategy("x", {"_target_": target, "spec": None}, FACTS, trusted=False)
 
 
 def test_a_folder_that_calls_itself_simbal_is_none(tmp_path, monkeypatch):
@@ -110,13 +110,13 @@ def test_a_folder_that_calls_itself_simbal_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for target in ("simbal.evil.x.X", "simbal.x.X", "evil.X"):
         with pytest.raises(UserError, match="is not imported"):
-            build_strategy("x", {"_target_": target}, FACTS, own=False)
+            build_strategy("x", {"_target_": target}, FACTS, trusted=False)
     assert not [*tmp_path.rglob("executed")]
 
 
 def test_strategies_of_simbal_are_built_from_a_folders_config_and_any_from_the_users_own(tmp_path, monkeypatch):
     keys = {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}
-    assert type(build_strategy("x", keys, FACTS, own=False)) is SimBal
+    assert type(build_strategy("x", keys, FACTS, trusted=False)) is SimBal
     mark = package(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     built = build_strategy("x", keys | {"_target_": "paper_runs.SimBal"}, FACTS)

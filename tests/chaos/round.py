@@ -7,7 +7,7 @@ from tests.chaos.scene import Scene
 
 STARTING_SECONDS = 4.0  # of a sweep, before its first job
 LEFT_ALONE = 0.15  # at most, between the first job and a fault, as a share of what a sweep takes
-PATIENCE_SECONDS = 60.0  # for a sweep to end, beside ten times what it usually takes
+DEADLINE_SECONDS = 60.0  # for a sweep to end, beside ten times what it usually takes
 
 
 def disturb(scene: Scene, bag: Bag, faults: int, seconds: float, deadline: float) -> None:
@@ -41,10 +41,10 @@ def disturb(scene: Scene, bag: Bag, faults: int, seconds: float, deadline: float
 
 def finish(scene: Scene, seconds: float) -> None:
     """Let the sweep come to its end, then give the command again, once: that has to do what is left."""
-    patience = PATIENCE_SECONDS + 10 * seconds
-    scene.await_end(scene.running(), patience)
+    limit = DEADLINE_SECONDS + 10 * seconds
+    scene.await_end(scene.running(), limit)
     sweep = scene.start()
-    scene.await_end([sweep], patience)
+    scene.await_end([sweep], limit)
     if sweep.process.returncode:
         scene.complain(f"{sweep.output.name}, which nothing disturbed, ended with {sweep.process.returncode}")
     if left := scene.leftover():

@@ -175,7 +175,7 @@ class Scene:
             self.clear()
 
     def leftover(self) -> list[int]:
-        """Processes that do not end although every sweep has, with some patience."""
+        """Processes that do not end although every sweep has, with some delay."""
         deadline = time.monotonic() + END_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

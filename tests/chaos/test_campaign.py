@@ -16,7 +16,7 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.scene import Scene
 from tests.chaos.small_disk import SmallDisk, mountable
 from tests.chaos.verdict import compare, traceback
-from tests.child_processes import PATIENCE_SECONDS
+from tests.child_processes import DEADLINE_SECONDS
 from tests.sweep.small_sweep import command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
         [sys.executable, "-m", "tests.chaos.campaign", "--rounds", "1", "--seed", "3"],
         cwd=REPOSITORY,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=DEADLINE_SECONDS,
         capture_output=True,
         check=False,
     )

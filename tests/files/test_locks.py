@@ -17,7 +17,7 @@ import pytest
 from simbal.files import locks
 from simbal.files.locks import Lock, TakenError
 from simbal.runs.folder import RunFolder
-from tests.child_processes import PATIENCE_SECONDS, wait_until
+from tests.child_processes import DEADLINE_SECONDS, wait_until
 
 HOLDER = """
 import sys, time
@@ -101,7 +101,7 @@ def test_who_waits_gets_it(place, kind, holder):
     waiting.start()
     holder.kill()
     holder.wait()
-    waiting.join(PATIENCE_SECONDS)
+    waiting.join(DEADLINE_SECONDS)
     assert got.is_set()
 
 

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from simbal.config.values import flatten
 from simbal.runs.spec import RunSpec
-from simbal.sweep.plan import labels
+from simbal.sweep.resume import labels
 
 REPOSITORY = Path(__file__).parents[2]
 SEEN_IN_JOBS = ("params", "arms")  # of hydra.sweeper
@@ -64,7 +64,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     with (
         _working_folder({}),
         _stopping(train, launch),
-        mock.patch("simbal.sweep.search.searches.run_searches", run_searches),
+        mock.patch("simbal.sweep.search.run.run_searches", run_searches),
     ):
         code, said = _ended("train.py", arguments, environment)
     if code is not None:
@@ -145,7 +145,7 @@ def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterat
     training.train = train  # type: ignore[attr-defined]
     with (
         _modules({training.__name__: training}),
-        mock.patch("simbal.sweep.plan.launch", launch),
+        mock.patch("simbal.sweep.resume.launch", launch),
         mock.patch("simbal.sweep.launchers.launch", launch),
     ):
         yield

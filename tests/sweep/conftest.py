@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from simbal.runs.folder import RunFolder
-from tests.child_processes import PATIENCE_SECONDS, alive, hear_ctrl_c, wait_until
+from tests.child_processes import DEADLINE_SECONDS, alive, hear_ctrl_c, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ class App:
 
     def run(self, *arguments: str, preload: str = "[]", **environment: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments, preload=preload, **environment)
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def lines(self, file: str) -> list[str]:

@@ -4,12 +4,11 @@ import os
 
 import pytest
 
-from simbal.errors import BusyError, UserError
 from simbal.runs.folder import RunFolder
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.ending import settle
-from simbal.sweep.plan import plan
+from simbal.sweep.ending import record_exit
+from simbal.sweep.resume import plan
 
 
 @pytest.fixture
@@ -22,12 +21,12 @@ def attempt(base_spec, write_run):
 def end(attempt, exit_code=1, said="error: no space left\n"):
     """A job's process has ended with this code, after it has said this."""
     (attempt.folder.path / "console.log").write_text(said)
-    return settle(attempt.folder, attempt.job.spec, exit_code, 0, 0)
+    return record_exit(attempt.folder, attempt.job.spec, exit_code, 0, 0)
 
 
 def test_a_run_that_nobody_has_is_claimed_and_what_an_earlier_try_has_left_is_gone(attempt):
     end(attempt)
-    (again,) = [entry.attempt for entry in plan([attempt.job], retry_failed=True)]
+    (again,) = plan([attempt.job], retry_failed=True)
     (again.folder.path / "progress.json").write_text("{}")
     assert again.claim() is None
     assert again.folder.read_record() is None
@@ -46,8 +45,10 @@ def test_a_run_that_was_killed_elsewhere_is_claimed(attempt):
 
 
 def test_a_run_that_another_process_has_is_not_claimed(attempt):
-    with RunFolder(attempt.folder.path).lock(), pytest.raises(BusyError):
-        attempt.claim()
+    with RunFolder(attempt.folder.path).lock():
+        state, who = attempt.claim()
+    assert state == "elsewhere"
+    assert f"process {os.getpid()}" in who
 
 
 def test_the_failure_of_a_job_does_not_take_the_place_of_a_record_that_is_there(attempt):
@@ -62,5 +63,4 @@ def test_what_is_no_file_is_in_the_way(attempt, name, kind):
     file = attempt.folder.path / name
     make = {"pipe": lambda: os.mkfifo(file), "folder": file.mkdir, "device": lambda: file.symlink_to("/dev/zero")}
     make[kind]()
-    with pytest.raises(UserError, match=f"{name} is no regular file: move it away"):
-        attempt.claim()
+    assert attempt.claim() == ("failed", f"{file} is no regular file: move it away")

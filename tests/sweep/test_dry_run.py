@@ -6,7 +6,7 @@ import sys
 
 from simbal.report.report import report
 from simbal.sweep.composer import Job
-from simbal.sweep.plan import plan, write_sweep_file
+from simbal.sweep.resume import plan, write_sweep
 from simbal.sweep.view import forecast
 from tests.run_folders import fake_spec
 
@@ -82,10 +82,10 @@ def test_neither_the_command_nor_a_label_holds_a_secret_of_an_address(base_spec,
     ]
     jobs[1][0] = "data.files=here"
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "-m", f"hydra.sweeper.storage={storage}", files])
-    write_sweep_file(jobs)
+    write_sweep(jobs)
     text = (tmp_path / "outputs/fake/sweep.json").read_text()
     assert "s3cret" not in text
     said = json.loads(text)
     assert said["command"].startswith("train.py -m 'hydra.sweeper.storage=postgresql://***@host/db' ")
     assert [*said["runs"].values()] == ["data.files=https://***@host/x?token=*** seed=0", "data.files=here seed=1"]
-    assert [entry.attempt.label for entry in plan(jobs, retry_failed=False)] == [*said["runs"].values()]
+    assert [attempt.label for attempt in plan(jobs, retry_failed=False)] == [*said["runs"].values()]

@@ -14,7 +14,7 @@ from simbal.runs.folder import RunFolder
 from simbal.sweep import ending
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.ending import exit_reason, oom_kills, settle
+from simbal.sweep.ending import ELSEWHERE, exit_reason, oom_kills, record_exit
 from simbal.sweep.pool import Pool
 from simbal.sweep.view import View
 
@@ -139,21 +139,21 @@ def test_a_run_whose_process_could_not_write_its_record_gets_one(folder, code, s
     spec = folder.read_spec()
     (folder.path / "console.log").write_text("error: no space left\n")
     error = "no space left" if status == "failed" else f"killed by signal {9 if code < 0 else 15}"
-    assert settle(folder, spec, code, 0, 0) == ("failed", error)
+    assert record_exit(folder, spec, code, 0, 0) == ("failed", error)
     record = folder.read_record()
     assert (record["status"], record["error"], record["config_hash"]) == (status, error, spec.hash)
 
 
 def test_a_run_that_another_process_was_quicker_at_or_holds_is_left_to_it(folder):
     spec = folder.read_spec()
-    assert settle(folder, spec, BUSY, 0, 0) == ("elsewhere", "")
+    assert record_exit(folder, spec, BUSY, 0, 0) == ELSEWHERE
     with RunFolder(folder.path).lock():
-        assert settle(folder, spec, 1, 0, 0) == ("elsewhere", "")
+        assert record_exit(folder, spec, 1, 0, 0) == ELSEWHERE
     assert folder.read_record() is None
 
 
 def test_a_run_that_is_recorded_has_ended_as_its_record_says_whatever_became_of_its_process(write_run):
     folder = RunFolder(write_run())
     before = folder.read_record()
-    assert settle(folder, folder.read_spec(), -9, 0, 0) == ("done", "")
+    assert record_exit(folder, folder.read_spec(), -9, 0, 0) == ("done", "")
     assert folder.read_record() == before

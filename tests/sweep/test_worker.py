@@ -79,14 +79,15 @@ def assignment(write_run):
 def test_a_config_that_was_changed_since_the_sweep_has_looked_is_refused(assignment, monkeypatch, capfd):
     monkeypatch.chdir(assignment.directory)
     assert assignment.read().own
-    config = assignment.folder / "config.yaml"
+    folder = Path(assignment.folder)
+    config = folder / "config.yaml"
     config.write_text(config.read_text().replace("seed: 0", "seed: 5"))
     with pytest.raises(UserError, match="belongs to another config"):
         assignment.read()
     with capfd.disabled():  # which takes the place of what a process has
         assert work(assignment) == 1
-    assert (assignment.folder / CONSOLE_FILE).read_text().startswith(f"error: {assignment.folder} belongs to another")
-    assert not (assignment.folder / "train.log").exists()
+    assert (folder / CONSOLE_FILE).read_text().startswith(f"error: {assignment.folder} belongs to another")
+    assert not (folder / "train.log").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from simbal.data.store import prepare
 from simbal.runs.folder import RunFolder
-from tests.child_processes import PATIENCE_SECONDS
+from tests.child_processes import DEADLINE_SECONDS
 from tests.conftest import MARKOV, SMALL
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def program(tmp_path, cache_dir, small_spec):
         places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
         return subprocess.run(
             [sys.executable, "-c", code, *SMALL, *MARKOV, *places, *keys],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+            cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
         )  # fmt: skip
 

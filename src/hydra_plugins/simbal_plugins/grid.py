@@ -6,13 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 
+from hydra_plugins.simbal_plugins.sweeper import LaunchingSweeper
 from simbal.errors import UserError, exit_on_user_error
 
 if TYPE_CHECKING:
@@ -31,23 +28,16 @@ class GridConf:
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConf, provider="simbal")
 
 
-class GridSweeper(Sweeper):
+class GridSweeper(LaunchingSweeper):
     """A sweeper over a grid, which checks every job first; the command line wins over `params` and `arms`."""
 
     def __init__(self, params: dict[str, Any], arms: list[str]) -> None:
         self.params, self.arms = params, arms
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher."""
-        from simbal.sweep.launchers import make_launcher
-
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = make_launcher(hydra_context, task_function, config)
-
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.report.report import report
-        from simbal.sweep.plan import write_sweep_file
+        from simbal.sweep.resume import write_sweep
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
@@ -55,7 +45,7 @@ class GridSweeper(Sweeper):
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
-            write_sweep_file(jobs)
+            write_sweep(jobs)
             returns = self.launcher.launch(jobs, initial_job_idx=0)
             for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
                 report(folder, baseline)
@@ -67,23 +57,14 @@ class GridSweeper(Sweeper):
     def _jobs(self, arguments: list[str]) -> "list[Job]":
         """Return every job, composed and checked; `UserError` for one that cannot be."""
         from simbal.config.catalogue import split_arm
-        from simbal.config.schema import integer_keys
-        from simbal.sweep import spans
-        from simbal.sweep.composer import Composer
 
-        assert self.hydra_context and self.config  # noqa: PT018
-        loader = self.hydra_context.config_loader
-        parser = OverridesParser.create(loader)
         params = [f"{key}={value}" for key, value in self.params.items()]
-        grids = [
-            combinations(spans.parse([*split_arm(arm), *params, *arguments], integer_keys(), parser))
-            for arm in self.arms or [""]
-        ]
-        return [*map(Composer(loader, self.config).job, itertools.chain(*grids))]
+        arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
+        return [self.composer.job(job) for arm in arms for job in combinations(self.overrides(arm))]
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.files.console import console
-        from simbal.sweep.plan import plan, summary
+        from simbal.sweep.resume import plan, summary
         from simbal.sweep.view import forecast
 
         assert self.config

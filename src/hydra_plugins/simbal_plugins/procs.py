@@ -53,8 +53,8 @@ class ProcsLauncher(Launcher):
         from simbal.files.console import console
         from simbal.sweep.composer import Composer
         from simbal.sweep.launchers import job_returns
-        from simbal.sweep.plan import launch
         from simbal.sweep.pool import Pool
+        from simbal.sweep.resume import launch
         from simbal.sweep.view import View
 
         jobs = [*map(Composer(self.hydra_context.config_loader, self.config).job, job_overrides)]

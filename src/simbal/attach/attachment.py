@@ -1,4 +1,4 @@
-"""Strategies at work on a Hugging Face MoE, from its routers' decisions to its loss and back.
+"""Attaches strategies to a Hugging Face MoE: to its routers' decisions, its loss and its optimizer steps.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model width, E experts, K experts per token.
 """
@@ -6,7 +6,6 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model wi
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -44,8 +43,8 @@ def attach(
         balancing.detach()
 
     The model's parameters, its state_dict and, with strategies that only add a loss, its outputs stay what they are.
-    Its own load balancing loss is off unless `model.config.output_router_logits` is True; then set that to False, or
-    `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
+    The load balancing loss of the model is off unless `model.config.output_router_logits` is True; then set that to
+    False, or `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
 
     Args:
         model: of any class that holds such routers, with whole weights in each process.
@@ -63,7 +62,7 @@ def attach(
         raise UserError(f"schedules: {min(unknown)} is none of the strategies {', '.join(parts)}")
     for name, part in parts.items():
         try:
-            part.prepare(routers)  # type: ignore[arg-type]  # they have the facts of our own
+            part.prepare(routers)  # type: ignore[arg-type]  # they have the attributes of a Router
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     config = getattr(model, "config", None)
@@ -73,7 +72,7 @@ def attach(
 
 
 class Attachment:
-    """What `attach` returns; as a context manager it detaches at the end.
+    """The strategies on a model, as `attach` returns them; a context manager, which detaches them at the end.
 
     `loss` and `routings` are of the last forward pass. Passes in training mode with gradients count towards the
     optimizer step that `step` ends; those of evaluation do not. A pass that gradient checkpointing computes again is
@@ -97,7 +96,7 @@ class Attachment:
 
     @property
     def routings(self) -> list[Routing]:
-        """What each MoE layer's router decided in the last forward pass, without padding.
+        """The decisions of each MoE layer's router in the last forward pass, without padding.
 
         Raises:
             UserError: there was none since the last `step`, or the strategies are detached.
@@ -112,7 +111,7 @@ class Attachment:
         return self._hooks.finished
 
     def loss(self) -> Tensor:
-        """All strategies' terms of the last forward pass, a scalar: add it to the model's loss of this micro-batch.
+        """Return the sum of all strategies' terms of the last forward pass, a scalar to add to the model's loss.
 
         Raises:
             UserError: as `losses`.
@@ -121,7 +120,9 @@ class Attachment:
         return torch.stack(terms).sum() if terms else self.routings[0].logits_NE.new_zeros(())
 
     def losses(self) -> dict[str, Tensor]:
-        """Each strategy's term of the last forward pass: coefficient, schedule and sum over layers included.
+        """Return each strategy's term of the last forward pass by its name; scalars.
+
+        Coefficient, schedule and reduction over layers are included.
 
         Raises:
             UserError: there was no forward pass, or a strategy cannot work with it.
@@ -146,7 +147,7 @@ class Attachment:
                 self._counting = None
 
     def step(self, lr: float | None = None) -> None:
-        """After the optimizer's step: strategies with a state move it, and what was recorded is freed.
+        """Update the strategies after the optimizer's step, and free what was recorded.
 
         Args:
             lr: the learning rate of the step, for strategies that look at it.
@@ -164,11 +165,11 @@ class Attachment:
         self.discard()
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps done and the strategies' state (biases), between two steps."""
+        """Return the number of optimizer steps done and the state of the strategies (biases), between two steps."""
         return {"steps": self.steps, "strategies": self.strategies.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `state_dict` returned it, from the same strategies on a model of the same shape."""
+        """Set the state that `state_dict` returned, of the same strategies on a model of the same shape."""
         self.strategies.load_state_dict(state["strategies"])
         self.steps = state["steps"]
 
@@ -180,9 +181,7 @@ class Attachment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:
@@ -200,7 +199,7 @@ REASONS: dict[type[Balancing], str] = {
 
 
 def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
-    """Strategies by name; those without one are called like their class.
+    """Return strategies by name; those without one are called like their class.
 
     Raises:
         UserError: something is no strategy, or two have the same name.
@@ -219,7 +218,7 @@ def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing])
 
 
 def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> None:
-    """UserError for a strategy that would do nothing, or more than a hook can take back."""
+    """Raise `UserError` for a strategy that would do nothing, or more than a hook can take back."""
     frozen = not any(router.weight_ED.requires_grad for router in routers)
     for name, part in parts.items():
         for refused, reason in REASONS.items():
@@ -230,7 +229,7 @@ def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> Non
 
 
 def refuse_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
-    """UserError if a loss would be wrong, or silently without the gradient that it promises."""
+    """Raise `UserError` if a loss would be wrong, or silently without the gradient that it promises."""
     if not part.properties.differentiable or part.properties.scope == "weights":
         return
     if part.properties.scope == "sequence" and last.kept_N is not None:

@@ -1,4 +1,4 @@
-"""One forward pass of the host model, as its routers decided it.
+"""A forward pass of the host model: the decisions of its routers.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token.
 """
@@ -18,7 +18,7 @@ from simbal.model.router import Routing, count, gate
 
 @dataclass(frozen=True)
 class Decision:
-    """What one router gave to its experts.
+    """The decision that one router gave to its experts.
 
     Nothing is computed from it inside the model: under gradient checkpointing the recomputation, which records nothing,
     would save fewer tensors than the first pass, and PyTorch refuses that.
@@ -32,7 +32,7 @@ class Decision:
 
 @dataclass
 class ForwardPass:
-    """From the model's inputs on; `tokens_BS` is on the meta device, without values, if there were no token ids."""
+    """A pass and what is recorded of it; `tokens_BS` is on the meta device, without values, if there are no ids."""
 
     tokens_BS: Tensor
     kept_N: Tensor | None  # the tokens that are no padding; None: all of them
@@ -42,7 +42,7 @@ class ForwardPass:
 
     @classmethod
     def of_inputs(cls, backbone: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "ForwardPass":
-        """The start of a pass: what the backbone was called with."""
+        """Return a new pass, for the arguments that the backbone was called with."""
         inputs = inspect.signature(backbone.forward).bind(*args, **kwargs).arguments | dict(kwargs)
         ids_BS, embeddings_BSD = inputs.get("input_ids"), inputs.get("inputs_embeds")
         if ids_BS is None:
@@ -53,7 +53,9 @@ class ForwardPass:
         return cls(ids_BS, kept_N, backbone.training and with_gradient, with_gradient)
 
     def routings(self, routers: Sequence[HostRouter]) -> list[Routing]:
-        """Of every layer, without padding; without it, sequences differ in length, and `num_sequences` is 1.
+        """Return the routing of every layer, without padding.
+
+        Where there was padding, sequences differ in length, and `num_sequences` is 1.
 
         Raises:
             UserError: a router was not called.
@@ -77,12 +79,15 @@ class ForwardPass:
 
 
 def wide(logits_NE: Tensor) -> torch.dtype:
-    """fp32, or the logits' own dtype if that is wider."""
+    """Return fp32, or the dtype of the logits if that is wider."""
     return torch.promote_types(logits_NE.dtype, torch.float32)
 
 
 def _kept(mask: Any, tokens_BS: Tensor) -> Tensor | None:
-    """Which tokens a two-dimensional attention mask lets through; its last S columns, as a cache may precede them."""
+    """Return which tokens a two-dimensional attention mask lets through, (N,), bool; None if it does so with all.
+
+    Its last S columns count, as a cache may precede them.
+    """
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     kept_N = mask[:, -tokens_BS.shape[1] :].reshape(-1).bool()

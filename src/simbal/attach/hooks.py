@@ -20,7 +20,10 @@ Output = tuple[Tensor, Tensor, Tensor]  # of a router: logits_NE, weights_NK, ex
 
 
 class Hooks:
-    """A pass is recorded from the backbone's call to its return; what calls a router elsewhere is a recomputation."""
+    """The hooks on one model.
+
+    A pass is recorded from the backbone's call to its return; what calls a router elsewhere is a recomputation.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Hooks:
         self.finished: tuple[ForwardPass, list[Routing]] | None = None  # the last one
 
     def remove(self) -> None:
-        """Off the model."""
+        """Take all hooks off the model."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -58,23 +61,8 @@ class Hooks:
         self.finished = last, last.routings(self.routers)
         self.finish_pass(*self.finished)
 
-    def decide(self, router: HostRouter, output: Output) -> Output | None:
-        """A router's output as the strategies change it; None if they leave it alone."""
-        logits_NE, weights_NK, experts_NK = output
-        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
-        if self.strategies.steers:
-            decision = self._steered(router, logits_NE)
-        if self.running:
-            self.running.decisions[router.layer] = decision
-        if not self.strategies.steers:
-            return None
-        return (
-            decision.logits_NE.to(logits_NE.dtype),
-            decision.topk_probs_NK.to(weights_NK.dtype),
-            decision.topk_experts_NK,
-        )
-
-    def _steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
+    def steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
+        """Return the decision of the strategies on a router's logits, in a pass or in its recomputation."""
         if self.running:
             return steer(router, logits_NE, self.running.tokens_BS, self.strategies)
         # of which pass this is the recomputation, only its logits tell
@@ -85,18 +73,28 @@ class Hooks:
 
 @dataclass(frozen=True)
 class RouterHook:
-    """On one router."""
+    """The hook on one router, which PyTorch calls after it."""
 
     hooks: Hooks
     router: HostRouter
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Output | None:
-        """As PyTorch calls it, after the router."""
-        return self.hooks.decide(self.router, output)
+    def __call__(self, module: nn.Module, args: Any, output: Output) -> Output | None:
+        """Return the router's output as the strategies change it; None if they leave it alone."""
+        logits_NE, weights_NK, experts_NK = output
+        strategies, running = self.hooks.strategies, self.hooks.running
+        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
+        if strategies.steers:
+            decision = self.hooks.steered(self.router, logits_NE)
+        if running:
+            running.decisions[self.router.layer] = decision
+        if not strategies.steers:
+            return None
+        probs_NK = decision.topk_probs_NK.to(weights_NK.dtype)
+        return decision.logits_NE.to(logits_NE.dtype), probs_NK, decision.topk_experts_NK
 
 
 def refuse_second(routers: Sequence[HostRouter]) -> None:
-    """UserError if a router has such a hook already; two biases would add up unseen."""
+    """Raise `UserError` if a router has such a hook already; two biases would add up unseen."""
     if any(isinstance(hook, RouterHook) for router in routers for hook in router.module._forward_hooks.values()):
         raise UserError("the model has strategies attached: detach() them, or give attach all strategies at once")
 
@@ -104,7 +102,7 @@ def refuse_second(routers: Sequence[HostRouter]) -> None:
 def steer(
     router: HostRouter, logits_NE: Tensor, tokens_BS: Tensor, strategies: Composition, before: Decision | None = None
 ) -> Decision:
-    """What our own `Router` would decide on the host's logits.
+    """Return the decision that a `Router` of simbal would make on the host's logits.
 
     Args:
         router: whose facts are used.

@@ -1,4 +1,4 @@
-"""The routers of a Hugging Face MoE, and whether they compute what we take them to compute.
+"""Finds the routers of a Hugging Face MoE, and checks that they compute what is assumed of them.
 
 In transformers 5 those of Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE are modules that return, for N tokens, the logits
 (N, E), the weights of the chosen experts (N, K) and their indices (N, K).
@@ -22,7 +22,7 @@ PROBE_TOKENS = 16
 
 @dataclass(frozen=True)
 class HostRouter:
-    """A router of someone else's model with the facts that our own `Router` has."""
+    """A router of a host model, with the attributes of simbal's `Router`."""
 
     name: str
     module: nn.Module
@@ -33,14 +33,14 @@ class HostRouter:
 
     @property
     def weight_ED(self) -> Tensor:
-        """The parameter itself."""
+        """The parameter of the host's router, (E, D)."""
         weight_ED = self.module.weight
         assert isinstance(weight_ED, Tensor)
         return weight_ED
 
 
 def find_routers(model: nn.Module) -> list[HostRouter]:
-    """Every router of `model`, first layer first.
+    """Return every router of `model`, first layer first.
 
     Raises:
         UserError: there is none, one computes something else, or they cannot be balanced together.
@@ -73,9 +73,9 @@ def _router(name: str, module: nn.Module, layer: int) -> HostRouter:
 
 @torch.no_grad()
 def renormalizes(module: nn.Module, shape: torch.Size, top_k: int) -> bool | None:
-    """Whether its K weights are divided by their sum; None if it is no softmax router at all.
+    """Return whether its K weights are divided by their sum; None if it is no softmax router at all.
 
-    It is asked, with random numbers in place of its weight: names of classes and config keys have changed their
+    The router is run, with random numbers in place of its weight: names of classes and config keys have changed their
     meaning between versions of transformers before.
     """
     num_experts, d_model = shape
@@ -98,7 +98,7 @@ def renormalizes(module: nn.Module, shape: torch.Size, top_k: int) -> bool | Non
 
 
 def find_backbone(model: nn.Module, routers: list[HostRouter]) -> nn.Module:
-    """The innermost module that takes `input_ids` and holds all routers; all wrappers lead to it.
+    """Return the innermost module that takes `input_ids` and holds all routers; all wrappers lead to it.
 
     Raises:
         UserError: there is none.

@@ -1,5 +1,7 @@
-"""What a balancing strategy is.
+"""The interface of a balancing strategy: the properties that it declares, and the hooks that it overrides.
 
+A run calls the hooks in this order: `prepare` once, `adjust_logits` and `choice_scores` in each forward pass, then
+`measure` and `losses`, and `update` after each optimizer step.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, D model width.
 """
 
@@ -10,12 +12,13 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, device_only
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What a strategy promises; the conformance suite holds it to each of these, true or false.
+    """The promises of a strategy; the conformance suite holds it to each of these, true or false.
 
     `scope` is what the strategy looks at together. Only `micro` depends on how a batch is cut into micro-batches and
     ranks; `global` is the whole optimizer step.
@@ -41,7 +44,7 @@ class FinishedStep:
 
 
 class Balancing(nn.Module):
-    """Does nothing; a strategy says what it is and overrides what it needs.
+    """The base class, which does nothing; a strategy declares what it is and overrides the hooks that it needs.
 
     State that must survive a restart is a registered buffer; it keeps its dtype under every cast.
     """
@@ -53,32 +56,33 @@ class Balancing(nn.Module):
     unit: str = "the formula in one layer"  # what the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: as optim.aux_layer_reduce says
     router_init: str = "normal"  # the start that router.init=auto takes
+    sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
     needs_lr: bool = False  # `update` looks at the learning rate
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
         super().__init__()
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Called once with every layer's router at its initial weight, before the optimizer exists.
+        """Look at every layer's router once, at its initial weight, before the optimizer exists.
 
         Raises:
             UserError: the strategy cannot work on such routers.
         """
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """What goes into the gating."""
+        """Return the logits, (N, E), that go into the gating."""
         return logits_NE
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """(N, E): each token goes to the K experts with its largest scores, which get no gradient."""
+        """Return scores, (N, E): each token goes to the K experts with its largest, which get no gradient."""
         return candidates.logits_NE
 
     def loss(self, routing: Routing) -> Tensor:
-        """One layer's auxiliary loss, coefficient included; a scalar."""
+        """Return one layer's auxiliary loss, coefficient included; a scalar."""
         return routing.router_weight_ED.new_zeros(())
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
-        """(L,), every layer's loss.
+        """Return every layer's loss, (L,).
 
         Args:
             routings: of each layer.
@@ -88,20 +92,43 @@ class Balancing(nn.Module):
 
     @property
     def needs_step_counts(self) -> bool:
-        """The loss needs the whole step's `measure`: several micro-batches take two passes, the first only counts."""
+        """Whether the loss needs the whole step's `measure`.
+
+        Several micro-batches then take two passes, of which the first only counts.
+        """
         return False
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """(L, E), summed over the step's micro-batches and ranks."""
+        """Return what is summed over the step's micro-batches and ranks, (L, E); here the tokens of each expert."""
         return torch.stack([routing.tokens_per_expert_E for routing in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Called once after each optimizer step, in training only."""
+        """Move the strategy's state after an optimizer step, in training only."""
 
     def effective_coef(self, num_layers: int, top_k: int) -> float:
-        """What `unit` is multiplied by in the objective, with `num_layers` layers summed (1 if averaged)."""
+        """Return the multiplier of `unit` in the objective, with `num_layers` layers summed (1 if averaged)."""
         return self.coef * num_layers
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+class WeightLoss(Balancing):
+    """A strategy whose loss is a function of the router's weight alone, for a model of whatever kind."""
+
+    properties = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
+
+    def loss(self, routing: Routing) -> Tensor:
+        """Return the loss of the layer's router; a scalar."""
+        return self.of_weight(routing.router_weight_ED)
+
+    def of_weight(self, weight_ED: Tensor) -> Tensor:
+        """Return the loss of a router's weight, one row for each expert; a scalar."""
+        raise NotImplementedError
+
+
+def require_unchosen(routers: Sequence[Router]) -> None:
+    """Raise `UserError` if a router chooses every expert, so that there is no choice to balance."""
+    if any(router.top_k == len(router.weight_ED) for router in routers):
+        raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")

@@ -1,4 +1,4 @@
-"""From the `balancing` group of a config to the strategies."""
+"""Builds the strategies of a config's `balancing` group."""
 
 import inspect
 import re
@@ -26,22 +26,22 @@ def build_balancing(
     facts: Mapping[str, int],
     max_steps: int,
     layer_reduce: str,
-    own: bool = True,
+    trusted: bool = True,
 ) -> Composition:
-    """Every strategy of the group, each under its name.
+    """Return the composition of every strategy of the group, each under its name.
 
     Args:
         group: for each strategy its `_target_`, its constructor's arguments and, if it has one, its `schedule`.
         facts: num_layers, num_experts and seed, for the constructors that ask for them by name.
         max_steps: of the run; no schedule may end after it.
         layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
-        own: the config is the user's own and may name any class; else it was read from a folder.
+        trusted: the config is the user's and may name any class; else it was read from a folder.
 
     Raises:
         UserError: a class that the config may not name, a key or a value that the strategy does not take, or
             strategies that exclude each other.
     """
-    parts = {name: build_strategy(name, keys, facts, own) for name, keys in group.items()}
+    parts = {name: build_strategy(name, keys, facts, trusted) for name, keys in group.items()}
     schedules = {
         name: Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), max_steps)
         for name, keys in group.items()
@@ -49,13 +49,13 @@ def build_balancing(
     return Composition(parts, schedules, layer_reduce)
 
 
-def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], own: bool = True) -> Balancing:
-    """`keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names.
+def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], trusted: bool = True) -> Balancing:
+    """Return `keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names.
 
     Raises:
         UserError: as in `build_balancing`.
     """
-    strategy = (any_class if own else trusted_class)(name, keys.get("_target_"))
+    strategy = (any_class if trusted else trusted_class)(name, keys.get("_target_"))
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     check_arguments(f"balancing.{name}.", strategy, arguments, given=facts)
     asked = {fact: facts[fact] for fact in facts.keys() & signature(strategy).parameters.keys()}
@@ -70,9 +70,9 @@ DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def any_class(name: str, target: object) -> type[Balancing]:
-    """The class that a dotted path of the user's own command line names; it may lie in any package or module.
+    """Return the class that a dotted path of the user's command line names; it may lie in any package or module.
 
-    Nothing is imported that is no package or module of its own: any folder passes for a namespace package.
+    Nothing is imported that is no regular package or module: any folder passes for a namespace package.
 
     Raises:
         UserError: there is none, or it is no strategy.
@@ -86,16 +86,16 @@ def any_class(name: str, target: object) -> type[Balancing]:
 
 
 def trusted_class(name: str, target: object) -> type[Balancing]:
-    """The class that a dotted path of a run's config.yaml names, which may come from anybody.
+    """Return the class that a dotted path of a run's config.yaml names, which may come from anybody.
 
-    It is one of simbal's own files, or one that an installed package has registered as an entry point of `GROUP`.
+    It is in one of simbal's files, or one that an installed package has registered as an entry point of `GROUP`.
     That is found out before anything is imported: importing a file executes it.
 
     Raises:
         UserError: it is neither, or no strategy.
     """
     module, _, attribute = str(target).rpartition(".")
-    if not DOTTED.fullmatch(str(target)) or not (_is_own(module) or _is_registered(module, attribute)):
+    if not DOTTED.fullmatch(str(target)) or not (_is_of_simbal(module) or _is_registered(module, attribute)):
         raise UserError(
             f"balancing.{name}: _target_={target} is not imported: the config.yaml of a run may name a strategy of "
             f"simbal, or one that an installed package has registered as an entry point of the group {GROUP}"
@@ -107,22 +107,22 @@ def trusted_class(name: str, target: object) -> type[Balancing]:
     return _strategy(name, target, found)
 
 
-def _is_own(module: str) -> bool:
-    """Whether a module is a file in the package's own folder, through whatever links."""
+def _is_of_simbal(module: str) -> bool:
+    """Whether a module is a file in the folder of simbal, through whatever links."""
     top, *parts = module.split(".")
     if top != simbal.__name__ or not parts:
         return False
-    for place in map(Path, simbal.__path__):
-        files = (place.joinpath(*parts).with_suffix(".py"), place.joinpath(*parts, "__init__.py"))
-        if any(file.is_file() and file.resolve().is_relative_to(place.resolve()) for file in files):
+    for root in map(Path, simbal.__path__):
+        files = (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py"))
+        if any(file.is_file() and file.resolve().is_relative_to(root.resolve()) for file in files):
             return True
     return False
 
 
 def _is_registered(module: str, attribute: str) -> bool:
-    """Whether an installed package says so; one that lies in the current folder is not installed."""
-    places = [place for place in sys.path if Path(place).resolve() != Path.cwd()]
-    points = (point for package in distributions(path=places) for point in package.entry_points)
+    """Whether an installed package has registered the class; one in the current folder is not installed."""
+    folders = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
+    points = (point for package in distributions(path=folders) for point in package.entry_points)
     return any(point.group == GROUP and (point.module, point.attr) == (module, attribute) for point in points)
 
 

@@ -1,10 +1,9 @@
-"""Any set of strategies at once: the objective's auxiliary part, and the one hand on the routers.
+"""Any set of strategies at once: the objective's auxiliary terms, and the one decision on a token's experts.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,10 @@ from simbal.model.router import Candidates, Router, Routing
 
 
 class Composition(nn.Module):
-    """Losses add, each with its own schedule; at most one strategy may decide the choice of experts."""
+    """A set of strategies: losses add, each with its own schedule; at most one may decide the choice of experts.
+
+    `parts` has the strategies by name, and `chooser` is the name of the one that chooses a token's experts, or None.
+    """
 
     def __init__(
         self, parts: Mapping[str, Balancing], schedules: Mapping[str, Schedule], layer_reduce: str = "sum"
@@ -29,69 +31,65 @@ class Composition(nn.Module):
             layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
 
         Raises:
-            UserError: two strategies choose experts, or two adjust logits.
+            UserError: two strategies choose experts, two adjust logits, or two set the router's weight.
         """
         super().__init__()
-        self.strategies = nn.ModuleDict(parts)
+        self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # the latter for its state and its device
         self.schedules, self.layer_reduce = dict(schedules), layer_reduce
-        self._chooser = self._only("choice_scores", "choose a token's experts")
-        self._adjuster = self._only("adjust_logits", "adjust the router's logits")
+        self.chooser = _only("choose a token's experts", self._overriding("choice_scores"))
+        self._adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))
+        _only("set the router's weight", [name for name, part in parts.items() if part.sets_router_weight])
 
-    def _only(self, method: str, does: str) -> str | None:
-        """Name of the strategy that overrides `method`; `UserError` if there are two."""
-        names = [n for n, part in self.parts.items() if getattr(type(part), method) is not getattr(Balancing, method)]
-        if len(names) > 1:
-            raise UserError(f"balancing: {' and '.join(names)} both {does}, and only one strategy of a set can")
-        return names[0] if names else None
-
-    @property
-    def parts(self) -> dict[str, Balancing]:
-        """The strategies by name."""
-        return {name: cast(Balancing, part) for name, part in self.strategies.items()}
-
-    @property
-    def chooser(self) -> str | None:
-        """Name of the strategy that chooses a token's experts."""
-        return self._chooser
+    def _overriding(self, method: str) -> list[str]:
+        """Return the names of the strategies that override `method`."""
+        return [n for n, part in self.parts.items() if getattr(type(part), method) is not getattr(Balancing, method)]
 
     @property
     def steers(self) -> bool:
-        """A router decides otherwise than it would alone."""
-        return self._chooser is not None or self._adjuster is not None
+        """Whether a router decides otherwise than it would alone."""
+        return self.chooser is not None or self._adjuster is not None
 
     @property
     def router_init(self) -> str:
-        """What the parts prefer: orthogonal if any of them does."""
+        """The start of the router that the parts prefer: orthogonal if any of them does, else normal."""
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"
 
     @property
     def needs_step_counts(self) -> bool:
-        """Some loss needs what is measured over the whole step."""
+        """Whether some loss needs what is measured over the whole step."""
         return any(part.needs_step_counts for part in self.parts.values())
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Every strategy sees the routers once, at their initial weights."""
+        """Show every strategy the routers once, at their initial weights.
+
+        Raises:
+            UserError: a strategy cannot work on such routers.
+        """
         for part in self.parts.values():
             part.prepare(routers)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """By the strategy that does so, if one does."""
+        """Return the logits, (N, E), as the strategy adjusts them that does so; unchanged if none does."""
         return logits_NE if self._adjuster is None else self.parts[self._adjuster].adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """By the strategy that chooses, if one does; otherwise the logits."""
-        if self._chooser is None:
-            return candidates.logits_NE
-        return self.parts[self._chooser].choice_scores(candidates)
+        """Return the scores, (N, E), by the strategy that chooses; the logits if none does."""
+        return candidates.logits_NE if self.chooser is None else self.parts[self.chooser].choice_scores(candidates)
 
     def layer_reduction(self, name: str) -> str:
-        """sum or mean: how the losses of strategy `name` are reduced over layers."""
+        """Return how the losses of strategy `name` are reduced over layers: sum or mean."""
         return self.parts[name].over_layers or self.layer_reduce
 
     def losses(
         self, routings: Sequence[Routing], step: int = 0, step_counts: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """The term of each strategy that has a loss, a scalar; a dense model has no layer, hence no loss."""
+        """Return the term of each strategy that has a loss, a scalar; a dense model has no layer, hence no term.
+
+        Args:
+            routings: of each layer.
+            step: the number of the optimizer step, for the schedules.
+            step_counts: what each strategy measures in the whole step, (L, E), for those that need it.
+        """
         terms = {}
         for name, part in self.parts.items() if routings else ():
             if part.properties.differentiable:
@@ -101,12 +99,12 @@ class Composition(nn.Module):
         return terms
 
     def schedule(self, name: str) -> Schedule:
-        """Of strategy `name`."""
+        """Return the schedule of strategy `name`; a constant 1 if it was given none."""
         return self.schedules.get(name, Schedule())
 
     @torch.no_grad()
     def measure(self, routings: Sequence[Routing]) -> dict[str, Tensor]:
-        """(L, E) for each strategy, to be summed over the step."""
+        """Return what each strategy measures, (L, E), to be summed over the step; nothing for a dense model."""
         return {name: part.measure(routings) for name, part in self.parts.items()} if routings else {}
 
     @torch.no_grad()
@@ -118,7 +116,14 @@ class Composition(nn.Module):
         lr: float,
         step: int,
     ) -> None:
-        """Tell every strategy that optimizer step `step` is done, with the sums of what it measured."""
+        """Update every strategy after optimizer step `step`, with the sums of what it measured."""
         for name, measured_LE in measured.items():
             factor = self.schedule(name).factor(step)
             self.parts[name].update(FinishedStep(measured_LE, num_measured, router_weights, lr, factor))
+
+
+def _only(does: str, names: Sequence[str]) -> str | None:
+    """Return the one name, or None if there is none; `UserError` if there are two."""
+    if len(names) > 1:
+        raise UserError(f"balancing: {' and '.join(names)} both {does}, and only one strategy of a set can")
+    return names[0] if names else None

@@ -1,4 +1,4 @@
-"""Controls: experts that no router chose, to see what choosing is worth.
+"""Controls: experts that no router chose, which show what choosing is worth.
 
 Reference: Hash Layers (arXiv 2106.04426); mixing of integers: splitmix64 (Steele et al., OOPSLA 2014).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
@@ -27,7 +27,7 @@ class HashRouting(Balancing):
         self.seed = seed
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Uniform numbers, the same whenever a token id returns."""
+        """Return uniform numbers, (N, E), the same whenever a token id returns."""
         ids_N = candidates.tokens_BS.flatten()
         return uniform_numbers(ids_N, candidates.probs_NE.shape[1], self.seed, candidates.layer)
 
@@ -49,26 +49,26 @@ class UniformRouting(Balancing):
         self.step = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Uniform numbers, new at each step."""
+        """Return uniform numbers, (N, E), new at each step."""
         prefix_BS = mixed(candidates.tokens_BS).cumsum(1)  # wraps around, as hashes do
-        place_S = torch.arange(prefix_BS.shape[1], device=prefix_BS.device)
-        keys_N = (prefix_BS + mixed(place_S) + mixed(self.step + 1)).flatten()
+        position_S = torch.arange(prefix_BS.shape[1], device=prefix_BS.device)
+        keys_N = (prefix_BS + mixed(position_S) + mixed(self.step + 1)).flatten()
         return uniform_numbers(keys_N, candidates.probs_NE.shape[1], self.seed, candidates.layer)
 
     def update(self, step: FinishedStep) -> None:
-        """The next step draws other numbers."""
+        """Count the step, so that the next one draws other numbers."""
         self.step.add_(1)
 
 
 def uniform_numbers(keys_N: Tensor, num_experts: int, seed: int, layer: int) -> Tensor:
-    """(N, E), fp64 in [0, 1): a function of (key, expert, seed, layer)."""
+    """Return a hash of (key, expert, seed, layer) in [0, 1), (N, E), fp64."""
     experts_E = torch.arange(num_experts, device=keys_N.device)
     stream_E = mixed(mixed(mixed(experts_E) + layer) + seed % 2**63)
     return (mixed(keys_N[:, None] + stream_E) >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """The output function of splitmix64: int64 in, int64 out, every bit of one in every bit of the other."""
+    """Return splitmix64 of int64 numbers, of the same shape: every bit of the input is in every bit of the output."""
     z = numbers + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
     z = (z ^ _shifted(z, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
     z = (z ^ _shifted(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
@@ -76,5 +76,5 @@ def mixed(numbers: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """To the right, filling with zeros; `>>` alone would repeat the sign."""
+    """Return the numbers shifted to the right, filled with zeros; `>>` alone would repeat the sign."""
     return numbers >> bits & (1 << 64 - bits) - 1

@@ -11,9 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.base import Balancing, Properties, require_unchosen
 from simbal.config.values import not_negative, one_of
-from simbal.errors import UserError
 from simbal.model.router import Router, Routing, log_scores
 
 GATES = {
@@ -44,7 +43,7 @@ class LoadBalancingLoss(Balancing):
         choice: str = "unbiased",
         over_layers: str | None = None,
     ) -> None:
-        """Which reading of the loss it is.
+        """Set which reading of the loss it is.
 
         Args:
             coef: the multiplier.
@@ -72,30 +71,29 @@ class LoadBalancingLoss(Balancing):
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Refuses routers that choose every expert: f is 1 everywhere and the loss a constant."""
-        if any(router.top_k == len(router.weight_ED) for router in routers):
-            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        """Raise `UserError` for routers that choose every expert: f is 1 everywhere and the loss a constant."""
+        require_unchosen(routers)
 
     @property
     def needs_step_counts(self) -> bool:
-        """Only scope=global looks beyond its micro-batch."""
+        """Whether f counts the whole step, as with scope=global alone."""
         return self.scope == "global"
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Tokens that chose each expert."""
+        """Return the number of tokens that chose each expert, (L, E)."""
         if self.scope != "global":
             return super().measure(routings)
         return torch.stack([chosen(self._experts(routing), routing).sum(0) for routing in routings])
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
-        """With scope=global, f is taken from `step_counts_LE`."""
+        """Return every layer's loss, (L,); with scope=global, f is taken from `step_counts_LE`."""
         if step_counts_LE is None:
             return super().losses(routings, None)
         f_LE = step_counts_LE / step_counts_LE.sum(1, keepdim=True) * routings[0].topk_experts_NK.shape[1]
         return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
     def loss(self, routing: Routing) -> Tensor:
-        """Of one layer, f from its own tokens."""
+        """Return the loss of one layer with f from the tokens of `routing`; a scalar."""
         return self._loss(routing, None)
 
     def _loss(self, routing: Routing, f_E: Tensor | None) -> Tensor:
@@ -111,17 +109,17 @@ class LoadBalancingLoss(Balancing):
         return routing.topk_experts_NK if self.choice == "biased" else routing.unsteered_experts_NK
 
     def effective_coef(self, num_layers: int, top_k: int) -> float:
-        """coef * (K if norm=E) * (L if layers are summed)."""
+        """Return coef * (K if norm=E) * (L if layers are summed)."""
         return self.coef * num_layers * (top_k if self.norm == "E" else 1)
 
 
 def chosen(experts_NK: Tensor, routing: Routing) -> Tensor:
-    """(N, E): 1 where the expert is among `experts_NK`; by index, so that a weight may underflow."""
+    """Return 1 where the expert is among `experts_NK`, else 0, (N, E); by index, so that a weight may underflow."""
     return torch.zeros_like(routing.probs_NE).scatter_(-1, experts_NK, 1.0)
 
 
 def gates(routing: Routing, experts_NK: Tensor, kind: str) -> Tensor:
-    """(N, E): what P averages."""
+    """Return the gates that P averages, (N, E); `kind` is a key of `GATES`."""
     if kind == "dense":
         return routing.distribution_NE
     if kind == "sparse_raw":

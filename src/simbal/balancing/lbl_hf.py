@@ -1,4 +1,4 @@
-"""The load balancing loss as the `transformers` library computes it: the tokens of all layers in one heap.
+"""The load balancing loss as the `transformers` library computes it: over the tokens of all layers together.
 
 Reference: `load_balancing_loss_func` of transformers' Mixtral and OLMoE.
 Shapes: N tokens, L MoE layers, E experts, K experts per token.
@@ -33,16 +33,16 @@ class PooledLoadBalancingLoss(Balancing):
         self.coef = not_negative("coef", coef)
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
-        """(L,), the same value for each layer."""
+        """Return every layer's loss, (L,), the same value for each."""
         num_tokens, num_experts = routings[0].probs_NE.shape
         f_E = self.measure(routings).sum(0) / (num_tokens * len(routings))
         p_E = torch.cat([routing.distribution_NE for routing in routings]).mean(0)
         return (self.coef * num_experts * (f_E * p_E).sum()).expand(len(routings))
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Tokens whose K largest logits hold each expert."""
+        """Return the number of tokens whose K largest logits hold each expert, (L, E)."""
         return torch.stack([count(routing.unsteered_experts_NK, routing.probs_NE.shape[1]) for routing in routings])
 
     def effective_coef(self, num_layers: int, top_k: int) -> float:
-        """coef * K."""
+        """Return coef * K."""
         return self.coef * top_k

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
 from simbal.config.values import not_negative
+from simbal.errors import UserError
 
 VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
 
@@ -22,9 +23,11 @@ class LogitNorm(Balancing):
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = not_negative("scale", scale)
+        if not scale:
+            raise UserError(f"scale={scale} must be above 0: all experts of a token would have the same logit")
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Standard deviation over all E, not E - 1."""
+        """Return the normalised logits, (N, E); the standard deviation is over all E, not E - 1."""
         centred_NE = logits_NE - logits_NE.mean(-1, keepdim=True)
         variance_N1 = centred_NE.square().mean(-1, keepdim=True)
         return self.scale * centred_NE * (variance_N1 + VARIANCE_FLOOR).rsqrt()

@@ -37,11 +37,11 @@ class LossFree(Balancing):
         center: bool = False,
         bias_dtype: str = "fp32",
     ) -> None:
-        """`num_layers` and `num_experts` are the model's; without them, `prepare` takes those of its routers.
+        """Set the rule; without `num_layers` and `num_experts`, `prepare` takes those of its routers.
 
         Args:
-            num_layers: L.
-            num_experts: E.
+            num_layers: L of the model.
+            num_experts: E of the model.
             update_rate: the step, in units of a logit, or of a score between 0 and 1.
             bias_on: logits (arXiv 2506.14038) or scores, after the gating (arXiv 2408.15664).
             center: subtract each update's mean over the experts.
@@ -59,16 +59,16 @@ class LossFree(Balancing):
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """One number for each layer and expert."""
+        """Make the bias, one number for each layer and expert; `UserError` if it was made for another model."""
         self.bias_LE = layer_bias(self.bias_LE, routers)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Logits or gated scores, plus the layer's bias."""
+        """Return logits or gated scores plus the layer's bias, (N, E)."""
         scores_NE = candidates.logits_NE if self.bias_on == "logits" else candidates.probs_NE
         return scores_NE + self.bias_LE[candidates.layer]
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Tokens per expert.
+        """Return the number of tokens of each expert, (L, E).
 
         Raises:
             UserError: all scores of a token are 0 (sigmoids of logits below -100), so the bias alone would choose.
@@ -81,8 +81,8 @@ class LossFree(Balancing):
         return super().measure(routings)
 
     def update(self, step: FinishedStep) -> None:
-        """In whole numbers, so that an exactly even load moves nothing; sign(0) = 0."""
-        counts_LE = step.measured_LE
+        """Move the bias towards an even load."""
+        counts_LE = step.measured_LE  # whole numbers: an exactly even load moves nothing, as sign(0) = 0
         sign_LE = (counts_LE.sum(1, keepdim=True) - counts_LE.shape[1] * counts_LE).sign().float()
         if self.center:
             sign_LE -= sign_LE.mean(1, keepdim=True)
@@ -90,7 +90,7 @@ class LossFree(Balancing):
 
 
 def layer_bias(bias_LE: Tensor, routers: Sequence[Router]) -> Tensor:
-    """`bias_LE` itself if it fits the routers; zeros that do, of its dtype, if it has no elements.
+    """Return `bias_LE` itself if it fits the routers; zeros that do, of its dtype, if it has no elements.
 
     Raises:
         UserError: it was made for another model.

@@ -4,7 +4,7 @@ from simbal.balancing.base import Balancing, Properties
 
 
 class NoBalancing(Balancing):
-    """loss = 0."""
+    """No balancing: loss = 0."""
 
     formula = "no loss"
     citation = "arXiv 2506.14038, figure 2"

@@ -12,6 +12,8 @@ from simbal.balancing.base import Balancing, Properties
 from simbal.errors import UserError
 from simbal.model.router import Router
 
+NO_LOSS = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
+
 
 class OrthogonalInit(Balancing):
     """W W^T = I at the start; training is free to leave it."""
@@ -19,7 +21,7 @@ class OrthogonalInit(Balancing):
     formula = "no loss; rows of W orthonormal at the start"
     citation = "arXiv 2506.14038, table 2"
     router_init = "orthogonal"
-    properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
+    properties = NO_LOSS
 
 
 class OrthogonalParametrization(Balancing):
@@ -31,10 +33,15 @@ class OrthogonalParametrization(Balancing):
     formula = "no loss; W a product of Householder reflections, rows orthonormal at every step"
     citation = "arXiv 2506.14038, table 2; torch.nn.utils.parametrizations.orthogonal"
     router_init = "orthogonal"
-    properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
+    sets_router_weight = True
+    properties = NO_LOSS
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """From here on `router.weight_ED` is computed from its parameter at each access."""
+        """Parametrise every `router.weight_ED`, which is from here on computed from its parameter at each access.
+
+        Raises:
+            UserError: there are more experts than dimensions.
+        """
         for router in routers:
             num_experts, d_model = router.weight_ED.shape
             if num_experts > d_model:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
 from simbal.balancing.loss_free import layer_bias
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
@@ -31,7 +31,7 @@ class QuantileBalancing(Balancing):
     properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
-        """`smoothing`: the share of the old bias that stays, in [0, 1); the others as in `LossFree`."""
+        """Set the share of the old bias that stays, `smoothing` in [0, 1); the sizes are as in `LossFree`."""
         super().__init__()
         if not 0 <= smoothing < 1:
             raise UserError(f"smoothing={smoothing} must be at least 0 and below 1")
@@ -39,17 +39,20 @@ class QuantileBalancing(Balancing):
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Needs an expert that is not chosen; one number for each layer and expert."""
-        if any(router.top_k == len(router.weight_ED) for router in routers):
-            raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        """Make the bias, one number for each layer and expert.
+
+        Raises:
+            UserError: every expert is chosen, or the bias was made for another model.
+        """
+        require_unchosen(routers)
         self.bias_LE = layer_bias(self.bias_LE, routers)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Gated scores less the layer's bias."""
+        """Return gated scores less the layer's bias, (N, E)."""
         return candidates.probs_NE - self.bias_LE[candidates.layer]
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """The bias that these tokens ask for, (L, E)."""
+        """Return the bias that would balance these tokens, (L, E)."""
         return torch.stack(
             [
                 surplus(routing.probs_NE.detach(), bias_E, routing.topk_experts_NK.shape[1])
@@ -58,16 +61,16 @@ class QuantileBalancing(Balancing):
         )
 
     def update(self, step: FinishedStep) -> None:
-        """Takes the mean of what the micro-batches asked for."""
-        asked_LE = step.measured_LE / step.num_measured
-        asked_LE = asked_LE - asked_LE.mean(1, keepdim=True)
-        self.bias_LE.lerp_(asked_LE.to(self.bias_LE.dtype), 1 - self.smoothing)
+        """Move the bias towards the centred mean over the micro-batches."""
+        mean_LE = step.measured_LE / step.num_measured
+        centred_LE = mean_LE - mean_LE.mean(1, keepdim=True)
+        self.bias_LE.lerp_(centred_LE.to(self.bias_LE.dtype), 1 - self.smoothing)
 
 
 def surplus(scores_NE: Tensor, bias_E: Tensor, top_k: int) -> Tensor:
-    """b_i = (NK/E + 1)-th largest over tokens of s_ti - alpha_t, alpha_t = (K+1)-th largest of s_t - b; (E,).
+    """Return b_i = (NK/E + 1)-th largest over tokens of s_ti - alpha_t, (E,); NK/E is rounded down.
 
-    NK/E is rounded down.
+    alpha_t is the (K+1)-th largest of s_t - b.
     """
     num_tokens, num_experts = scores_NE.shape
     alpha_N1 = (scores_NE - bias_E).topk(top_k + 1, dim=1).values[:, -1:]

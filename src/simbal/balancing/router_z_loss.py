@@ -23,5 +23,5 @@ class RouterZLoss(Balancing):
         self.coef = not_negative("coef", coef)
 
     def loss(self, routing: Routing) -> Tensor:
-        """Of the logits that go into the gating."""
+        """Return the loss of the logits that go into the gating; a scalar."""
         return self.coef * routing.logits_NE.logsumexp(-1).square().mean()

@@ -29,13 +29,13 @@ class Sinkhorn(Balancing):
         self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Logits plus v, which is the same for all tokens."""
+        """Return logits plus v, (N, E), which is the same for all tokens; in evaluation the logits."""
         logits_NE = candidates.logits_NE
         return logits_NE + expert_potential(logits_NE, self.iterations) if self.training else logits_NE
 
 
 def expert_potential(logits_NE: Tensor, iterations: int) -> Tensor:
-    """v (E,): rows and columns are normalised in turn, in log space; the columns come last."""
+    """Return v, (E,): rows and columns are normalised in turn, in log space; the columns come last."""
     num_tokens, num_experts = logits_NE.shape
     v_E = logits_NE.new_zeros(num_experts)
     for _ in range(iterations):

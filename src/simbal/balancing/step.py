@@ -17,7 +17,7 @@ from simbal.model.router import Routing
 
 
 class StepInProgress:
-    """A step of one rank, from an empty start; what it has become when it ends is a `FinishedStep`.
+    """A step of one rank, from an empty start; when it ends, it is a `FinishedStep`.
 
     1. `counting_pass` over all micro-batches, where there are several and `strategies.needs_step_counts`.
     2. `add`, then `losses`, for every micro-batch.
@@ -25,7 +25,7 @@ class StepInProgress:
     """
 
     def __init__(self, strategies: Composition, step_counts: Mapping[str, Tensor] | None = None) -> None:
-        """`step_counts`: what each strategy measures in the whole step, (L, E), if a counting pass has found it."""
+        """Begin a step; `step_counts` is what each strategy measures in all of it, (L, E), if a counting pass has."""
         self.strategies, self.step_counts = strategies, step_counts
         self.micro_batches = 0
         self.counts_LE: Tensor | None = None  # tokens per expert; None before the first, or in a dense model
@@ -33,7 +33,7 @@ class StepInProgress:
 
     @contextmanager
     def counting_pass(self) -> Iterator[Self]:
-        """Without gradients, an empty step: once every micro-batch has been added to it, `step_counts` are known."""
+        """Yield an empty step, without gradients, to which every micro-batch is added; then set `step_counts`."""
         counting = type(self)(self.strategies)
         with torch.no_grad():
             yield counting
@@ -49,11 +49,11 @@ class StepInProgress:
             self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
 
     def measured(self) -> dict[str, Tensor]:
-        """What each strategy has measured so far, (L, E), summed over micro-batches and ranks."""
+        """Return what each strategy has measured so far, (L, E), summed over micro-batches and ranks."""
         return {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
 
     def losses(self, routings: Sequence[Routing], step: int) -> dict[str, Tensor]:
-        """Each strategy's term of the micro-batch added last, in optimizer step `step`; scalars.
+        """Return each strategy's term of the micro-batch added last, in optimizer step `step`; scalars.
 
         Raises:
             UserError: a loss needs the counts of the whole step, and this is not its first micro-batch.
@@ -66,7 +66,7 @@ class StepInProgress:
         return self.strategies.losses(routings, step, step_counts)
 
     def finish(self, router_weights: Sequence[Tensor], lr: float, step: int) -> None:
-        """Tell the strategies that the optimizer has made step `step` at rate `lr`.
+        """Update the strategies after the optimizer's step.
 
         Args:
             router_weights: (E, D) of each layer, as the optimizer has left them.

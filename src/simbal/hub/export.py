@@ -48,11 +48,11 @@ OURS, THEIRS = r"\p{N}{1,3}+|", r"\p{N}{1,3}|"  # there {1,3}+ is no possessive 
 def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str | None = None) -> None:
     """Write a run to the folder `to`, or each finished run of a folder of runs to `to`/<its name>.
 
-    `tokenizer_path` is the user's, None for the usual places: that of a run's config, which may be anybody's, is never
-    read.
+    `tokenizer_path` is the user's, None for the default paths: that of a run's config, which anybody may have written,
+    is never read.
 
     Raises:
-        UserError: a run is unfinished or damaged, or Mixtral and Llama cannot express it, or the place is taken; of a
+        UserError: a run is unfinished or damaged, or Mixtral and Llama cannot express it, or the folder is taken; of a
             folder of runs the others are exported all the same.
     """
     if not isinstance(run, str) or not isinstance(to, str) or not run or not to:
@@ -89,7 +89,7 @@ def export_run(path: Path, target: Path, overwrite: bool, out: Console, tokenize
 
 
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:
-    """Raise `UserError` unless an export of the run with this hash may take the place.
+    """Raise `UserError` unless an export of the run with this hash may be written there.
 
     It may replace an earlier one of the same run, with `overwrite` that of another; files that no export writes are
     never removed.
@@ -208,10 +208,8 @@ def _tidy_up(target: Path) -> None:
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's; or no number of a process, and so none of ours
-        return True
+    except (OSError, OverflowError) as error:  # another user's process is alive, and a number too large is none of ours
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -24,7 +24,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  #
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The place and the shape of a weight on the disk."""
+    """The file and the shape of a weight on the disk."""
 
     file: Path
     shape: tuple[int, ...]

@@ -5,31 +5,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from simbal.errors import UserError
+from simbal.errors import BusyError, UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import is_number
 from simbal.sweep.composer import Job
-from simbal.sweep.ending import Outcome, outcome
+from simbal.sweep.ending import Outcome, recorded_outcome
 
 STEPS = ("step", "max_steps")
 NUMBERS = (*STEPS, "loss", "tokens_per_second", "seconds_left")  # of progress.json
 LARGEST_PROGRESS = 1 << 16  # bytes; ours has a few hundred
+Kind = Literal["finished", "failed", "resumed", "new"]
 State = Literal["queued", "running", "elsewhere", "done", "pruned", "failed"]
 
 
 @dataclass
 class Attempt:
-    """A run of the sweep; `error` says why it failed. Another process is writing one that is `elsewhere`."""
+    """A run of the sweep: how the sweep found it, and its state since; another process is writing one `elsewhere`."""
 
     job: Job
     label: str
     state: State = "queued"
-    error: str = ""
-    record: dict[str, Any] | None = None  # as the sweep has found it
+    error: str = ""  # why it failed
+    record: dict[str, Any] | None = None  # as the sweep found it
     started: float | None = None  # seconds of the monotonic clock
     ended: float | None = None
+    kind: Kind = "new"  # as the sweep found it; a finished or failed one is left as it is
+    note: str = ""  # a sentence for people, if there is anything to know
     folder: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,30 +40,34 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """Seconds that it ran, or has been running."""
+        """The seconds that it ran, or has been running."""
         if self.started is None:
             return 0.0
         return (self.ended or time.monotonic()) - self.started
 
     def claim(self) -> Outcome | None:
-        """Make the folder ready for a job; or return how another process has ended the run meanwhile, and its error.
+        """Make the folder ready for a job, and return None; or return why none is to start, and what to say of it.
 
-        Raises:
-            BusyError: another process is writing the run.
-            UserError: the folder belongs to another config, or cannot be written.
+        Another process is writing the run or has ended it meanwhile, or the folder belongs to another config or cannot
+        be written.
         """
         folder, spec = self.folder, self.job.spec
-        with folder.lock():
-            folder.write_spec(spec)
-            folder.set_aside_damaged_record()
-            record = folder.read_record()
-            if record is not None and record["status"] != "killed" and record != self.record:
-                return outcome(folder, spec)
-            for name in ("progress.json", CONSOLE_FILE):
-                _require_file(folder.path / name)
-            for stale in ("record.json", "progress.json"):
-                (folder.path / stale).unlink(missing_ok=True)
-            return None
+        try:
+            with folder.lock():
+                folder.write_spec(spec)
+                folder.set_aside_damaged_record()
+                record = folder.read_record()
+                if record is not None and record["status"] != "killed" and record != self.record:
+                    return recorded_outcome(folder, spec)
+                for name in ("progress.json", CONSOLE_FILE):
+                    _require_file(folder.path / name)
+                for stale in ("record.json", "progress.json"):
+                    (folder.path / stale).unlink(missing_ok=True)
+                return None
+        except BusyError as busy:
+            return "elsewhere", str(busy)
+        except UserError as error:
+            return "failed", str(error)
 
     def console_size(self) -> int:
         """Return the bytes of what the run's jobs have printed so far."""

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from simbal.config.check import checked
 from simbal.config.schema import addresses, as_dict
-from simbal.config.values import changed
+from simbal.config.values import changed, flatten
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
 
@@ -40,7 +40,7 @@ class Composer:
     """
 
     def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        """Set Hydra's loader and `master`, the sweep's own config."""
+        """Set Hydra's loader and `master`, the config of the sweep."""
         self.loader, self.master = loader, master
         self.groups = frozenset(loader.list_groups(""))
         self.first: dict[Hashable, RunSpec | None] = {}  # the first of each kind of job; None: Hydra composes all
@@ -75,13 +75,13 @@ class Composer:
             overrides = [*map(spans.read, lines)]
         except HydraException:
             return {}  # Hydra will say so itself
-        own = [override for override in overrides if not self._chooses_option(override)]
-        keys = sorted(f"{override.key_or_group}." for override in own)
+        keyed = [override for override in overrides if not self._chooses_option(override)]
+        keys = sorted(f"{override.key_or_group}." for override in keyed)
         if any(later.startswith(key) for key, later in pairwise(keys)):
             return {}
-        if not all(PLAIN_KEY.fullmatch(override.key_or_group) for override in own):
+        if not all(PLAIN_KEY.fullmatch(override.key_or_group) for override in keyed):
             return {}
-        return {override.key_or_group: override.value() for override in own if _is_plain(override)}
+        return {override.key_or_group: override.value() for override in keyed if _is_plain(override)}
 
     def _chooses_option(self, override: Override) -> bool:
         group = "/" in override.key_or_group or override.key_or_group in self.groups
@@ -105,19 +105,11 @@ def _stands_for_others(spec: RunSpec, composed: DictConfig, values: Values) -> b
     """Whether no value of the config depends on another, and `values` are where their keys say."""
     unresolved = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(unresolved, dict)
-    own = {key: value for key, value in unresolved.items() if key != "hydra"}
-    return INTERPOLATION not in repr(own) and all(
-        repr(_at(spec.written, key)) == repr(value) for key, value in values.items()
+    del unresolved["hydra"]
+    written = flatten(spec.written)
+    return INTERPOLATION not in repr(unresolved) and all(
+        key in written and repr(written[key]) == repr(value) for key, value in values.items()
     )
-
-
-def _at(config: Any, key: str) -> Any:
-    """Return the value of a dotted key; NotImplemented, which no value is, for a key that leads nowhere."""
-    for part in key.split("."):
-        if not isinstance(config, dict) or part not in config:
-            return NotImplemented
-        config = config[part]
-    return config
 
 
 def _with_values(spec: RunSpec, values: Values) -> RunSpec:

@@ -1,17 +1,22 @@
 """The outcome of a job: by its run's record, and without one the exit reason that its output or its signal gives."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Literal
 
-from simbal.errors import BUSY, BusyError, redacted
+from simbal.errors import BUSY, BusyError, UserError, redacted
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
 
-Outcome = tuple[Literal["done", "pruned", "failed", "elsewhere"], str]  # the text: its error
+Outcome = tuple[Literal["done", "pruned", "failed", "elsewhere"], str]  # the text: the error, or who has the run
+ELSEWHERE: Outcome = ("elsewhere", "another process is at it")
 TAIL, LONGEST = 1 << 20, 2000  # bytes of the output that are looked at, and letters of what is taken from them
+ERROR = re.compile(r"^error: (.*)", re.MULTILINE)
+# the line that ends a traceback: the first after its heading that is neither empty nor indented
+RAISED = re.compile(r"^Traceback \(most recent call last\).*\n(?:(?: .*)?\n)*([^ \n].*)", re.MULTILINE)
 VMSTAT = Path("/proc/vmstat")
 STARVED = (
     ", while the kernel killed a process for want of memory: a smaller trainer.micro_batch needs less, and so do fewer "
@@ -19,21 +24,23 @@ STARVED = (
 )
 
 
-def outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
-    """Return done, pruned or failed, and the error; None without a record. A run that has diverged has failed.
+def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
+    """Return done, pruned or failed, and the error; None without a record.
 
-    Raises:
-        UserError: the record is damaged, or the folder belongs to another config.
+    A run has also failed if it has diverged, if its record is damaged or if its folder belongs to another config.
     """
-    if folder.finished(spec):
-        return "done", ""
-    record = folder.read_record()
+    try:
+        if folder.finished(spec):
+            return "done", ""
+        record = folder.read_record()
+    except UserError as error:
+        return "failed", str(error)
     if record is None:
         return None
     return "pruned" if record["status"] == "pruned" else "failed", error_of(record)
 
 
-def settle(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int, oom_kills_before: int) -> Outcome:
+def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int, oom_kills_before: int) -> Outcome:
     """Return the outcome of a job whose process has ended; write a record for a run that could not write its own.
 
     Args:
@@ -42,24 +49,23 @@ def settle(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int,
         exit_code: of the process; negative: the signal that ended it.
         console_start: byte of console.log at which the job's output begins.
         oom_kills_before: `oom_kills` when the job started.
-
-    Raises:
-        UserError: the record is damaged.
     """
-    if (recorded := outcome(folder, spec)) is not None:
+    if (recorded := recorded_outcome(folder, spec)) is not None:
         return recorded
-    if exit_code == BUSY:  # another process was quicker, and may have let go of the run since
-        return "elsewhere", ""
+    if exit_code == BUSY:  # another process was quicker, and may have ended since
+        return ELSEWHERE
     error = exit_reason(folder.path / CONSOLE_FILE, console_start, exit_code, oom_kills_before)
-    status = "killed" if killed(exit_code) else "failed"  # a killed one is gone on with by the next sweep, unasked
+    status = "killed" if killed(exit_code) else "failed"  # the next sweep resumes a killed one without being asked
     record = {"status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
     try:
         with folder.lock():
             if folder.whole_record() is None:
                 folder.write_record(record | {"error": error})
     except BusyError:
-        return "elsewhere", ""
-    return outcome(folder, spec) or ("failed", error)
+        return ELSEWHERE
+    except UserError as refused:
+        return "failed", str(refused)
+    return recorded_outcome(folder, spec) or ("failed", error)
 
 
 def oom_kills() -> int:
@@ -84,17 +90,16 @@ def exit_reason(console: Path, start: int, exit_status: int, oom_kills_before: i
         start: byte at which this attempt's output begins.
         exit_status: as `Popen.returncode`: negative for a signal.
         oom_kills_before: `oom_kills` when the job started; if it is more by now, a SIGKILL may have been one of them,
-            which nothing tells for certain.
+            which nothing shows for certain.
     """
     if killed(exit_status):
         starved = exit_status == -signal.SIGKILL and oom_kills_before is not None and oom_kills() > oom_kills_before
         number = -exit_status if exit_status < 0 else exit_status - 128
         return f"killed by signal {number}{STARVED if starved else ''}"
-    lines = _tail(console, start)
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    raised = _raised(lines)
-    if errors or raised:
-        return redacted((errors or raised)[-1])[:LONGEST]
+    text = _tail(console, start)
+    said = ERROR.findall(text) or RAISED.findall(text)
+    if said:
+        return redacted(said[-1])[:LONGEST]
     return f"ended with exit code {exit_status} and no result"
 
 
@@ -103,24 +108,12 @@ def killed(exit_status: int) -> bool:
     return exit_status < 0 or exit_status in (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-def _tail(console: Path, start: int) -> list[str]:
-    """Return the last lines from `start` on, however much there is; none if the file is gone."""
+def _tail(console: Path, start: int) -> str:
+    """Return the end of the output from `start` on, however much there is; nothing if the file is gone."""
     try:
         with console.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(min(start, size), size - TAIL))
-            return file.read(TAIL).decode(errors="replace").splitlines()
+            return file.read(TAIL).decode(errors="replace")
     except FileNotFoundError:
-        return []
-
-
-def _raised(lines: list[str]) -> list[str]:
-    """Return the line that ends each traceback: the first after its heading that is not indented."""
-    found, inside = [], False
-    for line in lines:
-        if line.startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside and line and not line.startswith(" "):
-            found.append(line)
-            inside = False
-    return found
+        return ""

@@ -1,11 +1,11 @@
 """Adapts other launchers (joblib, submitit, Ray, and whatever else Hydra knows) to do what ours does."""
 
-import importlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
+from pkgutil import resolve_name
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -14,14 +14,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from simbal.errors import BusyError, UserError, redacted
+from simbal.errors import redacted
 from simbal.files.console import console
 from simbal.processes.slots import THREADS, visible_gpus
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Composer, Job
-from simbal.sweep.ending import Outcome, oom_kills, outcome, settle
-from simbal.sweep.plan import launch
+from simbal.sweep.ending import ELSEWHERE, Outcome, oom_kills, record_exit, recorded_outcome
 from simbal.sweep.pool import POLL_SECONDS, sigterm_raises
+from simbal.sweep.resume import launch
 from simbal.sweep.worker import Assignment, Task
 
 OURS = "hydra_plugins.simbal_plugins."
@@ -34,7 +34,7 @@ NO_RECORD = "left no record: killed, or never started; the same command goes on 
 
 
 def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
-    """Return the launcher that a sweep's own config names: `procs` as it is, any other in an `OtherLauncher`."""
+    """Return the launcher that the config of a sweep names: `procs` as it is, any other in an `OtherLauncher`."""
     if config.hydra.launcher._target_.startswith(OURS):
         return Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
     launcher = OtherLauncher()
@@ -65,7 +65,7 @@ class OtherLauncher(Launcher):
     """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher that `config`, the sweep's own, names."""
+        """Make the launcher that `config`, that of the sweep, names."""
         self.name = str(config.hydra.runtime.choices["hydra/launcher"])
         self.loader, self.config = hydra_context.config_loader, config
         self.first_job, self.out, self.task = 0, console(), Task()
@@ -84,25 +84,31 @@ class OtherLauncher(Launcher):
         return job_returns(launch(jobs, lambda waiting: self, self.out))
 
     def run(self, attempts: Sequence[Attempt]) -> None:
-        """Have the launcher run the attempts, also those that are elsewhere once they are let go unfinished."""
+        """Have the launcher run the attempts, also those that another process leaves unfinished."""
         with sigterm_raises():
             while waiting := [attempt for attempt in attempts if attempt.state in ("queued", "elsewhere")]:
-                if ours := [attempt for attempt in waiting if self._claim(attempt)]:
-                    self._give_away(ours)
+                if claimed := [attempt for attempt in waiting if self._claim(attempt)]:
+                    self._delegate(claimed)
                 else:
                     time.sleep(POLL_SECONDS)
 
-    def _give_away(self, attempts: Sequence[Attempt]) -> None:
+    def _claim(self, attempt: Attempt) -> bool:
+        if (outcome := attempt.claim()) is None:
+            return True
+        self._note(attempt, outcome)
+        if attempt.state == "failed":
+            self.out.print(f"failed {attempt.label}: {attempt.error}", soft_wrap=True)
+        return False
+
+    def _delegate(self, attempts: Sequence[Attempt]) -> None:
         """Have the launcher run attempts, and note how each ended.
 
         The records say so, whatever the launcher returns or raises, or other processes hold the runs.
         """
         _limit_threads(attempt.job for attempt in attempts)
         self.out.print(f"given to hydra/launcher={self.name}: {len(attempts)}", soft_wrap=True)
-        self.task.first_job, self.task.assignments = (
-            self.first_job,
-            [Assignment.of(attempt.job.spec, None) for attempt in attempts],
-        )
+        self.task.first_job = self.first_job
+        self.task.assignments = [Assignment.of(attempt.job.spec, None) for attempt in attempts]
         starts, kills = [attempt.console_size() for attempt in attempts], oom_kills()
         returns: Sequence[Any] = []
         with waiting_for_all(self.launcher) as errors:
@@ -114,39 +120,19 @@ class OtherLauncher(Launcher):
             said = redacted(str(raised).strip().partition("\n")[0])
             self.out.print(f"hydra/launcher={self.name}: {type(raised).__name__}: {said}", soft_wrap=True)
         for attempt, returned, start in zip_longest(attempts, returns, starts):
-            try:
-                ended = self._ended(attempt, returned, start, kills)
-            except UserError as error:  # its record is broken
-                ended = "failed", str(error)
-            if ended[0] == "elsewhere":
-                self._leave_elsewhere(attempt, "another process is at it")
-            else:
-                attempt.state, attempt.error = ended
+            self._note(attempt, self._outcome(attempt, returned, start, kills))
 
-    def _ended(self, attempt: Attempt, returned: Any, console_start: int, oom_kills_before: int) -> Outcome:
+    def _outcome(self, attempt: Attempt, returned: Any, console_start: int, oom_kills_before: int) -> Outcome:
         folder, spec = attempt.folder, attempt.job.spec
         if isinstance(returned, JobReturn) and returned.status == JobStatus.COMPLETED:
-            return settle(folder, spec, returned.return_value, console_start, oom_kills_before)
-        if (ended := outcome(folder, spec)) is not None:
-            return ended
-        return ("elsewhere", "") if folder.busy() else ("failed", NO_RECORD)
+            return record_exit(folder, spec, returned.return_value, console_start, oom_kills_before)
+        return recorded_outcome(folder, spec) or (ELSEWHERE if folder.busy() else ("failed", NO_RECORD))
 
-    def _claim(self, attempt: Attempt) -> bool:
-        try:
-            if (ended := attempt.claim()) is None:
-                return True
-            attempt.state, attempt.error = ended
-        except BusyError as busy:
-            self._leave_elsewhere(attempt, str(busy))
-        except UserError as error:
-            attempt.state, attempt.error = "failed", str(error)
-            self.out.print(f"failed {attempt.label}: {error}", soft_wrap=True)
-        return False
-
-    def _leave_elsewhere(self, attempt: Attempt, why: str) -> None:
-        if attempt.state != "elsewhere":
-            self.out.print(f"elsewhere {attempt.label}: {why}", soft_wrap=True)
-        attempt.state = "elsewhere"
+    def _note(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Set an attempt's state, and print that it is elsewhere when it first is."""
+        before, (attempt.state, attempt.error) = attempt.state, outcome
+        if attempt.state == "elsewhere" != before:
+            self.out.print(f"elsewhere {attempt.label}: {attempt.error}", soft_wrap=True)
 
 
 @contextmanager
@@ -161,10 +147,8 @@ def waiting_for_all(launcher: object) -> Iterator[list[Exception]]:
     if package not in RESULTS:
         yield errors
         return
-    place, name, nothing = RESULTS[package]
-    module, _, attribute = place.partition(":")
-    owner = importlib.import_module(module)
-    owner = getattr(owner, attribute) if attribute else owner
+    path, name, nothing = RESULTS[package]
+    owner = resolve_name(path)
     ask = getattr(owner, name)
 
     def result(*args: Any, **kwargs: Any) -> Any:

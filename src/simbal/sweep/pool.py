@@ -5,14 +5,13 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
-from simbal.errors import BusyError, UserError
 from simbal.processes.start import Process, Starter
 from simbal.sweep.attempt import Attempt, State
-from simbal.sweep.ending import oom_kills, settle
+from simbal.sweep.ending import oom_kills, record_exit
 from simbal.sweep.view import View
 from simbal.sweep.worker import Assignment
 
@@ -58,19 +57,14 @@ class Pool:
     def _start_if_possible(self, attempt: Attempt) -> None:
         if not self.free or attempt.state not in ("queued", "elsewhere"):
             return
-        try:
-            if (ended := attempt.claim()) is None:
-                self._start(attempt)
-            else:
-                self._change(attempt, *ended)
-        except BusyError:
-            self._change(attempt, "elsewhere")
-        except UserError as error:
-            self._change(attempt, "failed", str(error))
+        if (outcome := attempt.claim()) is None:
+            self._start(attempt)
+        else:
+            self._change(attempt, *outcome)
 
     def _start(self, attempt: Attempt) -> None:
         slot, start, before = self.free.pop(0), attempt.console_size(), oom_kills()
-        process = self.starter.start(Assignment.of(attempt.job.spec, os.getpid()).as_task(), slot)
+        process = self.starter.start(asdict(Assignment.of(attempt.job.spec, os.getpid())), slot)
         self.running.append(_Running(attempt, slot, process, start, before))
         self._change(attempt, "running")
 
@@ -80,11 +74,8 @@ class Pool:
             self.free.append(running.slot)
             _signal_group(running, signal.SIGKILL)  # what the job started and left behind
             folder, spec = running.attempt.folder, running.attempt.job.spec
-            try:
-                ended = settle(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
-                self._change(running.attempt, *ended)
-            except UserError as error:  # its record is broken
-                self._change(running.attempt, "failed", str(error))
+            outcome = record_exit(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
+            self._change(running.attempt, *outcome)
 
     def _change(self, attempt: Attempt, state: State, error: str = "") -> None:
         if attempt.state == state:

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -20,20 +19,13 @@ from simbal.files.printable import printable
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.attempt import Attempt, State
-from simbal.sweep.plan import Planned
 
 STYLES: dict[State, str] = {
     "running": "cyan", "elsewhere": "cyan dim", "done": "green", "pruned": "yellow", "failed": "bold red",
     "queued": "dim",
 }  # fmt: skip
-URGENCY: tuple[State, ...] = (
-    "running",
-    "failed",
-    "elsewhere",
-    "queued",
-    "pruned",
-    "done",
-)  # the order in which attempts are shown if not all fit
+# the order in which attempts are shown if not all fit
+URGENCY: tuple[State, ...] = ("running", "failed", "elsewhere", "queued", "pruned", "done")
 FRAME_LINES = 6  # heading, rule, summary, and room for what the shell prints
 REFRESH_SECONDS = 0.5  # drawing takes time from the jobs
 Durations = dict[str, list[float]]  # seconds of finished runs, by arm
@@ -44,7 +36,7 @@ class View:
 
     def __init__(self, attempts: Sequence[Attempt], slots: int, console: Console) -> None:
         self.attempts = attempts
-        self.places = {id(attempt): place for place, attempt in enumerate(attempts, 1)}
+        self.numbers = {id(attempt): number for number, attempt in enumerate(attempts, 1)}
         self.slots = slots
         self.console = console
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -55,9 +47,7 @@ class View:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live:
             self._draw(self.live)
             self.live.stop()
@@ -66,10 +56,10 @@ class View:
         """Print that an attempt has a new state; a terminal shows it in the live table."""
         if self.live:
             return
-        place = f"[{self.places[id(attempt)]}/{len(self.attempts)}]"
+        number = f"[{self.numbers[id(attempt)]}/{len(self.attempts)}]"
         took = f" in {clock(attempt.seconds)}" if attempt.started else ""
         said = {"done": took, "failed": f": {attempt.error}"}.get(attempt.state, "")
-        self.console.print(f"{place} {attempt.state:<7} {attempt.label}{said}", soft_wrap=True)
+        self.console.print(f"{number} {attempt.state:<7} {attempt.label}{said}", soft_wrap=True)
 
     def refresh(self) -> None:
         """Show how far the jobs are by now."""
@@ -125,22 +115,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def forecast(planned: Sequence[Planned], slots: int) -> tuple[Table, str]:
+def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
     """Return a line for each run, and how long those that are not finished will take, `slots` at once."""
     durations: Durations = defaultdict(list)
-    for folder in {entry.attempt.folder.path.parent for entry in planned}:
+    for folder in {attempt.folder.path.parent for attempt in attempts}:
         _add_durations(durations, folder)
     grid = new_grid("dry run: nothing is started")
     for heading in ("run", "is", "folder"):
         grid.add_column(heading, overflow="fold")
     grid.add_column("expected", justify="right")
     waiting: list[float | None] = []
-    for entry in planned:
+    for attempt in attempts:
         expected = ""
-        if entry.to_run:
-            waiting.append(_expected_seconds(entry, durations))
+        if attempt.state == "queued":
+            waiting.append(_expected_seconds(attempt, durations))
             expected = "?" if waiting[-1] is None else clock(waiting[-1])
-        grid.add_row(entry.attempt.label, entry.kind, entry.attempt.folder.path.name, expected)
+        grid.add_row(attempt.label, attempt.kind, attempt.folder.path.name, expected)
     return grid, _total(waiting, slots)
 
 
@@ -171,15 +161,15 @@ def _total(waiting: Sequence[float | None], slots: int) -> str:
     return f"{len(waiting)} to run, {slots} at once: about {clock(total)}, going by the runs that are finished."
 
 
-def _expected_seconds(entry: Planned, durations: Durations) -> float | None:
+def _expected_seconds(attempt: Attempt, durations: Durations) -> float | None:
     """Return how long a run will take, by the finished runs of the same arm, else by all of them.
 
     What a broken-off run has done already is subtracted.
     """
-    alike = durations.get(_arm(entry.attempt.job.spec)) or [s for seconds in durations.values() for s in seconds]
+    alike = durations.get(_arm(attempt.job.spec)) or [s for seconds in durations.values() for s in seconds]
     if not alike:
         return None
-    progress = entry.attempt.progress() if entry.kind == "resumed" else {}
+    progress = attempt.progress() if attempt.kind == "resumed" else {}
     return fmean(alike) * float(1 - progress.get("step", 0) / progress.get("max_steps", 1))
 
 

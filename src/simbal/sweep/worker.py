@@ -20,7 +20,7 @@ from simbal.runs.spec import RunSpec
 
 @dataclass(frozen=True)
 class Assignment:
-    """A run for a job's process to do.
+    """A run for a job's process to do, in values that JSON can hold.
 
     Args:
         directory: the folder that relative paths of the config start from.
@@ -30,8 +30,8 @@ class Assignment:
         sweep: the process with which the job ends; None: it may outlive the sweep.
     """
 
-    directory: Path
-    folder: Path
+    directory: str
+    folder: str
     hash: str
     secrets: dict[str, Any]
     sweep: int | None
@@ -39,15 +39,11 @@ class Assignment:
     @classmethod
     def of(cls, spec: RunSpec, sweep: int | None) -> "Assignment":
         """Return the assignment for a run of this process's user, whose folder is written."""
-        return cls(Path.cwd(), spec.path, spec.hash, spec.secrets, sweep)
-
-    def as_task(self) -> dict[str, Any]:
-        """Return the assignment in values that JSON can hold."""
-        return {**vars(self), "directory": str(self.directory), "folder": str(self.folder)}
+        return cls(str(Path.cwd()), str(spec.path), spec.hash, spec.secrets, sweep)
 
     def read(self) -> RunSpec:
-        """Return the user's own run in the folder; `UserError` if that holds another one by now."""
-        spec = RunFolder(self.folder).read_spec()
+        """Return the run in the folder, with its secrets; `UserError` if that holds another one by now."""
+        spec = RunFolder(Path(self.folder)).read_spec()
         if spec.hash != self.hash:
             raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
         return spec.adopted(self.secrets)
@@ -62,7 +58,7 @@ def work(assignment: Assignment) -> int:
     """
     os.chdir(assignment.directory)
     watched = ends_with(assignment.sweep) if assignment.sweep else nullcontext()
-    with watched, output_to(assignment.folder / CONSOLE_FILE):
+    with watched, output_to(Path(assignment.folder, CONSOLE_FILE)):
         try:
             with exit_codes(), exit_on_user_error():
                 from simbal.training.run import train  # torch, which the sweep itself does without
@@ -80,7 +76,7 @@ def work(assignment: Assignment) -> int:
 
 def work_on(task: dict[str, Any]) -> int:
     """Do the run of an assignment that another process has given as a task, and return what `work` does."""
-    return work(Assignment(**{**task, "directory": Path(task["directory"]), "folder": Path(task["folder"])}))
+    return work(Assignment(**task))
 
 
 @contextmanager
@@ -119,7 +115,7 @@ class Task:
     def __call__(self, cfg: DictConfig) -> int:
         """Do the run of this job, and return what `work` does; the composed config is not looked at.
 
-        A worker of the sweep's own, as joblib's, ends with it; a job that a cluster has taken goes on.
+        A worker process of the sweep, such as joblib's, ends with it; a job on a cluster continues.
         """
         from hydra.core.hydra_config import HydraConfig  # our own jobs do without it
 

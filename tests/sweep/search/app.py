@@ -10,7 +10,7 @@ from typing import Any
 
 import optuna
 
-from tests.child_processes import PATIENCE_SECONDS, alive, hear_ctrl_c, wait_until
+from tests.child_processes import DEADLINE_SECONDS, alive, hear_ctrl_c, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 COEF = "balancing.simbal.coef=tag(log,interval(1e-3,10))"
@@ -43,7 +43,7 @@ class SearchApp:
 
     def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def kill(self, process: "subprocess.Popen[str]", jobs: int) -> None:

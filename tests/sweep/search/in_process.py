@@ -18,7 +18,7 @@ from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
 from simbal.sweep.composer import Job
 from simbal.sweep.search import space
-from simbal.sweep.search.searches import run_searches
+from simbal.sweep.search.run import run_searches
 from simbal.sweep.search.settings import SearchSettings
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -50,14 +50,14 @@ class Records:
 def record(spec: RunSpec, status: str, number: int) -> dict[str, Any]:
     value = 100 + abs(math.log10(spec.config.balancing["simbal"]["coef"])) + spec.config.seed / 1000
     minutes, seconds = divmod(number, 60)
-    said: dict[str, Any] = {
+    written: dict[str, Any] = {
         "status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed,
         "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}}, "steps": 1, "tokens": 2,
         "definitions": {"val/ppl": "exp of the loss"}, "tokens_per_second": 3.0,
         "metrics": {"val/ppl": value, "val/max_vio": None},
         "started": f"2026-01-01T00:{minutes:02}:{seconds:02}+00:00", "ended": "2026-01-01T02:00:00+00:00",
     }  # fmt: skip
-    return said if status == "finished" else said | {"error": "RuntimeError: the loss is nan"}
+    return written if status == "finished" else written | {"error": "RuntimeError: the loss is nan"}
 
 
 class SearchHere:
@@ -95,7 +95,7 @@ def _spec(*lines: str) -> RunSpec:
     return RunSpec.from_hydra(compose("config", [*lines], return_hydra_config=True))
 
 
-def told(study: optuna.Study) -> list[tuple[Any, ...]]:
+def results(study: optuna.Study) -> list[tuple[Any, ...]]:
     """What a search goes by: of each trial its state, parameters, values, runs and the values of its replicates."""
     keys = ("runs", "replicates", "error")
     return [

@@ -9,7 +9,8 @@ import pytest
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.sweep.composer import Job
-from simbal.sweep.search.pruning import Candidate, curve
+from simbal.sweep.search.results import curve
+from simbal.sweep.search.search import Candidate
 
 
 def write(folder, *lines):

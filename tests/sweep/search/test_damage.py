@@ -14,9 +14,9 @@ from optuna.trial import TrialState
 from simbal.errors import BusyError, UserError
 from simbal.files.locks import Lock
 from simbal.runs.folder import RunFolder
-from simbal.sweep.search import searches
+from simbal.sweep.search import run
 from simbal.sweep.search.storage import DamagedStudyError, StudyStorage
-from tests.sweep.search.in_process import KEY, SearchHere, told
+from tests.sweep.search.in_process import KEY, SearchHere, results
 
 JOURNAL = "journal:s.log"
 
@@ -25,7 +25,7 @@ JOURNAL = "journal:s.log"
 def search(tmp_path, monkeypatch):
     """A search with three complete trials of two seeds each; the table is not what is tested here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(searches, "report", lambda *_: None)
+    monkeypatch.setattr(run, "report", lambda *_: None)
     return SearchHere(tmp_path)
 
 
@@ -88,7 +88,7 @@ def test_damaged_rows_are_one_sentence_that_names_the_study_and_the_way_out(done
 
 
 def test_flipped_bytes_are_a_sentence_or_change_nothing_of_the_trials(done):
-    whole, before = done.study_file.read_bytes(), told(done.study())
+    whole, before = done.study_file.read_bytes(), results(done.study())
     choice, found = random.Random(0), 0
     for _ in range(30):
         place = choice.randrange(len(whole))
@@ -99,18 +99,18 @@ def test_flipped_bytes_are_a_sentence_or_change_nothing_of_the_trials(done):
         except UserError:
             found += 1
         else:
-            assert told(done.study()) == before, place
+            assert results(done.study()) == before, place
     assert found
 
 
 @pytest.mark.parametrize("size", [0.3, 0.6, 0.99])
 def test_a_file_that_was_cut_short_is_a_sentence_and_can_be_rebuilt(done, size):
-    before = told(done.study())
+    before = results(done.study())
     os.truncate(done.study_file, int(done.study_file.stat().st_size * size))
     with pytest.raises(UserError, match="sqlite:///outputs/s/study.db"):
         done.run()
     done.run(take_over=True)
-    assert told(done.study()) == before
+    assert results(done.study()) == before
 
 
 def test_a_value_that_was_changed_together_with_its_replicates_is_found_by_the_record_of_the_run(done):
@@ -139,19 +139,19 @@ def test_folders_that_were_deleted_are_no_damage_and_are_counted(done):
 
 
 def test_a_rebuilt_study_goes_on_with_the_points_of_an_undisturbed_one(done, tmp_path, monkeypatch):
-    before = told(done.study())
+    before = results(done.study())
     change(done, "UPDATE trial_values SET value = 1.5 WHERE trial_id = 2")
     said = done.run(n_trials=5, take_over=True)
     assert "is damaged (trial 1 has val/ppl 1.5, the mean of its replicates is val/ppl 101.30" in said
     assert "study s: rebuilt 3 complete trials from the folders of their runs\n" in said
     assert "the damaged file is kept as outputs/s/study.db.damaged\n" in said
     assert "3 of 5 trials done, 2 to run" in said
-    assert told(done.study())[:3] == before
+    assert results(done.study())[:3] == before
     (tmp_path / "whole").mkdir()
     monkeypatch.chdir(tmp_path / "whole")
     whole = SearchHere(tmp_path / "whole")
     whole.run(n_trials=5)
-    assert told(done.study()) == told(whole.study())
+    assert results(done.study()) == results(whole.study())
     with closing(sqlite3.connect(f"{done.study_file}.damaged")) as kept:
         assert (1.5,) in kept.execute("SELECT value FROM trial_values").fetchall()
 
@@ -185,10 +185,10 @@ def test_choices_whole_numbers_and_options_are_found_in_the_configs(search):
     search.lines = ["data=synthetic", "seed=0", "balancing=simbal,[simbal,lbl]", "model.top_k=interval(1,4)"]
     search.lines += ["optim.lr=1e-2,1e-3", "balancing.simbal.coef=0.5"]
     search.run(n_trials=6)
-    before = told(search.study())
+    before = results(search.study())
     search.study_file.write_bytes(b"x" * 5000)
     search.run(n_trials=6, take_over=True)
-    assert told(search.study()) == before
+    assert results(search.study()) == before
 
 
 def test_runs_of_another_search_do_not_become_trials(done):
@@ -215,13 +215,13 @@ def test_a_flipped_byte_within_a_journal_is_a_sentence_and_can_be_rebuilt(search
     search.run(storage=JOURNAL)
     file = search.folder / "s.log"
     storage = lambda: optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file)))  # noqa: E731
-    before, whole = told(search.study(storage())), file.read_bytes()
+    before, whole = results(search.study(storage())), file.read_bytes()
     place = whole.index(b'"values":[') - 3
     file.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
     with pytest.raises(DamagedStudyError, match=r"^the study s in journal:s\.log is damaged \(UnicodeDecodeError: "):
         search.run(storage=JOURNAL)
     assert "rebuilt 3 complete trials" in search.run(storage=JOURNAL, take_over=True)
-    assert told(search.study(storage())) == before
+    assert results(search.study(storage())) == before
     place = whole.index(b'"values":[') + 10
     file.write_bytes(whole[:place] + b"7" + whole[place + 1 :])
     with pytest.raises(DamagedStudyError, match="trial 0 has val/ppl 7"):

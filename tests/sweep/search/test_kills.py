@@ -8,7 +8,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from simbal.sweep.search import searches
+from simbal.sweep.search import run
 from tests.sweep.search.app import COEF, SearchApp
 from tests.sweep.search.in_process import SearchHere
 
@@ -22,7 +22,7 @@ class Killed(BaseException):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Makes searches in folders of their own; the table is not what is tested here."""
-    monkeypatch.setattr(searches, "report", lambda *_: None)
+    monkeypatch.setattr(run, "report", lambda *_: None)
 
     def make(name):
         (tmp_path / name).mkdir()

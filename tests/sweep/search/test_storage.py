@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from simbal.errors import BUSY, BusyError, UserError
-from simbal.sweep.search import searches
+from simbal.sweep.search import run
 from simbal.sweep.search.storage import DamagedStudyError, StudyStorage
 from tests.sweep.search.app import COEF, SearchApp
 from tests.sweep.search.in_process import SearchHere
@@ -307,7 +307,7 @@ def test_a_server_keeps_a_study_that_a_kill_has_broken_off(server, tmp_path):
 
 def test_a_damaged_study_of_a_server_is_one_sentence(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(searches, "report", lambda *_: None)
+    monkeypatch.setattr(run, "report", lambda *_: None)
     search = SearchHere(tmp_path)
     search.run(storage=server)
     with psycopg2.connect(server.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:

@@ -1,49 +1,85 @@
-"""Searches a space: asks a study for trials, has the launcher run their jobs, and tells the study the results."""
+"""Searches a space: asks a study for trials, has the launcher run their jobs, and stores the results in the study.
+
+Meanwhile the sweep's process reads what the jobs write into their folders, and stops those that a pruner gives up
+on: a job needs no access to the study, and any launcher will do.
+"""
 
 import math
-from collections.abc import Callable, Sequence, Sized
-from contextlib import nullcontext
-from typing import Any, Protocol, runtime_checkable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import optuna
+from hydra.plugins.launcher import Launcher
 from optuna.trial import TrialState
 from rich.console import Console
 
-from simbal.config.schema import can_change_result
-from simbal.errors import UserError, redacted
+from simbal.config.schema import Config
+from simbal.errors import UserError
+from simbal.files.disk import write_json
 from simbal.metrics.aliases import current
 from simbal.metrics.table import SIMILARITY
-from simbal.runs.folder import RunFolder
+from simbal.runs.folder import CURVES_FILE, PRUNE_FILE, RunFolder
 from simbal.sweep.composer import Job
-from simbal.sweep.search.integrity import check_content, check_results
-from simbal.sweep.search.objective import means, result, status
-from simbal.sweep.search.pruning import Candidate, watch
+from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RETRY_OF, RUNS, OptunaStudy, shown
+from simbal.sweep.search.results import curve, means, result, status
+from simbal.sweep.search.settings import SearchSettings
 from simbal.sweep.search.storage import StudyStorage
-from simbal.sweep.search.study import ERROR, REPLICATES, RETRY_OF, RUNS, Study, make_pruner, shown
 
+POLL_SECONDS = 0.2
 ENOUGH = 4  # trials that may all fail before the search is given up, whatever max_failure_rate says
 
 
-class Launcher(Protocol):
-    """The part of Hydra's launcher interface that a search needs."""
+@dataclass
+class Candidate:
+    """A trial and its jobs, the first of which reports for all."""
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
-        """Run the jobs and wait for them."""
+    trial: optuna.Trial
+    jobs: list[Job]
+    reported: set[int] = field(default_factory=set)  # steps
+    decision: str = ""  # why it is pruned
+    read: tuple[int, int] = (0, 0)  # size and time of metrics.jsonl when it was last read
 
+    def look(self, objective: str) -> None:
+        """Report new values to Optuna; once its pruner decides so, ask the jobs to stop, and keep why in `decision`."""
+        for step, value in self._new_values(objective) if not self.decision else ():
+            self.reported.add(step)
+            self.trial.report(value, step)
+            if self.trial.should_prune():
+                self.decision = f"pruned by trial {self.trial.number}: {objective} was {value:.6g} at step {step}"
+                break
+        if self.decision:
+            self._stop()
 
-@runtime_checkable
-class Slotted(Protocol):
-    """A launcher that knows how many jobs it runs at once."""
+    def _stop(self) -> None:
+        """Write prune.json for every job that has neither one nor a record.
 
-    def slots(self, jobs: Sequence[Job]) -> Sized:
-        """Return one slot for each job that runs at once."""
+        A job that starts later removes an older one, and gets a new one.
+        """
+        for path in (job.spec.path for job in self.jobs):
+            if path.is_dir() and not (path / PRUNE_FILE).exists() and not (path / "record.json").exists():
+                write_json(path / PRUNE_FILE, {"reason": self.decision})
+
+    def _new_values(self, objective: str) -> Iterator[tuple[int, float]]:
+        run = self.jobs[0].spec.path
+        try:
+            stat = (run / CURVES_FILE).stat()
+        except OSError:  # not there yet
+            return
+        now = (stat.st_size, stat.st_mtime_ns)
+        if now != self.read:
+            self.read = now
+            yield from ((step, value) for step, value in curve(run, objective).items() if step not in self.reported)
 
 
 class Search:
-    """A study and its jobs."""
+    """The search of one arm: its study, where that is stored, and the jobs of its trials."""
 
     def __init__(
-        self, study: Study, storage: StudyStorage, compose: Callable[[list[str]], Job], launcher: Launcher
+        self, study: OptunaStudy, storage: StudyStorage, compose: Callable[[list[str]], Job], launcher: Launcher
     ) -> None:
         self.study, self.storage, self.compose, self.launcher = study, storage, compose, launcher
         self.settings, self.space = study.settings, study.space
@@ -68,51 +104,20 @@ class Search:
             if not measured and not self.first_jobs[0].spec.config.trainer.pes_every:
                 raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
 
-    def open(self, opened: optuna.storages.BaseStorage) -> None:
-        """Load or begin the study, and queue again what was broken off.
-
-        Raises:
-            UserError: it searches something else.
-            DamagedStudyError: it is not what a search has written, or not what the folders of its runs say.
-        """
-        config = self.first_jobs[0].spec.config
-        with self.storage.content(self.study.name):
-            self.begin(opened)
-            check_content(self.study)
-            self.runs_not_here = check_results(self.study)
-        with self.storage.translate_errors():
-            self.study.prepare(config.retry_failed, make_pruner(self.settings, config))
-
-    def begin(self, opened: optuna.storages.BaseStorage) -> None:
-        """Load the study as it is, or begin it."""
-        self.study.open(opened, self._fixed())
-
-    def _fixed(self) -> list[str]:
-        """Return the overrides of all jobs that change their results, as the study keeps them."""
-        return [redacted(line) for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
+    def progress(self, done: int) -> str:
+        """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done`."""
+        return f"study {self.study.name} in {self.storage.shown}: {done} of {self.study.n_trials} trials done"
 
     def state(self) -> str:
-        """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done, 17 to run`."""
+        """Return `progress` with what is left to run, what runs elsewhere and what could not be compared."""
         study, missing = self.study, self.study.missing()
-        said = f"study {study.name} in {self.storage.shown}: {study.done()} of {study.n_trials} trials done"
-        said += f", {missing} to run" if missing else ""
+        said = self.progress(study.done()) + (f", {missing} to run" if missing else "")
         if elsewhere := study.elsewhere():
             hosts = ", ".join(sorted({str(trial.user_attrs.get("host", "unknown")) for trial in elsewhere}))
             said += f", {len(elsewhere)} running on {hosts} (if not any more: hydra.sweeper.take_over=true)"
         if self.runs_not_here:
             said += f"; {self.runs_not_here} folders of its runs are not here, so that their values were not compared"
         return said
-
-    def forecast(self) -> str:
-        """Return a sentence on what `run` would do, from a look at the study that changes nothing."""
-        study, done = self.study, 0
-        if self.storage.exists():
-            with self.storage.content(study.name):
-                if study.look(self.storage.open(), self._fixed()):
-                    check_content(study)
-                    check_results(study)
-                    done = study.done()
-        return f"study {study.name} in {self.storage.shown}: {done} of {study.n_trials} trials done"
 
     def at_once(self) -> int:
         """Return the number of trials in a batch: `n_jobs`, or if that is null as many as keep the launcher busy.
@@ -121,8 +126,8 @@ class Search:
         """
         if self.settings.n_jobs is not None:
             return self.settings.n_jobs
-        slots = len(self.launcher.slots(self.first_jobs)) if isinstance(self.launcher, Slotted) else 2
-        return math.ceil(slots / len(self.space.replicates))
+        slots = getattr(self.launcher, "slots", None)
+        return math.ceil((len(slots(self.first_jobs)) if slots else 2) / len(self.space.replicates))
 
     def run(self, after_batch: Callable[[], None], out: Console) -> None:
         """Run what is missing, batch by batch.
@@ -141,7 +146,7 @@ class Search:
             self._launch(candidates)
             with self.storage.translate_errors():
                 for candidate in candidates:
-                    self._tell(candidate)
+                    self._store_result(candidate)
                 after_batch()
                 self._require_success()
 
@@ -176,9 +181,9 @@ class Search:
 
     def _was_pruned(self, candidate: Candidate) -> bool:
         again = self.settings.pruner != "none" and RETRY_OF in candidate.trial.user_attrs
-        return again and any(status(job) == "pruned" for job in candidate.jobs)
+        return again and any(status(job.spec) == "pruned" for job in candidate.jobs)
 
-    def _tell(self, candidate: Candidate) -> None:
+    def _store_result(self, candidate: Candidate) -> None:
         trial, jobs = candidate.trial, candidate.jobs
         self.ended += 1
         ended = result(jobs, self.space.replicates, self.settings.objectives)
@@ -203,3 +208,47 @@ class Search:
         if self.settings.sampler != "grid" and self.failures > self.settings.max_failure_rate * self.study.n_trials:
             rate = f"hydra.sweeper.max_failure_rate={self.settings.max_failure_rate:g}"
             raise UserError(f"{said}, more than {rate} of {self.study.n_trials} allows, so the search stops{why}")
+
+
+@contextmanager
+def watch(candidates: Sequence[Candidate], objective: str, storage: StudyStorage) -> Iterator[None]:
+    """Watch the candidates in a thread within the block, while the launcher runs their jobs.
+
+    An error in the thread is raised at the end: the jobs themselves are none the worse for it.
+    """
+    over = threading.Event()
+    errors: list[Exception] = []
+
+    def poll() -> None:
+        try:
+            while not over.wait(POLL_SECONDS):
+                for candidate in candidates:
+                    with storage.translate_errors():
+                        candidate.look(objective)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=poll, name="prune-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for candidate in candidates:
+            for job in candidate.jobs:
+                Path(job.spec.path, PRUNE_FILE).unlink(missing_ok=True)
+    if errors:
+        raise errors[0]
+
+
+def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
+    """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
+    first, last = config.trainer.val_every, config.trainer.max_steps
+    if settings.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=settings.pruner_startup_trials)
+    if settings.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
+    if settings.pruner == "successive_halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=min(first, last))
+    return optuna.pruners.NopPruner()

@@ -17,13 +17,13 @@ class SearchSettings:
     """The settings of a search: its space, its sampler and pruner, and its storage."""
 
     params: dict[str, Any] = field(default_factory=dict)  # as on the command line: `seed: 0-4`
-    arms: list[str] = field(default_factory=list)  # each a line of overrides with a study of its own
+    arms: list[str] = field(default_factory=list)  # each a line of overrides, which has a study
     sampler: str = "tpe"  # tpe | random | grid
     sampler_seed: int = 0  # the k-th point of a study depends on it, on k and on the trials before
     n_trials: int | None = None  # in all, those of earlier commands included; null: 20, or every point of a grid
     n_jobs: int | None = None  # trials at a time; null: as many as keep the launcher busy
     max_failure_rate: float = 0.5  # failed trials that are replaced by others, as a share of n_trials
-    replicates: str | None = "seed"  # the key whose values every trial runs; it is told their mean
+    replicates: str | None = "seed"  # the key whose values every trial runs; their mean counts
     objectives: list[str] = field(default_factory=lambda: ["val/ppl"])  # metrics of record.json
     directions: list[str] = field(default_factory=lambda: ["minimize"])  # minimize | maximize, for each objective
     pruner: str = "none"  # none | median | hyperband | successive_halving

@@ -13,10 +13,10 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
-    distribution_to_json,
 )
 
 from simbal.config.schema import addresses
+from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec
@@ -63,13 +63,13 @@ class SearchSpace:
         return isinstance(distribution, FloatDistribution) or (value - distribution.low) % distribution.step == 0
 
     def candidates(self, key: str, run: RunSpec) -> Sequence[Any]:
-        """Return the values of a searched key that a run of this config can have been given, as its config tells.
+        """Return the values of a searched key that a run of this config can have been given, by its config.
 
         Among choices they are those that it shows, or all if it shows none of them as it was written: a path may have
         become another. In an interval it is the one number, or nothing if the config has none there.
         """
         distribution, name = self.distributions[key], key.lstrip("+")
-        value = run.choices[name] if name in run.choices else _value_at(name, run.written)
+        value: Any = run.choices[name] if name in run.choices else flatten(run.written).get(name)
         if isinstance(distribution, FloatDistribution):
             return [float(value)] if is_number(value) else []
         if isinstance(distribution, IntDistribution):
@@ -175,12 +175,6 @@ def _is_whole(*numbers: Any) -> bool:
     return all(isinstance(number, int) for number in numbers)
 
 
-def _value_at(key: str, config: Any) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
-
-
 def _shows(value: Any, line: str, option: bool) -> bool:
     """Whether a config that was composed with the override `line` has `value` there.
 
@@ -213,9 +207,8 @@ def _text(value: Any) -> str:
 def _describe(distribution: BaseDistribution) -> str:
     if isinstance(distribution, CategoricalDistribution):
         return ",".join(map(str, distribution.choices))
-    if isinstance(distribution, IntDistribution | FloatDistribution):
-        interval = f"interval({distribution.low},{distribution.high})"
-        if isinstance(distribution, IntDistribution):
-            interval = f"int({interval})" if distribution.step == 1 else f"{interval} by {distribution.step}"
-        return f"tag(log,{interval})" if distribution.log else interval
-    return distribution_to_json(distribution)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    interval = f"interval({distribution.low},{distribution.high})"
+    if isinstance(distribution, IntDistribution):
+        interval = f"int({interval})" if distribution.step == 1 else f"{interval} by {distribution.step}"
+    return f"tag(log,{interval})" if distribution.log else interval

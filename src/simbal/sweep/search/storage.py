@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, quote_plus
@@ -26,7 +27,10 @@ from simbal.files.disk import refusals_of_disk
 from simbal.files.locks import LEASE_SECONDS, Lock, TakenError
 from simbal.files.printable import printable
 
-FORMS = "memory, journal:FILE, sqlite:///FILE, or a database's address such as postgresql+psycopg2://user@host/name"
+FORMS = (  # the example without a user: an error hides that of every address
+    "memory, journal:FILE, sqlite:///FILE, or a database's address such as postgresql+psycopg2://host/name, "
+    "with USER:PASSWORD and @ before the host"
+)
 CONNECT_SECONDS = 10
 LONGEST_REASON = 300  # characters
 SAFE = "/:@,=+()[]!~ "  # signs of a path that mean nothing in the address of an SQLite file
@@ -38,7 +42,6 @@ TROUBLE = {
 }  # fmt: skip
 WITH_USER = re.compile(r"[^:/]+://[^@/?#\s\"'\\]*@[^@]*")  # an address in which nobody can mistake what the password is
 BEGINNING = b'{"op_code":'  # begins every line of a journal
-BLOCK = 1 << 16  # bytes that are read at a time in search of the last line break
 Kind = Literal["memory", "sqlite", "journal", "server"]
 
 
@@ -171,7 +174,7 @@ class StudyStorage:
     def _is_trouble(self, cause: BaseException) -> bool:
         """Whether an error is about the file or the connection, and not about what is kept there."""
         if self.kind == "sqlite":
-            return getattr(_said(cause), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in TROUBLE
+            return getattr(_driver_error(cause), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in TROUBLE
         another_version = isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError)
         return isinstance(cause, OperationalError | InterfaceError | ArgumentError) or another_version
 
@@ -184,7 +187,7 @@ class StudyStorage:
 
     def _reason(self, error: BaseException) -> str:
         """Return what the driver said, in one line."""
-        original = _said(_cause(error))
+        original = _driver_error(_cause(error))
         text = str(original)
         for secret in self._secrets():
             for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret)):
@@ -206,7 +209,7 @@ class StudyStorage:
     def lock(self, study: str) -> Iterator[None]:
         """Hold a study for this process within the block, against others on this machine.
 
-        An SQLite file belongs to one machine. For a journal or a server every machine has a lock of its own.
+        An SQLite file belongs to one machine. For a journal or a server every machine has its lock.
 
         Raises:
             BusyError: another process has it.
@@ -214,17 +217,17 @@ class StudyStorage:
         """
         with ExitStack() as held:
             if self.kind != "memory":
-                place = self.lock_file(study)
-                with refusals_of_disk(place.parent):
-                    place.parent.mkdir(parents=True, exist_ok=True)
+                file = self.lock_file(study)
+                with refusals_of_disk(file.parent):
+                    file.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    held.enter_context(Lock(place).held(2 * LEASE_SECONDS))
+                    held.enter_context(Lock(file).held(2 * LEASE_SECONDS))
                 except TakenError as holder:
                     said = f"the study {study} in {self.shown} is being run by {holder}"
                     raise BusyError(f"{said}: wait for it, or choose another name=") from None
                 except OSError as error:
                     reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
-                    raise UserError(f"{place} cannot be the lock of the study {study}: {reason}") from None
+                    raise UserError(f"{file} cannot be the lock of the study {study}: {reason}") from None
             yield
 
     def lock_file(self, study: str) -> Path:
@@ -236,7 +239,7 @@ class StudyStorage:
         digest = hashlib.sha256(f"{where}{study}".encode()).hexdigest()[:16]
         if self.file is not None:
             return self.file.with_name(f".{self.file.name}-{digest}.lock")
-        return _own_folder() / f"{digest}.lock"
+        return _private_folder() / f"{digest}.lock"
 
 
 class WholeLines(JournalFileSymlinkLock):
@@ -267,7 +270,7 @@ def open_journal(file: Path) -> JournalStorage:
     return JournalStorage(JournalFileBackend(str(file), lock_obj=WholeLines(file)))
 
 
-def _own_folder() -> Path:
+def _private_folder() -> Path:
     folder = Path(tempfile.gettempdir(), f"simbal-{os.getuid()}")
     with refusals_of_disk(folder.parent):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -297,8 +300,8 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _said(cause: BaseException) -> BaseException:
-    """Return the driver's own error, where SQLAlchemy has one."""
+def _driver_error(cause: BaseException) -> BaseException:
+    """Return the error of the driver, where SQLAlchemy has one."""
     return getattr(cause, "orig", None) or cause
 
 
@@ -309,16 +312,13 @@ def _cut_half_line(file: Path) -> None:
         ValueError: it has no whole line and does not begin as a journal does.
     """
     with file.open("r+b") as opened:
-        end = start = opened.seek(0, os.SEEK_END)
-        found = -1
-        while start > 0 and found < 0:
-            start = max(0, start - BLOCK)
-            opened.seek(start)
-            found = opened.read(BLOCK).rfind(b"\n")
-        whole = start + found + 1
-        opened.seek(0)
-        if whole == 0 and not BEGINNING.startswith(opened.read(min(end, len(BEGINNING)))):
+        size = os.fstat(opened.fileno()).st_size
+        if not size:  # which cannot be mapped
+            return
+        with mmap(opened.fileno(), size, access=ACCESS_READ) as content:
+            whole, beginning = content.rfind(b"\n") + 1, content[: len(BEGINNING)]
+        if whole == 0 and not BEGINNING.startswith(beginning):
             raise ValueError("it is no journal")
-        if whole < end:
+        if whole < size:
             opened.truncate(whole)
             os.fsync(opened.fileno())

@@ -6,7 +6,6 @@
 import os
 import random
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -14,8 +13,8 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.config.schema import Config
-from simbal.errors import UserError
+from simbal.config.schema import can_change_result
+from simbal.errors import UserError, redacted
 from simbal.metrics.aliases import current
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
@@ -38,10 +37,10 @@ _PARTS = {
 }
 
 
-class Study:
+class OptunaStudy:
     """A study: one search space, its trials so far, and a sampler.
 
-    Every trial asked for has a sampler of its own, seeded by the number of points drawn before it: a resumed search
+    Every trial asked for has a new sampler, seeded by the number of points drawn before it: a resumed search
     goes on with the points that it would have had, and repeats none.
     """
 
@@ -51,42 +50,39 @@ class Study:
         """Set what is searched and how; `shared`: whether other machines may work on it at the same time."""
         self.name, self.space, self.settings, self.shared = name, space, settings, shared
 
-    def open(self, storage: BaseStorage, fixed: Sequence[str]) -> None:
-        """Load the study, or begin it.
-
-        Args:
-            storage: where it is kept.
-            fixed: overrides of its jobs that change their results.
+    def open(self, storage: BaseStorage) -> None:
+        """Load the study from its storage, or begin it there.
 
         Raises:
             UserError: if there is one of this name that searches something else.
             ContentError: if it lacks what a search has written of itself.
         """
-        if not self.look(storage, fixed):
+        if not self.look(storage):
             self.inner = optuna.create_study(
                 storage=storage,
                 study_name=self.name,
                 directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
                 load_if_exists=True,  # another machine may have been quicker
             )
-        for part, value in self._require_same(fixed).items():
+        for part, value in self._require_same().items():
             self.inner.set_user_attr(part, value)
 
-    def look(self, storage: BaseStorage, fixed: Sequence[str]) -> bool:
+    def look(self, storage: BaseStorage) -> bool:
         """Load the study as it is; return False if there is none. Raises as `open`."""
         if self.name not in optuna.get_all_study_names(storage):
             return False
         self.inner = optuna.load_study(storage=storage, study_name=self.name)
-        self._require_same(fixed)
+        self._require_same()
         return True
 
-    def _require_same(self, fixed: Sequence[str]) -> dict[str, dict[str, str]]:
+    def _require_same(self) -> dict[str, dict[str, str]]:
         """Return what the study does not say of itself yet; `UserError` if it searches something else."""
+        fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
         asked = {
             "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
-            "fixed": dict.fromkeys(sorted(fixed), ""),
+            "fixed": dict.fromkeys(sorted(map(redacted, fixed)), ""),
         }
         if not self.inner.directions:
             raise ContentError("it has no directions")
@@ -122,12 +118,11 @@ class Study:
         points = sum(1 for _ in self.space.grid())
         return min(points, self.settings.n_trials or points)
 
-    def prepare(self, retry_failed: bool, pruner: optuna.pruners.BasePruner) -> None:
+    def requeue(self, retry_failed: bool) -> None:
         """Queue again, with the same parameters, what a sweep that was killed left running; and the points of a grid.
 
         With `retry_failed` also queue again what has failed.
         """
-        self.inner.pruner = pruner
         grid = self.settings.sampler == "grid"
         if retry_failed and (grid or self.missing()):
             for trial in self.failed():
@@ -169,7 +164,7 @@ class Study:
         drawn = sum(RETRY_OF not in trial.user_attrs and self.has_point(trial) for trial in trials)
         self.inner.sampler = make_sampler(self.settings, drawn)
         if not any(trial.state == TrialState.WAITING for trial in trials):
-            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that it is never nobody's
+            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that its process is always known
         trial = self.inner.ask(fixed_distributions=dict(self.space.distributions))
         for key, value in this_process().items():
             trial.set_user_attr(key, value)
@@ -218,21 +213,8 @@ def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSa
     """Return the sampler of one trial, before which `drawn` points were drawn."""
     # the plain sum would make the second point of sampler_seed=0 the first of sampler_seed=1
     seed = random.Random(f"{settings.sampler_seed} {drawn}").getrandbits(32)
-    if settings.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed)
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
-    """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
-    first, last = config.trainer.val_every, config.trainer.max_steps
-    if settings.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=settings.pruner_startup_trials)
-    if settings.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
-    if settings.pruner == "successive_halving":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=min(first, last))
-    return optuna.pruners.NopPruner()
+    sampler = optuna.samplers.TPESampler if settings.sampler == "tpe" else optuna.samplers.RandomSampler
+    return sampler(seed=seed)
 
 
 def _point(trial: FrozenTrial) -> dict[str, Any]:

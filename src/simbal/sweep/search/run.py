@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from hydra.plugins.launcher import Launcher
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -19,14 +20,14 @@ from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report.arms import short_columns
 from simbal.report.report import report
-from simbal.sweep import plan
 from simbal.sweep.composer import Job
-from simbal.sweep.search.reconstruction import rebuild
-from simbal.sweep.search.search import Launcher, Search
+from simbal.sweep.resume import write_sweep_json
+from simbal.sweep.search.damage import check_content, check_results, rebuild
+from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RUNS, OptunaStudy, shown
+from simbal.sweep.search.search import Search, make_pruner
 from simbal.sweep.search.settings import SearchSettings
 from simbal.sweep.search.space import SearchSpace
 from simbal.sweep.search.storage import DamagedStudyError, StudyStorage
-from simbal.sweep.search.study import ERROR, REPLICATES, RUNS, Study, shown
 
 UNNAMED = "default"  # the name of a sweep that was given none: its study is not kept
 MOST_ROWS = 50  # on the screen; the file has all
@@ -52,24 +53,20 @@ def run_searches(
         UserError: before any job starts, for what cannot be searched, opened or run; later as `Search.run`.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    searches = []
-    for arm, space in spaces.items():
-        job = compose(space.jobs(next(space.probes()))[0])
-        folder, config = job.spec.path.parent, job.spec.config
-        storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, config.name))
-        name = "/".join(filter(None, [settings.study_name or config.name, arm]))
-        searches.append(Search(Study(name, space, settings, storage.shared), storage, compose, launcher))
+    searches = [_make_search(arm, space, settings, compose, launcher) for arm, space in spaces.items()]
     for search in searches:
         search.check()
+    spec = searches[-1].first_jobs[0].spec
+    folder, config = spec.path.parent, spec.config
     if config.dry_run:
         for search in searches:
-            out.print(f"dry run: {search.forecast()}", soft_wrap=True)
+            out.print(f"dry run: {_forecast(search)}", soft_wrap=True)
         return
     with ExitStack() as locks:
         for search in searches:
             locks.enter_context(search.storage.lock(search.study.name))
         _open(searches, folder, out)
-        plan.write(folder, {})
+        write_sweep_json(folder, {})
         try:
             _run(searches, settings, folder, out)
         finally:
@@ -81,7 +78,7 @@ def run_searches(
         raise UserError(f"{len(failed)} points of the grid failed; retry_failed=true tries them again")
 
 
-def show(study: Study, out: Console) -> None:
+def show(study: OptunaStudy, out: Console) -> None:
     """Print every trial, and which is best; of more than `MOST_ROWS` trials, the best of them."""
     objectives, trials = study.settings.objectives, study.trials()
     ranked = sorted(trials, key=lambda trial: _rank(study, trial))
@@ -94,7 +91,7 @@ def show(study: Study, out: Console) -> None:
         out.print(line, soft_wrap=True)
 
 
-def write_trials(studies: Sequence[Study], folder: Path) -> None:
+def write_trials(studies: Sequence[OptunaStudy], folder: Path) -> None:
     """Write trials.csv: one line per trial, numbers in full precision, with the folders of its runs."""
     keys = list(dict.fromkeys(key for study in studies for key in study.space.distributions))
     objectives = studies[0].settings.objectives
@@ -109,6 +106,16 @@ def write_trials(studies: Sequence[Study], folder: Path) -> None:
             error, runs = trial.user_attrs.get(ERROR, ""), " ".join(trial.user_attrs.get(RUNS, ()))
             writer.writerow([study.name, trial.number, _state(trial), *values, *params, replicates, error, runs])
     write_text(folder / "trials.csv", text.getvalue())
+
+
+def _make_search(
+    arm: str, space: SearchSpace, settings: SearchSettings, compose: Callable[[list[str]], Job], launcher: Launcher
+) -> Search:
+    spec = compose(space.jobs(next(space.probes()))[0]).spec
+    folder, sweep = spec.path.parent, spec.config.name
+    storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, sweep))
+    name = "/".join(filter(None, [settings.study_name or sweep, arm]))
+    return Search(OptunaStudy(name, space, settings, storage.shared), storage, compose, launcher)
 
 
 def _default_storage(settings: SearchSettings, folder: Path, name: str) -> str:
@@ -130,11 +137,36 @@ def _open(searches: Sequence[Search], folder: Path, out: Console) -> None:
 
 
 def _open_all(searches: Sequence[Search]) -> None:
+    """Load or begin every study, and queue again what was broken off.
+
+    Raises:
+        UserError: a study searches something else.
+        DamagedStudyError: one is not what a search has written, or not what the folders of its runs say.
+    """
     storage = searches[0].storage
     with storage.content(searches[0].study.name):
         opened = storage.open()
     for search in searches:
-        search.open(opened)
+        config, study = search.first_jobs[0].spec.config, search.study
+        with storage.content(study.name):
+            study.open(opened)
+            check_content(study)
+            search.runs_not_here = check_results(study)
+        with storage.translate_errors():
+            study.inner.pruner = make_pruner(search.settings, config)
+            study.requeue(config.retry_failed)
+
+
+def _forecast(search: Search) -> str:
+    """Return a sentence on how many trials are done, from a look at the study that changes nothing."""
+    study, storage, done = search.study, search.storage, 0
+    if storage.exists():
+        with storage.content(study.name):
+            if study.look(storage.open()):
+                check_content(study)
+                check_results(study)
+                done = study.done()
+    return search.progress(done)
 
 
 def _run(searches: Sequence[Search], settings: SearchSettings, folder: Path, out: Console) -> None:
@@ -156,7 +188,7 @@ def _show(searches: Sequence[Search], folder: Path, out: Console) -> None:
         out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
 
 
-def _table(study: Study, trials: Sequence[FrozenTrial]) -> Table:
+def _table(study: OptunaStudy, trials: Sequence[FrozenTrial]) -> Table:
     keys = [*study.space.distributions]
     grid = new_grid("")
     grid.add_column("trial", justify="right")
@@ -177,7 +209,7 @@ def _table(study: Study, trials: Sequence[FrozenTrial]) -> Table:
     return grid
 
 
-def _best(study: Study) -> list[str]:
+def _best(study: OptunaStudy) -> list[str]:
     complete = study.trials(TrialState.COMPLETE)
     if not complete:
         return ["no trial has a value yet"]
@@ -196,7 +228,7 @@ def _best(study: Study) -> list[str]:
     return lines
 
 
-def _said(study: Study, trial: FrozenTrial) -> str:
+def _said(study: OptunaStudy, trial: FrozenTrial) -> str:
     values = " ".join(
         f"{objective} {value:.6g}" for objective, value in zip(study.settings.objectives, trial.values, strict=True)
     )
@@ -205,7 +237,7 @@ def _said(study: Study, trial: FrozenTrial) -> str:
     return f"trial {trial.number}, {values} ({source}): {shown(trial.params)}"
 
 
-def _rank(study: Study, trial: FrozenTrial) -> tuple[bool, float, int]:
+def _rank(study: OptunaStudy, trial: FrozenTrial) -> tuple[bool, float, int]:
     if trial.state != TrialState.COMPLETE or len(trial.values) > 1:
         return True, 0.0, trial.number
     sign = -1 if study.inner.directions[0] == StudyDirection.MAXIMIZE else 1

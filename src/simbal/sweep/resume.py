@@ -1,40 +1,24 @@
-"""Plans a sweep, which of its runs are finished, started, continued or left alone, and launches what is to run."""
+"""Resumes a sweep: finds which of its runs are finished, have failed, have begun or are new, and launches the rest."""
 
 import json
 import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
 from simbal.config.schema import as_dict
 from simbal.errors import redacted
 from simbal.files.disk import refusals_of_disk, write_json
-from simbal.runs.folder import DamagedRecordError
+from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
-from simbal.sweep.attempt import Attempt
+from simbal.sweep.attempt import Attempt, Kind
 from simbal.sweep.composer import Job
 
-Kind = Literal["finished", "failed", "resumed", "new"]
 KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
-
-
-@dataclass
-class Planned:
-    """A run of the sweep, and what is to be done with it; a failed one is left as it is."""
-
-    attempt: Attempt
-    kind: Kind
-    note: str = ""  # a sentence for people, if there is anything to know
-
-    @property
-    def to_run(self) -> bool:
-        """Whether there is anything left to do."""
-        return self.kind in ("resumed", "new")
 
 
 class Runner(Protocol):
@@ -44,8 +28,8 @@ class Runner(Protocol):
         """Run the queued attempts to their end, one way or another, and note it in them."""
 
 
-def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Planned]:
-    """Return one entry for each run, in order; jobs that compose to the same run share one.
+def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:
+    """Return one attempt for each run, in order; jobs that compose to the same run share one.
 
     Raises:
         UserError: a folder belongs to another config, or cannot be read.
@@ -53,14 +37,10 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Planned]:
     unique: dict[str, tuple[Job, str]] = {}
     for job, label in zip(jobs, labels(jobs), strict=True):
         unique.setdefault(str(job.spec.path), (job, label))
-    return [_planned(Attempt(job, label), retry_failed) for job, label in unique.values()]
+    return [_found(job, label, retry_failed) for job, label in unique.values()]
 
 
-def launch(
-    jobs: Sequence[Job],
-    runner: Callable[[Sequence[Attempt]], Runner],
-    console: Console,
-) -> list[Attempt]:
+def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], console: Console) -> list[Attempt]:
     """Run what is left of the jobs, and return one attempt for each, in order; jobs of the same run share one.
 
     Args:
@@ -71,20 +51,20 @@ def launch(
     Raises:
         UserError: before any job starts, if the data cannot be prepared, or a folder belongs to another config or data.
     """
-    planned = plan(jobs, any(job.spec.config.retry_failed for job in jobs))
-    waiting = [entry.attempt for entry in planned if entry.to_run]
+    attempts = plan(jobs, any(job.spec.config.retry_failed for job in jobs))
+    waiting = [attempt for attempt in attempts if attempt.state == "queued"]
     ready = runner(waiting) if waiting else None
     tokens = _prepare_data(jobs)
-    for entry in planned:
-        if entry.kind == "finished":
-            entry.attempt.folder.require_data(tokens[_data(entry.attempt.job)])
-    for note in [entry.note for entry in planned if entry.note]:
+    for attempt in attempts:
+        if attempt.kind == "finished":
+            attempt.folder.require_data(tokens[_data(attempt.job)])
+    for note in filter(None, (attempt.note for attempt in attempts)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    console.print(summary(planned), highlight=False)
+    console.print(summary(attempts), highlight=False)
     if ready:
         ready.run(waiting)
-    attempts = {entry.attempt.folder.path: entry.attempt for entry in planned}
-    return [attempts[job.spec.path] for job in jobs]
+    by_path = {attempt.folder.path: attempt for attempt in attempts}
+    return [by_path[job.spec.path] for job in jobs]
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
@@ -93,25 +73,25 @@ def labels(jobs: Sequence[Job]) -> list[str]:
     return [" ".join(redacted(o) for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
-def summary(planned: Sequence[Planned]) -> str:
+def summary(attempts: Sequence[Attempt]) -> str:
     """Return the counts: `2 finished, 1 failed before (retry_failed=true tries again), 0 resumed, 3 new`."""
-    counts = {kind: sum(entry.kind == kind for entry in planned) for kind in KINDS}
+    counts = {kind: sum(attempt.kind == kind for attempt in attempts) for kind in KINDS}
     said = {kind: f"{count} {kind}" for kind, count in counts.items() if count or kind != "failed"}
     if counts["failed"]:
         said["failed"] += " before (retry_failed=true tries again)"
     return ", ".join(said.values())
 
 
-def write_sweep_file(jobs: Sequence[Job]) -> None:
+def write_sweep(jobs: Sequence[Job]) -> None:
     """Write sweep.json in each of the folders; a table can then name the runs that were never started."""
     folders: dict[Path, dict[str, str]] = defaultdict(dict)
     for job, label in zip(jobs, labels(jobs), strict=True):
         folders[job.spec.path.parent].setdefault(job.spec.path.name, label)
     for folder, runs in folders.items():
-        write(folder, runs)
+        write_sweep_json(folder, runs)
 
 
-def write(folder: Path, runs: dict[str, str]) -> None:
+def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
     """Write sweep.json: the command, and `runs`, labels by folder name.
 
     A search gives no runs, as it finds out on the way what it will run.
@@ -122,23 +102,20 @@ def write(folder: Path, runs: dict[str, str]) -> None:
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
 
 
-def _planned(attempt: Attempt, retry_failed: bool) -> Planned:
-    folder, spec = attempt.folder, attempt.job.spec
+def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
+    folder, spec = RunFolder(job.spec.path), job.spec
     if folder.finished(spec):
-        attempt.state = "done"
-        return Planned(attempt, "finished")
+        return Attempt(job, label, "done", kind="finished")
     if not folder.belongs_to(spec):
-        return Planned(attempt, "new")
+        return Attempt(job, label)
     try:
         record = folder.read_record()
     except DamagedRecordError as error:
         file = folder.path / "record.json"
-        return Planned(attempt, "resumed", f"{file} is damaged ({error.reason}): the run is done again")
-    attempt.record = record
+        return Attempt(job, label, kind="resumed", note=f"{file} is damaged ({error.reason}): the run is done again")
     if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
-        attempt.state, attempt.error = "failed", error_of(record)
-        return Planned(attempt, "failed")
-    return Planned(attempt, "resumed")
+        return Attempt(job, label, "failed", error_of(record), kind="failed")
+    return Attempt(job, label, kind="resumed", record=record)
 
 
 def _data(job: Job) -> str:

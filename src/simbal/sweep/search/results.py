@@ -1,4 +1,4 @@
-"""The objectives of a trial: numbers that its runs have left in their records."""
+"""The results of a trial, which its runs have left in their folders: objectives in the records, curves beside them."""
 
 import math
 from collections.abc import Sequence
@@ -10,14 +10,18 @@ from optuna.trial import TrialState
 
 from simbal.errors import UserError
 from simbal.metrics.aliases import current
+from simbal.runs.curves import readable_rows
 from simbal.runs.folder import DamagedRecordError, RunFolder
-from simbal.runs.record import error_of
+from simbal.runs.record import error_of, is_number
+from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
+
+LAST_STEP = 2**31 - 1  # the last step that a database can hold
 
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a trial: complete with a row of values for each replicate, failed for a reason, or pruned."""
+    """The result of a trial: complete with a row of values for each replicate, failed for a reason, or pruned."""
 
     state: TrialState
     rows: list[list[float]] = field(default_factory=list)
@@ -30,11 +34,11 @@ def result(jobs: Sequence[Job], replicates: Sequence[Sequence[str]], objectives:
     Raises:
         UserError: as `objective_values` does.
     """
-    if any(status(job) == "pruned" for job in jobs):
+    if any(status(job.spec) == "pruned" for job in jobs):
         return Result(TrialState.PRUNED)
     rows = []
     for job, replicate in zip(jobs, replicates, strict=True):
-        values, error = objective_values(job.spec.path, job.spec.hash, objectives)
+        values, error = objective_values(job.spec, objectives)
         if error:
             return Result(TrialState.FAIL, error=" ".join([*replicate, error]))
         rows.append(values)
@@ -46,25 +50,26 @@ def means(rows: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(column) for column in zip(*rows, strict=True)]
 
 
-def objective_values(run: Path, config_hash: str, objectives: Sequence[str]) -> tuple[list[float], str]:
+def objective_values(spec: RunSpec, objectives: Sequence[str]) -> tuple[list[float], str]:
     """Return a run's value of each objective by its record, or no values and the reason.
 
     Raises:
         UserError: if the run is finished but does not measure an objective, or if its record cannot be read.
     """
     try:
-        record = RunFolder(run).read_record()
+        record = RunFolder(spec.path).read_record()
     except DamagedRecordError as error:
         return [], str(error)
     if record is None:
         return [], "left no record; another process may be running it"
-    if record["status"] != "finished" or record["config_hash"] != config_hash:
+    if record["status"] != "finished" or record["config_hash"] != spec.hash:
         return [], error_of(record) or record["status"]
     metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
     values = []
     for objective in objectives:
         if current(objective) not in metrics:
-            raise UserError(f"hydra.sweeper.objectives: {run} has measured no {objective}; it has {', '.join(metrics)}")
+            has = f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
+            raise UserError(f"hydra.sweeper.objectives: {has}")
         value = metrics[current(objective)]
         if value is None or not math.isfinite(value):
             return [], f"{objective} is {value}"
@@ -72,7 +77,21 @@ def objective_values(run: Path, config_hash: str, objectives: Sequence[str]) -> 
     return values, ""
 
 
-def status(job: Job) -> str | None:
-    """Return how the job's run ended; None if it has not."""
-    record = RunFolder(job.spec.path).whole_record()
-    return record["status"] if record and record["config_hash"] == job.spec.hash else None
+def status(spec: RunSpec) -> str | None:
+    """Return how a run ended; None if it has not."""
+    record = RunFolder(spec.path).whole_record()
+    return record["status"] if record and record["config_hash"] == spec.hash else None
+
+
+def curve(run: Path, metric: str) -> dict[int, float]:
+    """Return finite values of a metric by step, from the first step on.
+
+    Lines that say nothing of the metric are left out, and so are those that cannot be read: the last may be half
+    written, and whether the others are what the run has written is said by the checksum of its record.
+
+    Raises:
+        UserError: the file is none that a run writes: a pipe, a device, or larger than any.
+    """
+    key = current(metric)
+    found = [row for row in readable_rows(run) if is_number(row.get(key)) and 0 < row["step"] <= LAST_STEP]
+    return {row["step"]: float(row[key]) for row in found}

@@ -1,5 +1,9 @@
-"""Rebuilds damaged studies from the folders of their runs."""
+"""Finds damage to a study, which is not what a search has written or what its runs' folders say, and rebuilds it.
 
+The folders are the truth. A study's file can be damaged or changed, or come from somebody else.
+"""
+
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,20 +19,84 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
+from simbal.config.values import accepts, words
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.files.locks import Lock, TakenError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
-from simbal.sweep.search.objective import means, result, status
-from simbal.sweep.search.pruning import curve
+from simbal.sweep.search.optuna_study import (
+    ERROR,
+    FIXED,
+    HOST,
+    LONGEST_TEXT,
+    PID,
+    REPLICATES,
+    RETRY_OF,
+    RUNS,
+    VALUES,
+    OptunaStudy,
+    shown,
+    this_process,
+)
+from simbal.sweep.search.results import curve, means, objective_values, result, status
 from simbal.sweep.search.search import Search
-from simbal.sweep.search.storage import StudyStorage
-from simbal.sweep.search.study import ERROR, LONGEST_TEXT, REPLICATES, RUNS, this_process
+from simbal.sweep.search.storage import ContentError, StudyStorage
 
 COMPANIONS = ("-journal", "-wal", "-shm")  # suffixes of files beside an SQLite file, with what it still lacks
 UNFINISHED = (None, "killed")  # statuses of a run that a search would go on with
+ATTRIBUTES = {RUNS: list[str], REPLICATES: list[list[float]], ERROR: str, HOST: str, PID: int, RETRY_OF: int}
+
+
+def check_content(study: OptunaStudy) -> None:
+    """Raise `ContentError` unless every trial has what a search writes: its parameters, values and user attributes."""
+    trials = study.trials()
+    scratch = optuna.create_study(directions=study.inner.directions)
+    for number, trial in enumerate(trials):
+        if trial.number != number:
+            raise ContentError(f"trial {number} is missing")
+        _require_parameters(trial, study)
+        for key, value in trial.user_attrs.items():
+            kind = ATTRIBUTES.get(key, object)
+            if not accepts(value, kind) or (kind is str and len(value) > LONGEST_TEXT):
+                raise ContentError(f"{key} of trial {number} is not {words(kind)}")
+        try:
+            scratch.add_trial(trial)  # which checks state, times, values, and that parameters lie in their intervals
+        except ValueError as error:
+            raise ContentError(f"trial {number}: {error}") from None
+        if trial.state in VALUES and len(trial.user_attrs.get(RUNS, ())) != len(study.space.replicates):
+            raise ContentError(f"trial {number} does not name its runs")
+        if trial.state == TrialState.COMPLETE:
+            _require_values(trial, study)
+    for trial in study.failed():
+        if ERROR not in trial.user_attrs:
+            raise ContentError(f"trial {trial.number} has failed, and does not say why")
+
+
+def check_results(study: OptunaStudy) -> int:
+    """Compare the values of every trial with the records of its runs, and its parameters with their configs.
+
+    Returns:
+        The number of runs whose folders are gone, which cannot be compared.
+
+    Raises:
+        ContentError: a trial says something else.
+    """
+    gone = 0
+    for trial in study.trials(*VALUES):
+        runs = [Path(run) for run in trial.user_attrs[RUNS]]
+        specs = [_spec(trial, run) if run.is_dir() else None for run in runs]
+        gone += specs.count(None)
+        rows = trial.user_attrs[REPLICATES] if trial.state == TrialState.COMPLETE else [None] * len(runs)
+        for spec, row in zip(specs, rows, strict=True):
+            if spec is not None:
+                _require_parameters_of(trial, study, spec)
+                if row is not None:
+                    _require_row(trial, study, spec, row)
+        if trial.state == TrialState.PRUNED and not any(spec is None or status(spec) == "pruned" for spec in specs):
+            raise ContentError(f"trial {trial.number} is pruned, {runs[0]} is not")
+    return gone
 
 
 def rebuild(searches: Sequence[Search], folder: Path, out: Console) -> None:
@@ -39,7 +107,7 @@ def rebuild(searches: Sequence[Search], folder: Path, out: Console) -> None:
     Args:
         searches: those of the command, whose locks it holds.
         folder: that of their runs.
-        out: where it is said what was done.
+        out: the console, on which a sentence says what was done.
 
     Raises:
         BusyError: another process works on a study of the same file.
@@ -53,25 +121,81 @@ def rebuild(searches: Sequence[Search], folder: Path, out: Console) -> None:
         specs = [*_specs(folder, out)]
         with fresh.translate_errors():
             opened = fresh.open()
-            said = [_rebuild(search, specs, opened) for search in searches]
+            sentences = [_rebuild(search, specs, opened) for search in searches]
             if isinstance(opened, RDBStorage):
                 opened.engine.dispose()
         aside = _put_aside(storage.file)
         fresh.file.replace(storage.file)
-    for line in said:
-        out.print(line, soft_wrap=True)
+    for sentence in sentences:
+        out.print(sentence, soft_wrap=True)
     out.print(f"the damaged file is kept as {aside}", soft_wrap=True)
+
+
+def _require_parameters(trial: FrozenTrial, study: OptunaStudy) -> None:
+    """Raise `ContentError` unless a trial's parameters are those that are searched.
+
+    A trial that a kill has broken off while it was asked for may lack some of them.
+    """
+    distributions = study.space.distributions
+    for key, distribution in trial.distributions.items():
+        if distributions.get(key) != distribution:
+            raise ContentError(f"trial {trial.number} has {key} of {distribution}, which is not what is searched")
+    if (trial.state in VALUES or ERROR in trial.user_attrs) and trial.params.keys() != distributions.keys():
+        raise ContentError(f"trial {trial.number} has no {min(distributions.keys() - trial.params.keys())}")
+    queued = trial.system_attrs.get(FIXED, {})
+    for key, value in queued.items() if isinstance(queued, dict) else [("parameters", queued)]:
+        if key not in distributions or not study.space.contains(key, value):
+            raise ContentError(f"trial {trial.number} is queued with {key}={value}, which is not what is searched")
+
+
+def _require_values(trial: FrozenTrial, study: OptunaStudy) -> None:
+    number, rows, values = trial.number, trial.user_attrs.get(REPLICATES, []), trial.values
+    if len(values) != len(study.settings.objectives) or not all(map(math.isfinite, values)):
+        raise ContentError(f"trial {number} does not have a value of each objective")
+    if len(rows) != len(study.space.replicates) or any(len(row) != len(values) for row in rows):
+        raise ContentError(f"trial {number} does not have a value of each replicate")
+    if means(rows) != values:
+        mean = _said(study, means(rows))
+        raise ContentError(f"trial {number} has {_said(study, values)}, the mean of its replicates is {mean}")
+
+
+def _require_parameters_of(trial: FrozenTrial, study: OptunaStudy, spec: RunSpec) -> None:
+    for key, value in trial.params.items():
+        candidates = study.space.candidates(key, spec)
+        if candidates and value not in candidates:
+            raise ContentError(f"trial {trial.number} has {key}={value}, {spec.path} has {shown({key: candidates[0]})}")
+
+
+def _require_row(trial: FrozenTrial, study: OptunaStudy, spec: RunSpec, row: list[float]) -> None:
+    try:
+        values, error = objective_values(spec, study.settings.objectives)
+    except UserError as missing:
+        values, error = [], str(missing)
+    if values != row:
+        said = _said(study, values) if values else error
+        raise ContentError(f"trial {trial.number} has {_said(study, row)}; {spec.path} says: {said}")
+
+
+def _spec(trial: FrozenTrial, run: Path) -> RunSpec:
+    try:
+        return RunFolder(run).read_spec()
+    except UserError as error:
+        raise ContentError(f"trial {trial.number}: {error}") from None
+
+
+def _said(study: OptunaStudy, values: list[float]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in zip(study.settings.objectives, values, strict=True))
 
 
 @contextmanager
 def _alone(storage: StudyStorage, searches: Iterable[Search]) -> Iterator[None]:
     """Hold the locks of all other studies of the file within the block, as one file holds them all."""
     assert storage.file is not None
-    own = {storage.lock_file(search.study.name) for search in searches}
+    held_already = {storage.lock_file(search.study.name) for search in searches}
     with ExitStack() as held:
         for file in sorted(storage.file.parent.glob(f".{escape(storage.file.name)}-*.lock")):
             try:
-                if file not in own:
+                if file not in held_already:
                     held.enter_context(Lock(file).held())
             except TakenError as holder:
                 raise BusyError(f"another study in {storage.shown} is being run by {holder}: wait for it") from None
@@ -80,7 +204,7 @@ def _alone(storage: StudyStorage, searches: Iterable[Search]) -> Iterator[None]:
 
 def _put_aside(file: Path) -> Path:
     free = (f"{file.name}.damaged{number or ''}" for number in count())
-    aside = next(place for name in free if not os.path.lexists(place := file.with_name(name)))
+    aside = next(path for name in free if not os.path.lexists(path := file.with_name(name)))
     for end in ("", *COMPANIONS):
         if Path(f"{file}{end}").exists():
             Path(f"{file}{end}").replace(f"{aside}{end}")
@@ -103,7 +227,7 @@ def _specs(folder: Path, out: Console) -> Iterator[RunSpec]:
 
 def _rebuild(search: Search, specs: Iterable[RunSpec], opened: optuna.storages.BaseStorage) -> str:
     """Begin the study again with its trials, in the order in which their runs were started; queue broken-off ones."""
-    search.begin(opened)
+    search.study.open(opened)
     points = [*_points(search, specs)]
     trials = [trial for trial in (_trial(search, *point) for point in points) if trial is not None]
     for trial in sorted(trials, key=lambda trial: (trial.datetime_start, trial.user_attrs[RUNS])):
@@ -142,7 +266,7 @@ def _possible(search: Search, spec: RunSpec) -> Iterator[dict[str, Any]]:
 
 
 def _is_unfinished(jobs: Sequence[Job]) -> bool:
-    statuses = [status(job) for job in jobs]
+    statuses = [status(job.spec) for job in jobs]
     return "pruned" not in statuses and any(status in UNFINISHED for status in statuses)
 
 
