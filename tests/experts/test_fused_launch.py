@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused import fused
-from simbal.experts.plan import RoutingPlan
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
 if os.environ.get("TRITON_INTERPRET") == "1":

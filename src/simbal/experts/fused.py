@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused_blocks import SHARED_MEMORY, Blocks, Config, config_for, multiple
-from simbal.experts.plan import RoutingPlan
 
 
 def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simbal.errors import UserError
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks_ops import interpreted, kernels
-from simbal.experts.plan import RoutingPlan
 
 BLOCK = 128
 INT32_ELEMENTS = 2**31

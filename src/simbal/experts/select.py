@@ -13,8 +13,8 @@ from torch import Tensor
 from simbal.errors import UserError
 from simbal.experts import backends, megablocks
 from simbal.experts.backends import reference
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks_ops import install
-from simbal.experts.plan import RoutingPlan
 
 ExpertsFn = Callable[[Tensor, RoutingPlan, Tensor, Tensor], Tensor]
 """(x_ND, plan, w13_E2FD, w2_EFD) -> y_ND: gate is w13[:, 0], up is w13[:, 1], applied as x W^T; down is h @ w2[e]."""
