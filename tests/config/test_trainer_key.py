@@ -10,9 +10,9 @@ from tests.conftest import CONF
 
 REPOSITORY = CONF.parent
 PASTED = {  # by file, the line and the one that it stands before
-    "conf/trainer/default.yaml": ("val_batches: 3  # micro-batches of a validation; null: all\n", "log_every: 10"),
+    "conf/trainer/default.yaml": ("val_batches: 3  # micro-batches validated; null: all\n", "log_every: 10"),
     "src/simbal/config/schema.py": (
-        '    val_batches: Annotated[int | None, Key("micro-batches of a validation; null: all", least=1, before=None)]\n',
+        '    val_batches: Annotated[int | None, Key("micro-batches validated; null: all", least=1, before=None)]\n',
         "    log_every: Annotated[",
     ),
     "src/simbal/training/fit.py": ("        limit_val_batches=keys.val_batches,\n", "        num_sanity_val_steps=0,"),
