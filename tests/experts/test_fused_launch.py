@@ -34,14 +34,9 @@ def compiled(monkeypatch, tmp_path):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from simbal.experts import fused_kernels, fused_weight_grad
+    from simbal.experts import fused_kernels
 
-    caches = [
-        kernel.device_caches
-        for module in (fused_kernels, fused_weight_grad)
-        for kernel in vars(module).values()
-        if isinstance(kernel, JITFunction)
-    ]
+    caches = [kernel.device_caches for kernel in vars(fused_kernels).values() if isinstance(kernel, JITFunction)]
     names = []
     run, do_compile = JITFunction.run, JITFunction._do_compile
 

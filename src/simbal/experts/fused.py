@@ -88,8 +88,8 @@ def _run_rows(kernel: Any, config: Config, blocks: Blocks, columns: int, *tensor
 def _weight_grad(
     config: Config, a_RI: Tensor, b_NJ: Tensor, weight: Tensor, order: Tensor, ends: Tensor, K: int
 ) -> Tensor:
-    """The gradient of `weight`: for each expert a_e^T times its tokens' rows of b; zero for one without rows."""
-    from simbal.experts import fused_weight_grad as kernels
+    """Return the gradient of `weight`: a_e^T times the rows of b of e's tokens; zero for an expert without rows."""
+    from simbal.experts import fused_kernels as kernels
 
     (R, width_i), width_j, blocks = a_RI.shape, b_NJ.shape[1], config.weight_grad
     tiles = (width_i // config.weight_rows) * (width_j // blocks.columns)
