@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
@@ -91,7 +91,7 @@ def _under_launcher(work: Callable[..., None], arguments: tuple[Any, ...], devic
     if started != devices:
         raise UserError(f"torchrun has started {started} processes, but trainer.devices={devices}: make them equal")
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-    with _joined(Ranks(rank, size, store)) as ranks, _silent(rank > 0):
+    with _joined(Ranks(rank, size, store)) as ranks, _silent() if rank else nullcontext():
         work(ranks, *arguments)
 
 
@@ -131,7 +131,7 @@ def _other_rank(
         signal.signal(number, signal.SIG_IGN)  # the first rank knows whether they are for it
     store = TCPStore(HOST, port, devices, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        with ends_with(first, grace=0), _silent(True), _joined(Ranks(rank, devices, store)) as ranks:
+        with ends_with(first, grace=0), _silent(), _joined(Ranks(rank, devices, store)) as ranks:
             work(ranks, *arguments)
     except (UserError, KeyboardInterrupt):  # the first rank says so
         raise SystemExit(1) from None
@@ -176,13 +176,7 @@ def _joined(ranks: Ranks) -> Iterator[Ranks]:
 
 
 @contextmanager
-def _silent(silent: bool) -> Iterator[None]:
-    """Print nothing within the block if `silent`, as every rank would print the same."""
-    before = sys.stdout, sys.stderr
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        if silent:
-            sys.stdout = sys.stderr = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
+def _silent() -> Iterator[None]:
+    """Print nothing within the block, as every rank would print the same."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield

@@ -76,9 +76,17 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
 
 
 def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
-    """Print and log what is about to be trained, and notes and warnings about it."""
-    notes = [*warm_up_note(spec), *([f"warning: {tight}"] if tight else [])]
-    for line in [*record.lines(run["objective"]), *record.backend_lines(run), *notes]:
+    """Print and log what is about to be trained, with a warning if memory is `tight`.
+
+    A run that is too short for its warm-up gets a note: in a trial run that is no mistake, in a long one it may be.
+    """
+    lines, warmup_steps, max_steps = record.lines(run), spec.config.optim.warmup_steps, spec.config.trainer.max_steps
+    if warmup_steps >= max_steps:
+        ends = f"trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}"
+        lines.append(f"note: {ends}: the rate only rises")
+    if tight:
+        lines.append(f"warning: {tight}")
+    for line in lines:
         print(line)
         log.info(line)
 
@@ -108,17 +116,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> 
         for written in (folder.path, folder.path / "checkpoints"):
             remove_parts(written)
     return True
-
-
-def warm_up_note(spec: RunSpec) -> list[str]:
-    """Return a note if the run is too short for its warm-up.
-
-    In a trial run that is no mistake, in a long one it may be.
-    """
-    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
-    if warmup_steps < max_steps:
-        return []
-    return [f"note: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"]
 
 
 def require_space(folder: Path, module: LitMoE) -> None:
