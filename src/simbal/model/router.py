@@ -144,19 +144,19 @@ def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
 
 
 def largest(scores_NE: Tensor, top_k: int) -> Tensor:
-    """The experts of the K largest scores, (N, K); a stable sort, because topk leaves the order of ties open."""
+    """Return the experts of the K largest scores, (N, K), by a stable sort: topk leaves the order of ties open."""
     return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
 def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
-    """The probabilities of the chosen experts, (N, K), with `renormalize` divided by their sum."""
+    """Return the probabilities of the chosen experts, (N, K), with `renormalize` divided by their sum."""
     if not renormalize:
         return probs_NE.gather(-1, experts_NK)
     return log_scores(logits_NE.gather(-1, experts_NK), gating).softmax(-1)
 
 
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:
-    """The number of tokens sent to each expert, (E,), int64; integer sums are the same in any order."""
+    """Return the number of tokens sent to each expert, (E,), int64; integer sums are the same in any order."""
     counts_E = torch.zeros(num_experts, dtype=torch.int64, device=experts_NK.device)
     slots_R = experts_NK.reshape(-1)
     return counts_E.scatter_add_(0, slots_R, torch.ones_like(slots_R))

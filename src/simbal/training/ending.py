@@ -1,4 +1,4 @@
-"""The endings of a run before its last step: what its record says, and what its user is told."""
+"""The endings of a run before its last step, as its record and its user's terminal get them."""
 
 import logging
 from collections.abc import Iterator

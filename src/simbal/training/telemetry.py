@@ -39,7 +39,10 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class PES:
-    """Measured at every `every`-th step (0: never) on the first `tokens` validation tokens, on every rank alike."""
+    """The measurement of PES, at every `every`-th step (0: never), on the first `tokens` tokens of the validation set.
+
+    Every rank measures the same.
+    """
 
     every: int
     tokens: int
@@ -54,7 +57,11 @@ class PES:
 
     @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
-        """The part of a row of metrics.jsonl, in evaluation mode; nothing that the run depends on changes."""
+        """Measure in evaluation mode, and leave everything that the run depends on as it was.
+
+        Returns:
+            A part of a row of metrics.jsonl: `pes/min`, `pes/mean` and, in `layers`, `pes` of each layer.
+        """
         training = module.training
         module.eval()
         try:
@@ -67,7 +74,7 @@ class PES:
         return {"pes/min": min(pes_L), "pes/mean": sum(pes_L) / len(pes_L), "layers": {"pes": pes_L}}
 
     def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
-        """Whole windows, at least one."""
+        """Yield batches of whole windows, (B, T), of `tokens` tokens or, if that is less than one window, one."""
         left = None
         for windows_BT in cast(TokenData, trainer.datamodule).whole_validation():  # type: ignore[attr-defined]
             left = max(1, self.tokens // (windows_BT.shape[1] - 1)) if left is None else left
@@ -95,7 +102,7 @@ class Telemetry(Callback):
 
     @property
     def tokens_per_second(self) -> float:
-        """Harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
+        """The speed: harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
         key = "tokens_per_second"
         return from_first(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
 
@@ -105,7 +112,7 @@ class Telemetry(Callback):
         return "  ".join(self._shown.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """What metrics.jsonl holds beside a checkpoint, once it is on the disk."""
+        """Return the size and the digest of metrics.jsonl, once it is on the disk, to be saved in a checkpoint."""
         if not is_first():  # only the first rank's checkpoint is written
             return {}
         if not self.file.exists():
@@ -115,12 +122,12 @@ class Telemetry(Callback):
             return digest(file.read())
 
     def trouble(self, state: dict[str, Any]) -> str | None:
-        """What is wrong with the rows that were there when `state` was saved, or None."""
+        """Return what is wrong with the rows that were there when `state` was saved, or None."""
         written = self.file.read_bytes()[: state["bytes"]] if self.file.exists() else b""
         return None if digest(written) == state else f"the rows of {self.file.name} before it are damaged"
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Drop what a killed run wrote after that; all of it for an empty `state`."""
+        """Drop the rows that a killed run wrote after `state` was saved; all of them if it is empty."""
         if is_first() and self.file.exists():
             written = self.file.read_bytes()[: state.get("bytes", 0)]
             write_text(self.file, written.decode("utf-8"))
@@ -130,7 +137,7 @@ class Telemetry(Callback):
         return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of metrics.jsonl."""
+        """Return the rows of metrics.jsonl."""
         if not self.file.exists():
             return []
         return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
@@ -217,7 +224,7 @@ class Telemetry(Callback):
 
 
 class ProgressBar(Callback):
-    """Steps, losses, tokens/s and time left, as `Telemetry` last measured them: it costs no `self.log`."""
+    """A bar that shows steps, losses, tokens/s and time left, as `Telemetry` last measured them."""
 
     def __init__(self, telemetry: Telemetry, description: str) -> None:
         self.telemetry = telemetry
@@ -231,14 +238,14 @@ class ProgressBar(Callback):
         self.task = self.progress.add_task(description, total=None, shown="")
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Start where the run starts."""
+        """Start the bar at the step at which the run starts."""
         self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
         self.progress.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Move on."""
+        """Move the bar on."""
         self.progress.update(self.task, completed=trainer.global_step, shown=self.telemetry.shown)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Leave the last state on the screen, also after an error."""
+        """Stop the bar, which stays on the screen, also after an error."""
         self.progress.stop()
