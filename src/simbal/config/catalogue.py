@@ -148,9 +148,6 @@ def _choices(content: dict[str, Any]) -> dict[str, list[str]]:
             for key, option in item.items():
                 group = key.removeprefix("override").strip().lstrip("/")
                 if not group.startswith("hydra/"):
-                    choices[group] = [str(name) for name in _as_list(option) if name is not None]
+                    names = option if isinstance(option, list) else [option]
+                    choices[group] = [str(name) for name in names if name is not None]
     return choices
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
