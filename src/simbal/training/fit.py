@@ -32,9 +32,11 @@ EXPECTED_WARNINGS = (
 def fit(
     spec: RunSpec, folder: Path, module: LitMoE, data: TokenData, accelerator: str, precision: str
 ) -> dict[str, Any]:
-    """Train to the last step, on every rank alike; the record's measured part.
+    """Train to the last step, on every rank alike; validate at the start, after each `val_every`-th step and the last.
 
-    Validated before the first step, after each `val_every`-th and after the last.
+    Returns:
+        The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves` and
+        `skipped_steps`.
 
     Raises:
         DivergedError, PrunedError, StoppedError: training ended before.
@@ -80,7 +82,7 @@ def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> d
 
 
 def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
-    """Lightning's Trainer with nothing of its own on the screen or on the disk."""
+    """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
