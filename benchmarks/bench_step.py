@@ -90,7 +90,9 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     telemetry = Telemetry(out, keys.log_every, keys.max_steps, tokens, PES(0, 0))
     trainer = build_trainer(spec, out, telemetry, "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end once
-    trainer.fit(our_module(spec), train_dataloaders=batches)
+    module = our_module(spec)
+    module.observers.append(telemetry)
+    trainer.fit(module, train_dataloaders=batches)
 
 
 def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = False, **extra: Any) -> None:

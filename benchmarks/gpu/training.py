@@ -11,13 +11,14 @@ import torch
 
 from benchmarks.gpu.timing import Clock
 from simbal.analysis.flops import preset_shape
+from simbal.config.schema import OptimConfig
 from simbal.cost.parameters import parameters
 from simbal.experts.select import BACKENDS, Backend
 from simbal.model.head import head_loss
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import OptimSettings, build_optimizer
+from simbal.training.optimizer import build_optimizer
 
-OPTIM = OptimSettings(5e-4, 0.01, (0.9, 0.95), 1e-8, True, 2000)
+OPTIM = OptimConfig(5e-4, 0.01, [0.9, 0.95], 1e-8, True, 2000, 1e-5, 1.0, "sum")
 HOST_WAITS = ("megablocks", "fused", "reference")  # what torch.compile must not look into; `torch` it traces
 
 

@@ -54,15 +54,14 @@ def from_first(work: Callable[[], T]) -> T:
     """
     if world_size() == 1:
         return work()
-    said: list[Any] = [None, None]  # the result, or the error's sentence
+    shared: list[Any] = [None]
     if is_first():
         try:
-            said[0] = work()
+            shared[0] = work()
         except UserError as error:
-            said[1] = str(error)
-            dist.broadcast_object_list(said, device=CPU)
+            dist.broadcast_object_list([UserError(str(error))], device=CPU)
             raise
-    dist.broadcast_object_list(said, device=CPU)
-    if said[1] is not None:
-        raise UserError(said[1])
-    return cast(T, said[0])
+    dist.broadcast_object_list(shared, device=CPU)
+    if isinstance(shared[0], UserError):
+        raise shared[0]
+    return cast(T, shared[0])

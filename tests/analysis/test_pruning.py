@@ -6,7 +6,7 @@ import torch
 from simbal.analysis.pruning import Pruning, kept_plan, pruned, pruning
 from simbal.analysis.quality import document_sums, quality
 from simbal.errors import UserError
-from simbal.experts.plan import RoutingPlan
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import BACKENDS
 from tests.analysis.module_runs import dense_run, trained_run
 

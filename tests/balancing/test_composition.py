@@ -46,12 +46,12 @@ def test_the_parts_of_a_loss_free_pair_give_the_same_numbers_alone_and_together(
     bias_LE = loss_free.balancing.parts["lf"].bias_LE
     assert bias_LE.any()
     assert torch.equal(composed.balancing.parts["lf"].bias_LE, bias_LE)
-    steps = [module.training_step(batch_of(1), 0)["aux"] for module in (composed, single)]
+    steps = [module.training_step(batch_of(1), 0) for module in (composed, single)]
     if alone == "simbal":
-        assert torch.equal(steps[0]["simbal"], steps[1]["simbal"])
+        assert torch.equal(steps[0]["aux/simbal"], steps[1]["aux/simbal"])
     with torch.no_grad():
         _, routings = composed.model(batch_of(1)[:, :-1], composed.balancing)
-    assert torch.equal(strategy(alone).losses(routings, None).sum(), steps[0][alone])
+    assert torch.equal(strategy(alone).losses(routings, None).sum(), steps[0][f"aux/{alone}"])
 
 
 def test_an_orthogonal_start_is_taken_if_any_part_prefers_it():

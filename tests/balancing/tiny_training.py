@@ -6,10 +6,12 @@ from torch.utils.checkpoint import checkpoint
 
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
+from simbal.config.schema import OptimConfig
 from simbal.distributed import world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import LitMoE, OptimSettings
+from simbal.training.lit_moe import LitMoE
+from simbal.training.observer import FinishedStep
 from tests.balancing.cases import SIZES, Case
 
 B, S, V = 4, 8, 32
@@ -40,8 +42,8 @@ def module_of(strategy: Balancing, gating: str = "softmax") -> LitMoE:
 def composed_module(balancing: Composition, gating: str = "softmax") -> LitMoE:
     model = tiny_model(gating)
     balancing.prepare(model.routers)
-    settings = OptimSettings(LR, 0.0, (0.9, 0.95), 1e-8, True, 0)
-    return LitMoE(model, balancing, settings, 100, 0.0, 0.0, torch.ones(V, dtype=torch.int64))
+    optim = OptimConfig(LR, 0.0, [0.9, 0.95], 1e-8, True, 0, z_loss_coef=0.0, grad_clip=0.0, aux_layer_reduce="sum")
+    return LitMoE(model, balancing, optim, 100, torch.ones(V, dtype=torch.int64))
 
 
 def batch_of(step: int) -> torch.Tensor:
@@ -55,24 +57,23 @@ def recompute(module: LitMoE) -> None:
         block.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False)
 
 
-def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[dict]:
-    """SGD; with ranks, each takes every world_size-th sequence. What the training steps returned."""
+def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[FinishedStep]:
+    """SGD; with ranks, each takes every world_size-th sequence."""
     optimizer = torch.optim.SGD(module.model.parameters(), LR)
-    returned = []
+    finished = []
     for step in steps:
         mine_BT = batch_of(step)[rank() :: world_size()]
         chunks = mine_BT.chunk(micro_batches)
         if module.balancing.needs_step_counts and micro_batches > 1:
             module.count_step(chunks)
         for chunk_BT in chunks:
-            returned.append(module.training_step(chunk_BT, 0))
-            (returned[-1]["loss"] / micro_batches).backward()
+            (module.training_step(chunk_BT, 0)["loss"] / micro_batches).backward()
         if world_size() > 1:
             average_gradients(module)
         optimizer.step()
         optimizer.zero_grad()
-        module.finish_step(step, LR)
-    return returned
+        finished.append(module.finish_step(step, LR))
+    return finished
 
 
 def rank() -> int:

@@ -8,11 +8,12 @@ import yaml
 from torch.profiler import ProfilerActivity, profile
 
 from simbal.config.catalogue import options
+from simbal.config.schema import OptimConfig
 from simbal.cost.memory import Step, activation_bytes, memory_cost
 from simbal.model.head import head_loss
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import OptimSettings, build_optimizer
+from simbal.training.optimizer import build_optimizer
 
 PRECISIONS = ["32-true", "bf16-mixed", "bf16-true"]
 
@@ -58,7 +59,7 @@ def kept_bytes(shape, step):
 def peak_bytes(shape, step, micro_batches):
     """Of all that a training step after the first allocates, and of weights and moments."""
     model = build(shape, step)
-    optimizer, _ = build_optimizer(model, OptimSettings(1e-3, 0.1, (0.9, 0.95), 1e-8, False, 1), 3)
+    optimizer, _ = build_optimizer(model, OptimConfig(1e-3, 0.1, [0.9, 0.95], 1e-8, False, 1, 0, 0, "sum"), 3)
 
     def train():
         for _ in range(micro_batches):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from simbal.analysis.pruning import kept_plan
 from simbal.experts import fused_blocks
 from simbal.experts.backends import reference
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused import _tile_map, fused, unsupported
 from simbal.experts.fused_blocks import Blocks, Config
-from simbal.experts.plan import RoutingPlan
 
 NAMES = ("y", "dx", "dp", "dw13", "dw2")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3}

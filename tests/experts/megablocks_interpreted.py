@@ -13,10 +13,10 @@ from benchmarks.gpu import layers, upstream
 from benchmarks.gpu.training import smoke_shape
 from simbal.analysis.pruning import kept_plan
 from simbal.errors import UserError
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks import Topology
 from simbal.experts.megablocks_ops import install, kernels
 from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
-from simbal.experts.plan import RoutingPlan
 from simbal.experts.select import BACKENDS, apply_experts, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simbal.experts.plan import RoutingPlan
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 
 NAMES = ("y", "dx", "dp", "dw13", "dw2")

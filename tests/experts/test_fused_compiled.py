@@ -26,7 +26,6 @@ TARGETS = (90, "bf16"), (90, "fp16"), (80, "bf16")
 def kernels(config, width):
     """(name, kernel, constants, launch options) as `fused.py` launches them, E = 32 and K = 4."""
     from simbal.experts import fused_kernels as rows
-    from simbal.experts import fused_weight_grad as weights
 
     sizes = {"D": width, "F": width, "K": 4}
     shapes = {
@@ -42,9 +41,9 @@ def kernels(config, width):
     tile = {"ROWS": config.weight_rows, "COLUMNS": blocks.columns, "DEPTH": blocks.depth}
     for name, width_i in (("dw2", width), ("dw13", 2 * width)):
         constants = {"WIDTH_I": width_i, "WIDTH_J": width, "K": 4} | tile
-        yield name, weights.weight_grad_kernel, constants, blocks.options
+        yield name, rows.weight_grad_kernel, constants, blocks.options
         warps = {"num_warps": 4}
-        yield f"sum of {name}", weights.sum_partials_kernel, {"IJ": width_i * width, "BLOCK": 2048}, warps
+        yield f"sum of {name}", rows.sum_partials_kernel, {"IJ": width_i * width, "BLOCK": 2048}, warps
     for least in (0, 1):
         constants = {"E": 32, "LEAST": least, "BLOCK": 128}
         yield f"map, least {least}", rows.tile_map_kernel, constants, {"num_warps": 4}

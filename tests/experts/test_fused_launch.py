@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused import fused
-from simbal.experts.plan import RoutingPlan
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -34,14 +34,9 @@ def compiled(monkeypatch, tmp_path):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from simbal.experts import fused_kernels, fused_weight_grad
+    from simbal.experts import fused_kernels
 
-    caches = [
-        kernel.device_caches
-        for module in (fused_kernels, fused_weight_grad)
-        for kernel in vars(module).values()
-        if isinstance(kernel, JITFunction)
-    ]
+    caches = [kernel.device_caches for kernel in vars(fused_kernels).values() if isinstance(kernel, JITFunction)]
     names = []
     run, do_compile = JITFunction.run, JITFunction._do_compile
 

@@ -11,7 +11,6 @@ import yaml
 from simbal.config.schema import ExpertsConfig, fields_of
 from simbal.errors import UserError
 from simbal.experts import select
-from simbal.experts import select as measured
 from simbal.experts.select import BACKENDS, TABLE, UNMEASURED, Backend, Row, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
@@ -76,8 +75,7 @@ def test_on_cuda_without_megablocks_auto_says_so(all_run, monkeypatch):
 
 def test_a_measured_row_wins_over_the_default_for_its_widths_only(all_run, monkeypatch):
     row = Row("cuda", torch.bfloat16, 768, 768, "fused", "by a test")
-    for module in (measured, select):
-        monkeypatch.setattr(module, "TABLE", (row,))
+    monkeypatch.setattr(select, "TABLE", (row,))
     assert choose("auto", CUDA, torch.bfloat16, 768, 768).reason == "auto chose fused: measured by a test"
     assert choose("auto", CUDA, torch.bfloat16, 768, 1536).name == "megablocks"
     assert choose("auto", CUDA, torch.float16, 768, 768).name == "megablocks"

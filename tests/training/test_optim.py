@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from simbal.training.lit_moe import OptimSettings, build_optimizer, lr_factor, parameter_groups
+from simbal.config.schema import OptimConfig
+from simbal.training.optimizer import build_optimizer, lr_factor, parameter_groups
 
-SETTINGS = OptimSettings(5e-4, 0.01, (0.9, 0.95), 1e-8, decay_router=False, warmup_steps=2000)
+SETTINGS = OptimConfig(5e-4, 0.01, [0.9, 0.95], 1e-8, False, 2000, z_loss_coef=0, grad_clip=0, aux_layer_reduce="sum")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_second_signal_that_somebody_waits_for_ends_nothing():
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         request = StopRequest()
-        with request.heard():
+        with request.listening():
             for number in (signal.SIGUSR2, signal.SIGTERM):
                 os.kill(os.getpid(), number)
             assert request.number == signal.SIGTERM
@@ -115,7 +115,7 @@ def test_a_second_signal_ends_a_program_that_cannot_stop(tmp_path):
     """One that hangs inside a step."""
     program = (
         "import os, time\nfrom simbal.training.stop import StopRequest\nrequest = StopRequest()\n"
-        "with request.heard():\n    print('ready', flush=True)\n    while True:\n        time.sleep(0.01)\n"
+        "with request.listening():\n    print('ready', flush=True)\n    while True:\n        time.sleep(0.01)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -15,8 +15,8 @@ def pruned_after_validation(monkeypatch):
     """The sweep writes prune.json while the validation of step 6 is being written."""
     log_validation = Telemetry.log_validation
 
-    def log_and_prune(telemetry, trainer, module, step):
-        log_validation(telemetry, trainer, module, step)
+    def log_and_prune(telemetry, trainer, step):
+        log_validation(telemetry, trainer, step)
         if step == 6:
             (telemetry.folder / PRUNE_FILE).write_text(json.dumps({"reason": "pruned by trial 3: worse than others"}))
 

@@ -20,7 +20,7 @@ from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.trained import TrainedRun, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.experts.plan import RoutingPlan
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.metrics import language
 from simbal.model.moe import FeedForward, MoELayer

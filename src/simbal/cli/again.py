@@ -55,7 +55,7 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
     given = {override.key_or_group for override in own}
     spec = RunFolder(folder).read_spec()
     options = {group: _options(spec, group, folder, catalogue) for group in GROUPS if group not in (*given, "logger")}
-    usual = _usual(options, catalogue)
+    usual = catalogue.keys(options)
     lines = [f"{group}={chosen[0] if len(chosen) == 1 else literal(chosen)}" for group, chosen in options.items()]
     flat = flatten(as_dict(spec.config))
     for key, value in flat.items():
@@ -90,7 +90,7 @@ def run_of(overrides: Sequence[Override], catalogue: Catalogue) -> RunSpec | Non
             raise UserError(f"{override.input_line}: run= goes on with one run, and takes values for its keys alone")
     values = {key: plain(override.value()) for key, override in given.items()}
     groups = [group for group in ("data", "logger") if spec.choices[group] in catalogue.options[group]]
-    usual = _usual({group: [spec.choices[group]] for group in groups}, catalogue)
+    usual = catalogue.keys({group: [spec.choices[group]] for group in groups})
     of_mlflow = ["output_dir"] if config["logger.kind"] == "mlflow" else []  # where its store is, if it is no server
     sent_to = {*SENT_TO, *of_mlflow}
     for key in sorted(sent_to | addresses()):
@@ -141,15 +141,6 @@ def _options(spec: RunSpec, group: str, folder: Path, catalogue: Catalogue) -> l
             if targets.get(name) != keys.get("_target_"):
                 raise UserError(f"{folder} was trained by {keys.get('_target_')}, which conf/ has not: give balancing=")
     return named
-
-
-def _usual(options: dict[str, list[str]], catalogue: Catalogue) -> dict[str, Any]:
-    """Return the values of conf/ with these options, by dotted key."""
-    usual = catalogue.root_keys()
-    for group, chosen in options.items():
-        for option in chosen:
-            usual |= catalogue.option_keys(group, option)
-    return usual
 
 
 def _require_near(folder: Path, key: str, value: Any, sent: bool = False) -> None:

@@ -79,23 +79,21 @@ def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
 
 
 def _catalogue(conf: Path, root: str) -> Catalogue:
-    """Return the catalogue of the folders and root config that Hydra's flags name, or of `conf` and `root`."""
+    """Return the catalogue of the folders and root config that Hydra's flags name, or of `conf` and `root`.
+
+    Raises:
+        UserError: the flags name the config.yaml of a run, which begins with its choices.
+    """
     parser = ArgumentParser(add_help=False)
     for flags in FOLDERS:
         parser.add_argument(*flags)
     args, _ = parser.parse_known_args()
-    _refuse_run(Path(args.config_dir or args.config_path or ""), args.config_name)
+    folder = Path(args.config_dir or args.config_path or "")
+    file = folder / "config.yaml"
+    if args.config_name == "config" and file.is_file() and file.read_bytes().startswith(b"choices:"):
+        # Hydra would compose another strategy than that of the run
+        raise UserError(f"{folder} is a run: go on with it by run={folder}, or begin one like it by from={folder}")
     folders = [conf.parent / args.config_path if args.config_path else conf]
     if args.config_dir:
         folders.append(Path(args.config_dir))
     return Catalogue(folders, args.config_name or root)
-
-
-def _refuse_run(folder: Path, name: str | None) -> None:
-    """Raise `UserError` if Hydra is told to begin with a run's config.yaml.
-
-    It would compose another strategy than that of the run.
-    """
-    file = folder / "config.yaml"
-    if name == "config" and file.is_file() and file.read_bytes().startswith(b"choices:"):  # as no config of conf/ does
-        raise UserError(f"{folder} is a run: go on with it by run={folder}, or begin one like it by from={folder}")

@@ -5,10 +5,10 @@ refuse it refuses without naming what is near. Keys of `hydra.sweeper` are check
 """
 
 import difflib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString, Sweep
@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from simbal.config.catalogue import MISSING, SWEEPS, Catalogue
 from simbal.config.schema import integer_keys, open_keys
-from simbal.config.values import flatten
+from simbal.config.values import flatten, words
 from simbal.errors import UserError
 from simbal.sweep import spans
 from simbal.sweep.search.settings import SearchSettings
@@ -26,7 +26,6 @@ UNTYPED = ("balancing", "analysis")  # groups whose options are classes and func
 NAME = "optuna"
 PREFIX = "hydra.sweeper."
 TYPES = {f.name: f.type for f in fields(SearchSettings)}
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None:
@@ -58,7 +57,7 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
         if override.key_or_group in catalogue.options:
             swept[override.key_or_group] += _options(override, catalogue)
     choices |= swept
-    keys = _keys(choices | chosen, catalogue)
+    keys = catalogue.keys(choices | chosen)
     for override in [*grid, *own]:
         _check_key(override, keys, catalogue)
     for sweep in sweeps:
@@ -67,7 +66,7 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
 
 
 def _known_choices(sweep: str, catalogue: Catalogue) -> dict[str, list[str]]:
-    """The options that a named sweep chooses in its defaults list, all of which there are."""
+    """Return the options that a named sweep chooses in its defaults list; `UserError` for one that there is not."""
     choices = catalogue.sweep_choices(sweep)
     for group, options in choices.items():
         available = catalogue.options.get(group, {})
@@ -101,15 +100,6 @@ def check_sweeper_keys(overrides: Iterable[Override], sweep: str, chosen: str | 
             _check(key.removeprefix(PREFIX), override.value(), key, str(override.input_line))
 
 
-def _keys(choices: dict[str, list[str]], catalogue: Catalogue) -> dict[str, Any]:
-    """Return the dotted keys of the chosen options and of the root config, with their values."""
-    keys = catalogue.root_keys()
-    for group, options in choices.items():
-        for option in options if group != SWEEPS else []:
-            keys |= catalogue.option_keys(group, option)
-    return keys
-
-
 def _check_options(override: Override, catalogue: Catalogue) -> None:
     group = override.key_or_group
     if override.package is not None:
@@ -127,15 +117,11 @@ def _check_options(override: Override, catalogue: Catalogue) -> None:
     if not options and not override.is_delete():
         raise UserError(f"{override.input_line} chooses nothing: {group} has {', '.join(available)}")
     for choice in _values(override) if group in UNTYPED else ():
-        if isinstance(choice, list):
-            _check_once([part for option in choice for part in catalogue.parts(group, str(option))], override)
-
-
-def _check_once(parts: list[str], override: Override) -> None:
-    """Raise `UserError` for a part that is named twice, which Hydra would merge into one in silence."""
-    for part in parts:
-        if parts.count(part) > 1:
-            raise UserError(f"{override.input_line} names {part} twice: once is enough")
+        names = choice if isinstance(choice, list) else []
+        parts = Counter(part for name in names for part in catalogue.parts(group, str(name)))
+        for part, count in parts.items():
+            if count > 1:  # Hydra would merge them into one in silence
+                raise UserError(f"{override.input_line} names {part} twice: once is enough")
 
 
 def _options(override: Override, catalogue: Catalogue) -> list[str]:
@@ -246,12 +232,5 @@ def _check(key: str, value: Any, place: str, line: str) -> None:
     except InterpolationResolutionError as error:
         raise UserError(f"{said}: {str(error).splitlines()[0]}") from None
     except OmegaConfBaseException:
-        raise UserError(f"{said}: {PREFIX}{name} must be {_kind_of_key(TYPES[name])}") from None
-
-
-def _kind_of_key(annotation: Any) -> str:
-    if get_origin(annotation) is list:
-        return "a list such as [a,b]"
-    if get_origin(annotation) is dict:
-        return "keys with values"
-    return " or ".join(WORDS[part] for part in get_args(annotation) or (annotation,))
+        kind = "a list such as [a,b]" if get_origin(TYPES[name]) is list else words(TYPES[name])
+        raise UserError(f"{said}: {PREFIX}{name} must be {kind}") from None

@@ -4,7 +4,7 @@ Nothing is composed or imported, so that the command line is checked and explain
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,65 +35,70 @@ class Catalogue:
                     self.options.setdefault(file.parent.name, {}).setdefault(file.stem, file)
 
     def root_file(self, name: str) -> Path:
-        """The file of a root config; `UserError` if there is none."""
+        """Return the file of a root config; `UserError` if there is none."""
         for folder in self.folders:
             if (file := folder / f"{name}.yaml").is_file():
                 return file
         raise UserError(f"there is no {name}.yaml in {' or '.join(map(str, self.folders))}")
 
     def root_keys(self) -> dict[str, Any]:
-        """The dotted keys that belong to no group, with their values."""
-        keys: dict[str, Any] = {}
-        for name in _inherited(_read(self.root_file(self.root))):
-            keys |= _settings(_read(self.root_file(name)))
-        return keys | _settings(_read(self.root_file(self.root)))
+        """Return the dotted keys that belong to no group, with their values."""
+        return {key: value for content in self._root_contents() for key, value in _settings(content).items()}
 
     def default_choices(self) -> dict[str, list[str]]:
-        """The options that the root config chooses, by group."""
-        content = _read(self.root_file(self.root))
-        choices: dict[str, list[str]] = {}
-        for name in _inherited(content):
-            choices |= _choices(_read(self.root_file(name)))
-        return choices | _choices(content)
+        """Return the options that the root config chooses, by group."""
+        return {group: options for content in self._root_contents() for group, options in _choices(content).items()}
 
     def option_keys(self, group: str, option: str) -> dict[str, Any]:
-        """The dotted keys that an option of a group brings, inherited ones included, with their values."""
-        file = self.options[group][option]
-        content = _read(file)
-        keys: dict[str, Any] = {}
-        for sibling in _inherited(content):
-            keys |= self.option_keys(group, sibling)
-        package = _PACKAGE.match(file.read_text(encoding="utf-8"))
-        prefix = package[1] if package else group
-        return keys | _settings(content, "" if prefix == "_global_" else f"{prefix}.")
+        """Return the dotted keys that an option of a group brings, inherited ones included, with their values."""
+        contents = self._contents(group, option)
+        return {key: value for content, prefix in contents for key, value in _settings(content, prefix).items()}
+
+    def keys(self, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return the dotted keys of the root config and of the options chosen by group, with their values."""
+        keys = self.root_keys()
+        for group, options in choices.items():
+            for option in options if group != SWEEPS else ():
+                keys |= self.option_keys(group, option)
+        return keys
 
     def parts(self, group: str, option: str) -> list[str]:
-        """The names of the parts of an option, as a group like `balancing` has them: its own and those it inherits."""
-        content = _read(self.options[group][option])
-        inherited = [part for sibling in _inherited(content) for part in self.parts(group, sibling)]
-        return [*inherited, *(key for key in content if key != "defaults")]
+        """Return the names of an option's parts, as those of `balancing` have them, the inherited ones first."""
+        return [name for content, _ in self._contents(group, option) for name in content if name != "defaults"]
 
     def targets(self, group: str, option: str) -> dict[str, str]:
-        """The class (`_target_`) of each part of an option, by the part's name."""
-        content = _read(self.options[group][option])
-        found: dict[str, str] = {}
+        """Return the class (`_target_`) of each part of an option, by the part's name."""
+        contents = [content for content, _ in self._contents(group, option)]
+        return {name: keys["_target_"] for content in contents for name, keys in content.items() if name != "defaults"}
+
+    def _root_contents(self) -> list[dict[str, Any]]:
+        """Return the contents of the root configs that this one inherits, and then its own."""
+        content = _read(self.root_file(self.root))
+        return [*(_read(self.root_file(name)) for name in _inherited(content)), content]
+
+    def _contents(self, group: str, option: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the content of an option's file and what stands before its keys; of those that it inherits first."""
+        file = self.options[group][option]
+        content = _read(file)
         for sibling in _inherited(content):
-            found |= self.targets(group, sibling)
-        return found | {name: keys["_target_"] for name, keys in content.items() if name != "defaults"}
+            yield from self._contents(group, sibling)
+        package = _PACKAGE.match(file.read_text(encoding="utf-8"))
+        prefix = package[1] if package else group
+        yield content, "" if prefix == "_global_" else f"{prefix}."
 
     def sweep_choices(self, sweep: str) -> dict[str, list[str]]:
-        """The options that a named sweep sets by `override /group: option`, by group."""
+        """Return the options that a named sweep sets by `override /group: option`, by group."""
         return _choices(_read(self.options[SWEEPS][sweep]))
 
     def sweep_lines(self, sweep: str) -> list[str]:
-        """A named sweep's grid, and its arms, as `key=value` lines."""
+        """Return a named sweep's grid, and its arms, as `key=value` lines."""
         hydra = _read(self.options[SWEEPS][sweep]).get("hydra") or {}
         sweeper = hydra.get("sweeper") or {}
         params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
         return params + [line for arm in sweeper.get("arms") or [] for line in split_arm(arm)]
 
     def sweeper(self, sweep: str) -> tuple[str | None, dict[str, Any]]:
-        """The sweeper that a named sweep chooses, or None, and what the sweep sets of `hydra.sweeper`."""
+        """Return the sweeper that a named sweep chooses, or None, and what the sweep sets of `hydra.sweeper`."""
         content = _read(self.options[SWEEPS][sweep])
         defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
         chosen = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
@@ -106,7 +111,7 @@ def options(group: str) -> dict[str, Path]:
 
 
 def first_comment(file: Path) -> list[str]:
-    """The comment lines at the top of a YAML file, which say what it is for, without the `@package` line."""
+    """Return the comment lines at the top of a YAML file, which say what it is for, without the `@package` line."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -149,9 +154,6 @@ def _choices(content: dict[str, Any]) -> dict[str, list[str]]:
             for key, option in item.items():
                 group = key.removeprefix("override").strip().lstrip("/")
                 if not group.startswith("hydra/"):
-                    choices[group] = [str(name) for name in _as_list(option) if name is not None]
+                    names = option if isinstance(option, list) else [option]
+                    choices[group] = [str(name) for name in names if name is not None]
     return choices
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -30,7 +30,7 @@ from simbal.config.schema import (
 from simbal.config.values import accepts, check_kind, check_leaves, check_name, not_negative
 from simbal.errors import UserError
 
-EXTRAS = {"mlflow": "mlflow", "wandb": "wandb"}  # by logger, the extra and the module alike
+EXTRAS = ("mlflow", "wandb")  # loggers that are modules, which extras of the same names install
 T = TypeVar("T")
 
 
@@ -52,7 +52,9 @@ def checked(plain: Any) -> Config:
         UserError: a key is missing, unknown or of another type, or values make no sense, alone or together.
     """
     config = typed(Config, plain)
-    _check_logger(config.logger.kind)
+    logger = config.logger.kind
+    if logger in EXTRAS and find_spec(logger) is None:
+        raise UserError(f"logger={logger} is not installed: pip install 'simbal[{logger}]'")
     check_together(config)
     check_leaves(plain)
     return config
@@ -114,7 +116,7 @@ def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) ->
 
 
 def _variant(schema: type[T], plain: Mapping[str, Any], prefix: str) -> type[T]:
-    """The form of a schema with several, such as `DataConfig`, that `plain` names; `schema` itself if it has one."""
+    """Return the form of a schema with several that `plain` names, such as `FilesConfig`; else `schema` itself."""
     if schema not in VARIANTS:
         return schema
     key, forms = VARIANTS[schema]
@@ -139,11 +141,6 @@ def _check_value(name: str, value: Any, kind: Any, key: Key) -> None:
         raise UserError(f"{name}={value} must be {allowed}{finite}at least {key.least}")
     if key.above is not None and not key.above < value < math.inf:
         raise UserError(f"{name}={value} must be {allowed}a finite number above {key.above}")
-
-
-def _check_logger(kind: str) -> None:
-    if kind in EXTRAS and find_spec(EXTRAS[kind]) is None:
-        raise UserError(f"logger={kind} is not installed: pip install 'simbal[{EXTRAS[kind]}]'")
 
 
 def check_sizes(model: ModelConfig) -> None:

@@ -324,7 +324,7 @@ GROUPS = tuple(name for name, field in fields_of(Config).items() if field.is_gro
 
 @cache
 def integer_keys() -> frozenset[str]:
-    """The dotted keys whose value is a whole number, so that `0-4` on the command line means 0,1,2,3,4."""
+    """Return the dotted keys whose value is a whole number: `0-4` on the command line means 0,1,2,3,4 of them."""
     return frozenset(name for name, kind, _ in every_key() if kind in (int, int | None))
 
 
@@ -336,7 +336,7 @@ def open_keys() -> frozenset[str]:
 
 @cache
 def addresses() -> frozenset[str]:
-    """The dotted keys of places that may have a password in them."""
+    """Return the dotted keys of addresses that may have a password in them."""
     return frozenset(name for name, _, key in every_key() if key.address)
 
 

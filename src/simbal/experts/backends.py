@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from simbal.experts.plan import RoutingPlan
+from simbal.experts.dispatch import RoutingPlan
 
 
 def reference(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused_blocks import SHARED_MEMORY, Blocks, Config, config_for, multiple
-from simbal.experts.plan import RoutingPlan
 
 
 def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ def _run_rows(kernel: Any, config: Config, blocks: Blocks, columns: int, *tensor
 def _weight_grad(
     config: Config, a_RI: Tensor, b_NJ: Tensor, weight: Tensor, order: Tensor, ends: Tensor, K: int
 ) -> Tensor:
-    """The gradient of `weight`: for each expert a_e^T times its tokens' rows of b; zero for one without rows."""
-    from simbal.experts import fused_weight_grad as kernels
+    """Return the gradient of `weight`: a_e^T times the rows of b of e's tokens; zero for an expert without rows."""
+    from simbal.experts import fused_kernels as kernels
 
     (R, width_i), width_j, blocks = a_RI.shape, b_NJ.shape[1], config.weight_grad
     tiles = (width_i // config.weight_rows) * (width_j // blocks.columns)

@@ -75,10 +75,10 @@ SHARED_MEMORY = 99328
 
 
 def config_for(d_model: int, d_expert: int) -> Config | None:
-    """The first entry of `CONFIGS` whose width divides both, or None."""
+    """Return the first entry of `CONFIGS` whose width divides both, or None."""
     return next((c for c in CONFIGS if d_model % c.width == 0 and d_expert % c.width == 0), None)
 
 
 def multiple() -> int:
-    """The number of which both widths must be a multiple."""
+    """Return the number of which both widths must be a multiple."""
     return min(c.width for c in CONFIGS)

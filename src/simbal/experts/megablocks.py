@@ -8,7 +8,6 @@ G rows padded to blocks of 128 per expert, Z blocks of T x T, M columns of an ex
 """
 
 import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simbal.errors import UserError
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks_ops import interpreted, kernels
-from simbal.experts.plan import RoutingPlan
 
 BLOCK = 128
 INT32_ELEMENTS = 2**31
@@ -44,15 +43,14 @@ def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"its kernels have no {dtype}"
     if device.type == "cuda" and not interpreted():
-        exact = "experts=reference for float32"
-        return None if dtype != torch.float32 else (
-            f"its products would round float32 to TF32 on CUDA: set trainer.precision=bf16-mixed, or {exact}"
-        )  # fmt: skip
+        rounds = "its products would round float32 to TF32 on CUDA"
+        remedy = "set trainer.precision=bf16-mixed, or experts=reference for float32"
+        return f"{rounds}: {remedy}" if dtype == torch.float32 else None
     return "the Triton interpreter multiplies bfloat16 wrongly" if dtype == torch.bfloat16 else None
 
 
 def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
-    """Order and ends of all N*K slots; a slot that has no row in the plan has weight 0 and may go to any expert."""
+    """Return order and ends of all N*K slots; a slot that has no row in the plan has weight 0 and goes to the last."""
     order_R, ends_E = plan.order_R, plan.ends_E
     if len(order_R) == plan.weights_NK.numel():
         return order_R, ends_E
@@ -63,27 +61,15 @@ def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
     return torch.cat([order_R, absent.nonzero()[:, 0]]), ends_E
 
 
-@dataclass(frozen=True)
 class _Rows:
     """The place of each routed row among rows padded per expert, in the int32 that MegaBlocks' copies read."""
 
-    order_R: Tensor
-    expert_R: Tensor
-    ends_E: Tensor
-    padded_ends_E: Tensor
-    top_k: int
-
-    @classmethod
-    def build(cls, order_R: Tensor, ends_E: Tensor, top_k: int) -> "_Rows":
+    def __init__(self, order_R: Tensor, ends_E: Tensor, top_k: int) -> None:
         rows_R = torch.arange(len(order_R), dtype=torch.int32, device=order_R.device)
-        expert_R = torch.searchsorted(ends_E, rows_R, right=True).int()
-        counts_E = torch.diff(ends_E, prepend=ends_E.new_zeros(1))
-        padded_ends_E = ((counts_E + BLOCK - 1) // BLOCK * BLOCK).cumsum(0).int()
-        return cls(order_R.int(), expert_R, ends_E, padded_ends_E, top_k)
-
-    @property
-    def blocks_E(self) -> Tensor:
-        return torch.diff(self.padded_ends_E, prepend=self.padded_ends_E.new_zeros(1)) // BLOCK
+        self.order_R, self.ends_E, self.top_k = order_R.int(), ends_E, top_k
+        self.expert_R = torch.searchsorted(ends_E, rows_R, right=True).int()
+        self.blocks_E = (torch.diff(ends_E, prepend=ends_E.new_zeros(1)) + BLOCK - 1) // BLOCK
+        self.padded_ends_E = (self.blocks_E * BLOCK).cumsum(0).int()
 
     @property
     def padded_row_R(self) -> Tensor:
@@ -122,7 +108,7 @@ class _BlockSparseSwiGLU(torch.autograd.Function):
     ) -> Tensor:
         E, _, width, D = w13.shape
         x_ND, w13, w2 = x_ND.contiguous(), w13.contiguous(), w2.contiguous()  # the kernels assume it
-        rows = _Rows.build(order_R, ends_E, p_NK.shape[1])
+        rows = _Rows(order_R, ends_E, p_NK.shape[1])
         x_GD = rows.gather(x_ND)
         wide, narrow = (Topology(rows.blocks_E, len(x_GD), m) for m in (2 * width, width))
         gate_up = wide.sdd(x_GD, w13.view(E * 2 * width, D).T)

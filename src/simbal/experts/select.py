@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from simbal.errors import UserError
-from simbal.experts import backends, megablocks
-from simbal.experts.backends import reference
+from simbal.experts import backends, fused, megablocks
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks_ops import install
-from simbal.experts.plan import RoutingPlan
 
 ExpertsFn = Callable[[Tensor, RoutingPlan, Tensor, Tensor], Tensor]
 """(x_ND, plan, w13_E2FD, w2_EFD) -> y_ND: gate is w13[:, 0], up is w13[:, 1], applied as x W^T; down is h @ w2[e]."""
@@ -64,9 +63,8 @@ class Row:
 
     def fits(self, device: str, dtype: torch.dtype, d_model: int, d_expert: int) -> bool:
         """Whether the row applies to this device, dtype and these widths."""
-        widths = ((self.d_model, d_model), (self.d_expert, d_expert))
-        same = all(measured in (None, asked) for measured, asked in widths)
-        return same and (self.device, self.dtype) == (device, dtype)
+        fits = self.d_model in (None, d_model) and self.d_expert in (None, d_expert)
+        return fits and (self.device, self.dtype) == (device, dtype)
 
 
 TABLE = (
@@ -80,28 +78,16 @@ UNMEASURED = {"cuda": ("megablocks", "torch", "fused", "reference"), "cpu": ("to
 """The backends to try by device, in this order, where no row fits or its backend cannot run."""
 
 
-def _fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
-    from simbal.experts import fused  # Triton, which not every machine has
-
-    return fused.fused(x_ND, plan, w13_E2FD, w2_EFD)
-
-
-def _fused_unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    from simbal.experts import fused
-
-    return fused.unsupported(device, dtype, d_model, d_expert)
-
-
 BACKENDS = {
-    "reference": Backend(reference, lambda *_: None),
+    "reference": Backend(backends.reference, lambda *_: None),
     "torch": Backend(backends.grouped, backends.unsupported),
     "megablocks": Backend(megablocks.megablocks, megablocks.unsupported),
-    "fused": Backend(_fused, _fused_unsupported),
+    "fused": Backend(fused.fused, fused.unsupported),
 }
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> Choice:
-    """The backend to use and the reason, as they are written into the run record.
+    """Return the backend to use and the reason, as they are written into the run record.
 
     Raises:
         UserError: `name` is unknown, or cannot run with this device, dtype and these widths.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from simbal.metrics import language, routing
@@ -71,6 +70,10 @@ class Metric:
         return f"{self.title}{ARROWS[self.better]}"
 
 
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)  # as runs of all versions have it; `fmean` rounds otherwise
+
+
 def _gram_deviations(sums: Sums) -> Tensor:
     import torch
 
@@ -96,7 +99,7 @@ VALIDATION = (
     ),
     Metric(
         "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation set, mean over layers",
-        "", "{:.3f}", "lower", column=True, by_layer=lambda sums: routing.max_vio(sums.counts_LE), over_layers=fmean,
+        "", "{:.3f}", "lower", column=True, by_layer=lambda sums: routing.max_vio(sums.counts_LE), over_layers=_mean,
     ),
     Metric(
         "tokens_per_expert", "load",
@@ -111,17 +114,17 @@ VALIDATION = (
     ),
     Metric(
         "seu", "SEU", "distinct experts chosen in a sequence / E, mean over sequences and layers",
-        "", "{:.3f}", column=True, by_layer=lambda sums: sums.seu_L / sums.sequences, over_layers=fmean,
+        "", "{:.3f}", column=True, by_layer=lambda sums: sums.seu_L / sums.sequences, over_layers=_mean,
     ),
     Metric(
         "entropy", "entropy",
         "entropy in nats of a token's top-k weights divided by their sum, mean over tokens and layers",
-        NATS, "{:.3f}", column=True, by_layer=lambda sums: sums.entropy_L / sums.tokens, over_layers=fmean,
+        NATS, "{:.3f}", column=True, by_layer=lambda sums: sums.entropy_L / sums.tokens, over_layers=_mean,
     ),
     Metric(
         "gram_deviation", "(R^T R - I)^2",
         "mean over all E^2 entries of (R^T R - I)^2 with a bf16 product, mean over layers",
-        "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=fmean,
+        "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=_mean,
     ),
 )  # fmt: skip
 SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
@@ -136,7 +139,7 @@ SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measur
         "trainer.pes_tokens tokens of the validation set",
         "", "{:.4f}", "lower", column=True, over_layers=min,
     ),
-    Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=fmean),
+    Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),
 )  # fmt: skip
 SPEED = Metric(
     "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",

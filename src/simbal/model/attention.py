@@ -12,7 +12,7 @@ from simbal.model.matmul import linear
 
 
 class Attention(nn.Module):
-    """Multi-head attention, softmax(q k^T / sqrt(P)) v over the past, without biases and without QK-norm."""
+    """A layer of multi-head attention, softmax(q k^T / sqrt(P)) v over the past, without biases and without QK-norm."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class KeyValueCache:
         return self.tokens_BS
 
     def visible(self, num_new: int, document_end: int | None) -> Tensor:
-        """The mask (B or 1, 1, Q, S): which tokens each of the `num_new` last ones sees, as without a cache."""
+        """Return the mask (B or 1, 1, Q, S): which tokens each of the `num_new` last ones sees, as without a cache."""
         assert self.tokens_BS is not None, "append comes first"
         if document_end is not None:
             return document_mask(self.tokens_BS, document_end)[:, :, -num_new:]
@@ -82,7 +82,7 @@ class KeyValueCache:
 
 
 def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
-    """The mask (B, 1, S, S): position s sees t <= s of its own document, which ends with the token `document_end`."""
+    """Return the mask (B, 1, S, S): s sees t <= s of its own document, which ends with the token `document_end`."""
     ends_BS = tokens_BS == document_end
     document_BS = ends_BS.cumsum(1) - ends_BS.long()  # the end belongs to the document that it ends
     same_BSS = document_BS[:, :, None] == document_BS[:, None, :]
@@ -90,7 +90,7 @@ def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
 
 
 def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.device) -> Tensor:
-    """cos and sin, (2, S, P), of position s times theta^(-2i/P); pair i stands at channels i and i + P/2."""
+    """Return cos and sin, (2, S, P), of position s times theta^(-2i/P); pair i stands at channels i and i + P/2."""
     frequencies = theta ** -(torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
     angles = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * frequencies.repeat(2)
     return torch.stack([angles.cos(), angles.sin()])

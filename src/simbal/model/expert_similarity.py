@@ -4,12 +4,12 @@ Shapes: N tokens, D model width, L MoE layers, E experts, F expert hidden width.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.moe import FeedForward, MoELayer
@@ -22,10 +22,11 @@ class Watched:
         self._parts: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self.zero_outputs_L = [0] * num_layers
 
-    def add(self, layer: int, running: RunningSimilarity) -> None:
-        """Add one batch of a layer."""
-        self._parts[layer].append(running.similarity_N.double().cpu())
-        self.zero_outputs_L[layer] += running.zero_outputs
+    def measure(self, index: int, layer: MoELayer, inputs: tuple[Tensor, ...]) -> None:
+        """Measure one batch of the MoE layer `index`, ahead of its forward pass."""
+        running = layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD)
+        self._parts[index].append(running.similarity_N.double().cpu())
+        self.zero_outputs_L[index] += running.zero_outputs
 
     @property
     def similarity_LN(self) -> Tensor:
@@ -38,20 +39,10 @@ def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched
     """Measure in every forward pass within the block; what the layers return stays the same to the bit."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
     seen = Watched(len(layers))
-
-    def before(index: int) -> Any:
-        def measure(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            assert isinstance(layer, MoELayer)
-            seen.add(index, layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD))
-
-        return measure
-
-    handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
-    try:
+    with ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_pre_hook(partial(seen.measure, index)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tens
 def _dlogits(
     exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor
 ) -> Tensor:
-    """The gradient of the loss with respect to the logits of one chunk, (C, V); overwrites `exp_CV`.
+    """Return the gradient of the loss with respect to the logits of one chunk, (C, V); overwrites `exp_CV`.
 
     ((1 + 2 z_coef lse) p - onehot(target)) / counted with p = exp / total, and 0 where ignored.
     """

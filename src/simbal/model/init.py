@@ -14,7 +14,7 @@ from simbal.model.transformer import Transformer
 
 
 def generator(seed: int, stream: str) -> torch.Generator:
-    """A CPU generator whose numbers depend on (seed, stream) alone."""
+    """Return a CPU generator whose numbers depend on (seed, stream) alone."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

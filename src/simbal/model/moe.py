@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simbal.experts.plan import RoutingPlan
+from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.model.matmul import linear
 from simbal.model.router import Router, Routing, Steering

@@ -37,16 +37,30 @@ class Routing:
         num_sequences: int = 1,
         gating: str = "softmax",
         renormalize: bool = True,
+        choice_scores: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Self:
-        """Route by the logits of a model that is not ours as a plain router does; fp32 at least."""
-        wide_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
-        probs_NE = gate(wide_NE, gating)
-        experts_NK = largest(wide_NE.detach(), top_k)
-        weights_NK = topk_weights(wide_NE, probs_NE, experts_NK, gating, renormalize)
-        counts_E = count(experts_NK, wide_NE.shape[1])
+        """Return the routing by logits (N, E), of any model, in fp32 at least.
+
+        Args:
+            logits_NE: the router's.
+            top_k: experts per token, K.
+            router_weight_ED: the weight that has made the logits.
+            num_sequences: B.
+            gating: `softmax` or `sigmoid`.
+            renormalize: divide the K weights by their sum.
+            choice_scores: returns scores (N, E) from logits and probabilities, to choose by instead of the logits.
+        """
+        logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
+        probs_NE = gate(logits_NE, gating)
+        with torch.no_grad():
+            scores_NE = choice_scores(logits_NE, probs_NE) if choice_scores else logits_NE
+            experts_NK = largest(scores_NE, top_k)
+            counts_E = count(experts_NK, logits_NE.shape[1])
+        weights_NK = topk_weights(logits_NE, probs_NE, experts_NK, gating, renormalize)
         return cls(
-            wide_NE, probs_NE, experts_NK, weights_NK, counts_E, router_weight_ED, num_sequences, gating, steered=False
-        )
+            logits_NE, probs_NE, experts_NK, weights_NK, counts_E, router_weight_ED, num_sequences, gating,
+            steered=scores_NE is not logits_NE,
+        )  # fmt: skip
 
     @property
     def distribution_NE(self) -> Tensor:
@@ -94,24 +108,21 @@ class Router(nn.Module):
 
     def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
         """Route the hidden states of B whole sequences; products in fp32, or in the input's dtype if that is wider."""
+
+        def choice_scores(logits_NE: Tensor, probs_NE: Tensor) -> Tensor:
+            if steering is None:
+                return logits_NE
+            return steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE))
+
         weight_ED = self.weight_ED  # once: a parametrised weight is computed at each access
         wide = torch.promote_types(x_ND.dtype, torch.float32)
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = F.linear(x_ND.to(wide), weight_ED.to(wide))
             if steering:
                 logits_NE = steering.adjust_logits(logits_NE)
-            probs_NE = gate(logits_NE, self.gating)
-            scores_NE = logits_NE
-            with torch.no_grad():
-                if steering:
-                    scores_NE = steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE))
-                topk_experts_NK = largest(scores_NE, self.top_k)
-                tokens_per_expert_E = count(topk_experts_NK, len(weight_ED))
-            topk_probs_NK = topk_weights(logits_NE, probs_NE, topk_experts_NK, self.gating, self.renormalize)
-        return Routing(
-            logits_NE, probs_NE, topk_experts_NK, topk_probs_NK, tokens_per_expert_E, weight_ED, len(tokens_BS),
-            self.gating, steered=scores_NE is not logits_NE,
-        )  # fmt: skip
+            return Routing.of_logits(
+                logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply `fn`, but keep the dtype of a parametrised weight, as decompositions have no bf16 kernel."""
@@ -133,19 +144,19 @@ def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
 
 
 def largest(scores_NE: Tensor, top_k: int) -> Tensor:
-    """The experts of the K largest scores, (N, K); a stable sort, because topk leaves the order of ties open."""
+    """Return the experts of the K largest scores, (N, K), by a stable sort: topk leaves the order of ties open."""
     return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
 def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
-    """The probabilities of the chosen experts, (N, K), with `renormalize` divided by their sum."""
+    """Return the probabilities of the chosen experts, (N, K), with `renormalize` divided by their sum."""
     if not renormalize:
         return probs_NE.gather(-1, experts_NK)
     return log_scores(logits_NE.gather(-1, experts_NK), gating).softmax(-1)
 
 
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:
-    """The number of tokens sent to each expert, (E,), int64; integer sums are the same in any order."""
+    """Return the number of tokens sent to each expert, (E,), int64; integer sums are the same in any order."""
     counts_E = torch.zeros(num_experts, dtype=torch.int64, device=experts_NK.device)
     slots_R = experts_NK.reshape(-1)
     return counts_E.scatter_add_(0, slots_R, torch.ones_like(slots_R))

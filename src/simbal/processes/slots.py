@@ -43,7 +43,7 @@ def gpu_slots(
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a job could use, found without torch; none for a CPU build of torch or without a GPU."""
+    """Return the GPUs that a job could use, found without torch; none for a CPU build of torch or without a GPU."""
     if importlib.metadata.version("torch").endswith("+cpu"):
         return []
     present = [str(place) for place in range(len([*devices.glob("nvidia[0-9]*")]))]
@@ -54,7 +54,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The number of cores that this process may keep busy: its affinity, or less by its container's quota."""
+    """Return how many cores this process may keep busy: those of its affinity, or fewer by its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         share, period = quota.read_text().split()

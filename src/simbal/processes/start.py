@@ -16,33 +16,36 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 Task = dict[str, Any]  # a process's work, in values that JSON can hold
 TRIES, RESTART_SECONDS = 5, 0.2  # to start a process while its server dies
 
 
-class Process(Protocol):
-    """A started process, which leads a process group."""
+class Forked:
+    """A process of `ForkServer`."""
 
-    pid: int
+    def __init__(self, process: ForkServerProcess) -> None:
+        assert process.pid is not None
+        self.process, self.pid = process, process.pid
 
     def poll(self) -> int | None:
         """Return None while it runs, then its exit code; a negative one is the signal that ended it."""
+        return self.process.exitcode
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
+        self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
 
-class Starter(Protocol):
-    """A way to start a process and give it one task."""
-
-    def start(self, task: Task, environment: Mapping[str, str]) -> Process:
-        """Start a process on the task, with these variables added to its environment."""
+Process = subprocess.Popen[bytes] | Forked
+"""A started process, which leads a process group: `pid`, `poll` and `wait`."""
 
 
 class Afresh:
-    """A `Starter` that runs a new Python, which imports what it needs."""
+    """A way to start processes: each runs a new Python, which imports what it needs."""
 
     def __init__(self, program: ModuleType) -> None:
         """Set the module that runs by `python -m` and reads its task from standard input by `read_task`."""
@@ -68,26 +71,8 @@ def read_task() -> Task:
         return dict(json.load(pipe))
 
 
-class Forked:
-    """A process of `ForkServer`."""
-
-    def __init__(self, process: ForkServerProcess) -> None:
-        assert process.pid is not None
-        self.process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        """Return None while it runs, then its exit code; a negative one is the signal that ended it."""
-        return self.process.exitcode
-
-    def wait(self) -> int:
-        """Wait for its end, and return its exit code."""
-        self.process.join()
-        assert self.process.exitcode is not None
-        return self.process.exitcode
-
-
 class ForkServer:
-    """A `Starter` that forks a process which has imported `preload`, and which ends with this one."""
+    """A way to start processes: each is a fork of a server that has imported `preload` and ends with this process."""
 
     def __init__(self, work: Callable[[Task], int], preload: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the server.
@@ -116,6 +101,10 @@ class ForkServer:
                     raise
                 time.sleep(RESTART_SECONDS)
         return Forked(process)
+
+
+Starter = Afresh | ForkServer
+"""A way to start a process and give it one task."""
 
 
 def _lead(work: Callable[[Task], int], task: Task, environment: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.free_memory import require_room
-from simbal.training.lit_moe import LitMoE, OptimSettings
+from simbal.training.lit_moe import LitMoE
 from simbal.training.shortage import room_for_a_model
 
 CPU_FLAGS = Path("/proc/cpuinfo")
@@ -114,19 +114,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     balancing.prepare(model.routers)
     if trainer.compile:
         compile_blocks(model)
-    return LitMoE(
-        model,
-        balancing,
-        OptimSettings(
-            optim.lr, optim.weight_decay, (optim.betas[0], optim.betas[1]), optim.eps, optim.decay_router,
-            optim.warmup_steps,
-        ),
-        max_steps=trainer.max_steps,
-        z_loss_coef=optim.z_loss_coef,
-        grad_clip=optim.grad_clip,
-        bytes_of_token_V=torch.from_numpy(store.byte_len.astype("int64")),
-        skip_nonfinite=trainer.skip_nonfinite,
-    )  # fmt: skip
+    bytes_of_token_V = torch.from_numpy(store.byte_len.astype("int64"))
+    return LitMoE(model, balancing, optim, trainer.max_steps, bytes_of_token_V, trainer.skip_nonfinite)
 
 
 def compile_blocks(model: Transformer) -> None:

@@ -172,7 +172,7 @@ class Saving(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Start to listen for signals; Lightning has set handlers of its own by now."""
         self._step, self._saved = trainer.global_step, time.monotonic()
-        self._listening.enter_context(self.request.heard())
+        self._listening.enter_context(self.request.listening())
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Stop listening, as what comes after the last step can be done again."""

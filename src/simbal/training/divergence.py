@@ -15,7 +15,7 @@ from simbal.model.transformer import Transformer
 
 
 class DivergedError(Exception):
-    """Training cannot go on, as a loss or gradient is not finite."""
+    """An end of training, which cannot go on as a loss or gradient is not finite."""
 
     def __init__(self, what: str, step: int, layers: list[dict[str, float | None]]) -> None:
         """Keep the step and the statistics of each MoE layer; None for a number that is not finite."""

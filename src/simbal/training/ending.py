@@ -1,4 +1,4 @@
-"""The endings of a run before its last step: what its record says, and what its user is told."""
+"""The endings of a run before its last step, as its record and its user's terminal get them."""
 
 import logging
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from simbal.config.schema import TrainerConfig
 from simbal.distributed import is_first
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training import processes
 from simbal.training.divergence import DivergedError
+from simbal.training.ranks import Ranks
 from simbal.training.record import now
 from simbal.training.shortage import shortage
 from simbal.training.stop import PrunedError, StoppedError
@@ -21,13 +21,14 @@ log = logging.getLogger("simbal")
 
 
 @contextmanager
-def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig) -> Iterator[None]:
+def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, ranks: Ranks) -> Iterator[None]:
     """Record how training ended within the block, if it did not reach its last step; the first of several ranks writes.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         run: the entries of its record that are known in any case.
         trainer: the config's group of that name.
+        ranks: the ranks that train together, which report to the first why they failed.
 
     Raises:
         UserError: the run has diverged, or was short of memory, disk space or open files.
@@ -53,14 +54,18 @@ def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig) -> 
         log.exception("the run failed")
         short = shortage(error, folder.path, trainer.micro_batch, trainer.global_batch // trainer.devices)
         own = {"cause": short.cause, "error": short.sentence} if short else {"error": _named(error)}
-        other = processes.heard(own)
-        says = other or own
-        with suppress(UserError):  # where nothing more can be written, the first error is the one to tell
-            _write(folder, run, {"status": "failed", **says})
-        if "cause" in says:
-            raise UserError(says["error"]) from error
+        other = None
+        if is_first():
+            other = ranks.failure_of_others()
+        else:
+            ranks.report_failure(own)
+        failure = other or own
+        with suppress(UserError):  # where nothing more can be written, the first error is the one to show
+            _write(folder, run, {"status": "failed", **failure})
+        if "cause" in failure:
+            raise UserError(failure["error"]) from error
         if other:
-            raise RuntimeError(says["error"]) from error
+            raise RuntimeError(failure["error"]) from error
         raise
 
 

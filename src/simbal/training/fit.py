@@ -32,9 +32,11 @@ EXPECTED_WARNINGS = (
 def fit(
     spec: RunSpec, folder: Path, module: LitMoE, data: TokenData, accelerator: str, precision: str
 ) -> dict[str, Any]:
-    """Train to the last step, on every rank alike; the record's measured part.
+    """Train to the last step, on every rank alike; validate at the start, after each `val_every`-th step and the last.
 
-    Validated before the first step, after each `val_every`-th and after the last.
+    Returns:
+        The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves` and
+        `skipped_steps`.
 
     Raises:
         DivergedError, PrunedError, StoppedError: training ended before.
@@ -44,13 +46,14 @@ def fit(
     tokens_per_step = keys.global_batch * spec.config.data.seq_len
     pes = PES(keys.pes_every, keys.pes_tokens)
     telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
+    module.observers.append(telemetry)
     trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
         trainer.validate(module, data, ckpt_path=path, weights_only=True, verbose=False)
         if not telemetry.validated(step):
-            telemetry.log_validation(trainer, module, step)
+            telemetry.log_validation(trainer, step)
 
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
     telemetry.rewind(start.curves)
@@ -59,27 +62,27 @@ def fit(
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys.max_steps)
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
-    if module.validation is None or not telemetry.validated(keys.max_steps):
+    if telemetry.validation is None or not telemetry.validated(keys.max_steps):
         validate(keys.max_steps)
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
-    measured = final_metrics(trainer, module, pes)
+    measured = final_metrics(telemetry, trainer, module)
     loggers.finish(trainer, spec, measured["metrics"])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {"curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps}
 
 
-def final_metrics(trainer: L.Trainer, module: LitMoE, pes: PES) -> dict[str, Any]:
-    """What the last validation has found, with the experts' similarity if that is measured, as a whole and by layer."""
-    assert module.validation is not None
-    metrics, layers = module.validation.metrics, module.validation.layers
-    if not pes.measures(module):
+def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
+    """Return `metrics` and, by layer, `layers` of the last validation, with the experts' PES if that is measured."""
+    assert telemetry.validation is not None
+    metrics, layers = telemetry.validation.metrics, telemetry.validation.layers
+    if not telemetry.pes.measures(module):
         return {"metrics": metrics, "layers": layers}
-    similarity = pes.measure(trainer, module)
+    similarity = telemetry.pes.measure(trainer, module)
     return {"layers": layers | similarity.pop("layers"), "metrics": metrics | similarity}
 
 
 def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
-    """Lightning's Trainer with nothing of its own on the screen or on the disk."""
+    """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)

@@ -4,7 +4,7 @@ References: proc(5); cgroups v2 (memory.max, memory.current) and v1 (memory.limi
 the Linux kernel's documentation.
 """
 
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,29 +88,29 @@ def require_room(shape: TransformerShape) -> None:
 
 def whole_memory() -> int | None:
     """Return the bytes that the computer has, or this process's control groups may have, with swap; None if unknown."""
-    known = [size for size in (_of_meminfo("MemTotal"), *_of_groups(_limit)) if size is not None]
-    return min(known) + (_of_meminfo("SwapTotal") or 0) if known else None
+    known = [*_of_meminfo("MemTotal"), *(limit for limit, _ in _limits_of_groups())]
+    return min(known) + sum(_of_meminfo("SwapTotal")) if known else None
 
 
 def free_memory(device: torch.device) -> int | None:
     """Return the bytes that can be allocated now; None if unknown, as on systems other than Linux."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    known = [free for free in (_of_meminfo("MemAvailable"), *_of_groups(_left)) if free is not None]
+    known = [*_of_meminfo("MemAvailable"), *(left for _, left in _limits_of_groups())]
     return min(known, default=None)
 
 
-def _of_meminfo(name: str) -> int | None:
+def _of_meminfo(name: str) -> list[int]:
+    """Return the bytes of an entry of /proc/meminfo, as a list that is empty where there is none."""
     try:
         lines = MEMINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
-    kilobytes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(kilobytes[0]) * 1024 if kilobytes else None
+        return []
+    return [int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")]
 
 
-def _of_groups(size_of: Callable[[Path, str, str], int | None]) -> list[int]:
-    """Return what `size_of` finds for this process's control group and those around it, without None.
+def _limits_of_groups() -> list[tuple[int, int]]:
+    """Return the limit of this process's control group and of each around it that has one, and the bytes left of it.
 
     A container may see its own group at the root, under the path that it has outside: both are looked at.
     """
@@ -125,32 +125,24 @@ def _of_groups(size_of: Callable[[Path, str, str], int | None]) -> list[int]:
             root, names = (GROUPS / "memory", V1) if controllers else (GROUPS, V2)
             parts = path.strip("/").split("/")
             folders = {root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)}
-            found += [size for folder in folders if (size := size_of(folder, *names)) is not None]
+            found += [limit for folder in folders if (limit := _limit(folder, *names)) is not None]
     return found
 
 
-def _limit(group: Path, limit_file: str, used_file: str) -> int | None:
-    """Return the bytes that a group's processes may have together; None without a limit."""
-    try:
-        limit = (group / limit_file).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(limit) if limit.isdigit() else None  # "max"
+def _limit(group: Path, limit_file: str, used_file: str) -> tuple[int, int] | None:
+    """Return the bytes that a group's processes may have together, and those left of them; None without a limit.
 
-
-def _left(group: Path, limit_file: str, used_file: str) -> int | None:
-    """Return the bytes that a group's limit leaves; None without one.
-
-    Pages of files that the kernel can drop count as free.
+    Pages of files that the kernel can drop count as left, and all bytes do where the use is not known.
     """
-    if (limit := _limit(group, limit_file, used_file)) is None:
-        return None
     try:
-        used = (group / used_file).read_text(encoding="utf-8").strip()
-        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
+        limit = left = int((group / limit_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no such group, or "max"
         return None
-    return max(0, limit - int(used) + int(stat.get("inactive_file", 0)))
+    with suppress(OSError, ValueError):
+        used = int((group / used_file).read_text(encoding="utf-8"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+        left = max(0, limit - used + int(stat.get("inactive_file", 0)))
+    return limit, left
 
 
 def _gigabytes(size: int) -> str:

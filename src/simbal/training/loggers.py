@@ -10,19 +10,23 @@ training. When a run goes on from a checkpoint, so does what it logged:
                  the checkpoint appear twice: nothing that has been sent can be taken back
 """
 
+import logging
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.distributed import is_first
+from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes, write_json
 from simbal.files.locks import Lock
@@ -87,24 +91,63 @@ def _csv(spec: RunSpec, folder: Path, step: int) -> Built:
 
 
 def _mlflow(spec: RunSpec, folder: Path, step: int) -> Built:
-    from simbal.training.mlflow_run import open_run  # a package that may be absent
+    """Open the run in MLflow that has the folder's id, or make one; `UserError` if the store cannot be used."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when it is imported
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
 
     keys, output_dir = spec.config.logger, Path(spec.config.output_dir).resolve()
     assert isinstance(keys, MLFlowConfig)
-    local = f"sqlite:///{output_dir / 'mlflow.db'}"
-    known = _ids(folder).get("mlflow")
+    tracking_uri = keys.tracking_uri or f"sqlite:///{output_dir / 'mlflow.db'}"
+    artifacts = (output_dir / "mlflow").as_uri() if keys.tracking_uri is None else None  # of which we log none
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     # the first of several jobs makes the tables and the experiment
-    with Lock(output_dir / ".mlflow.lock").held(math.inf):
-        logger = open_run(
-            keys.tracking_uri or local,
-            keys.experiment or spec.config.name,
-            artifacts=(output_dir / "mlflow").as_uri() if keys.tracking_uri is None else None,
-            name=folder.name,
-            run_id=known,
-        )
-    if logger.version != known:
-        _remember(folder, "mlflow", str(logger.version))
-    return logger, 0
+    with Lock(output_dir / ".mlflow.lock").held(math.inf), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, for what mlflow does
+        try:
+            client = MlflowClient(tracking_uri)
+            run_id = _ids(folder).get("mlflow")
+            if run_id is None or not _is_in_mlflow(client, run_id):
+                name = keys.experiment or spec.config.name
+                found = client.get_experiment_by_name(name)
+                experiment = found.experiment_id if found else client.create_experiment(name, artifacts)
+                run_id = str(client.create_run(experiment, run_name=folder.name).info.run_id)
+            client.update_run(run_id, status="RUNNING")
+        except MlflowException as error:
+            sentence = str(error).splitlines()[0]
+            raise UserError(f"logger.tracking_uri={tracking_uri} cannot be used: {sentence}") from None
+    _remember(folder, "mlflow", run_id)
+    return _MLFlowLogger(tracking_uri=tracking_uri, run_id=run_id), 0
+
+
+def _is_in_mlflow(client: Any, run_id: str) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+
+
+class _MLFlowLogger(MLFlowLogger):
+    """A logger that leaves out what the store already has of a metric at a step, as the store keeps duplicates."""
+
+    @cached_property
+    def logged(self) -> set[tuple[str, int]]:
+        """The (metric, step) pairs that were there when the run was opened."""
+        client, run_id = self.experiment, self.version
+        return {
+            (key, metric.step)
+            for key in client.get_run(run_id).data.metrics
+            for metric in client.get_metric_history(run_id, key)
+        }
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log the metrics that are new at this step; called by Lightning."""
+        if new := {key: value for key, value in metrics.items() if (key, step) not in self.logged}:
+            super().log_metrics(new, step)
 
 
 def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:

@@ -22,7 +22,7 @@ from simbal.distributed import whole
 from simbal.model.moe import MoELayer
 from simbal.model.router import Router
 from simbal.model.transformer import Transformer
-from simbal.training.processes import local_devices
+from simbal.training.ranks import local_devices
 
 
 class Joined(LightningEnvironment):

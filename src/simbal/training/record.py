@@ -73,10 +73,10 @@ def objective(module: LitMoE) -> dict[str, dict[str, Any]]:
     return described
 
 
-def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what `objective` says as lines for people: one for each strategy, and one more for its loss."""
+def lines(run: dict[str, Any]) -> list[str]:
+    """Return the entries `objective` and `backend_choice` of a record as lines for people."""
     shown = []
-    for name, part in objective.items():
+    for name, part in run["objective"].items():
         shown.append(f"{name}: {part['formula']}")
         if "coef" in part:
             course = ", ".join(f"{factor:g} at step {step}" for step, factor in part["schedule"])
@@ -85,13 +85,8 @@ def lines(objective: dict[str, dict[str, Any]]) -> list[str]:
                 f"  coef {part['coef']:g}{times}, {part['over_layers']} over layers: "
                 f"effective coefficient {part['effective_coef']:g} of {part['unit']}"
             )
-    return shown
-
-
-def backend_lines(run: dict[str, Any]) -> list[str]:
-    """Return why the experts' backend was chosen, as lines for people."""
     choice = run["backend_choice"]
-    return [f"experts: {choice['reason']}"] if choice else []
+    return [*shown, f"experts: {choice['reason']}"] if choice else shown
 
 
 def code_version() -> dict[str, str | bool | None]:

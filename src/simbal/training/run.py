@@ -7,7 +7,7 @@ import errno
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from simbal.config.schema import TrainerConfig
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
 from simbal.errors import UserError, redacted
@@ -29,10 +28,9 @@ from simbal.training.build import build_data, build_module, resolve_device, reso
 from simbal.training.fit import fit
 from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
-from simbal.training.processes import local_devices, together
+from simbal.training.ranks import Ranks, local_devices, together
 
 log = logging.getLogger("simbal")
-Fitting = Callable[[], dict[str, Any]]  # trains, and returns what was measured
 
 
 def train(spec: RunSpec) -> None:
@@ -53,46 +51,53 @@ def train(spec: RunSpec) -> None:
     together(train_rank, (spec, store, device), keys.devices)
 
 
-def train_rank(spec: RunSpec, store: Store, device: torch.device) -> None:
+def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) -> None:
     """Do the work of one of the run's processes; the first holds the folder, writes and prints."""
     keep_freed_memory()
     folder, keys = RunFolder(spec.path), spec.config.trainer
     precision = resolve_precision(keys.precision, device, keys.force_precision)
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
+    run: dict[str, Any] = {}
+    warnings: list[str] = []
     with ExitStack() as held:
         if not from_first(partial(claim, folder, spec, module, held)):
             return
-        fitting = partial(fit, spec, folder.path, module, data, device.type, precision)
         if is_first():
-            with refusals_of_disk(folder.path), log_to(folder.path / "train.log"):
-                run = record.describe(spec, data, module, device, precision)
-                tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
-                announce(spec, run, tight)
-                train_and_record(folder, run, keys, tight, fitting)
-        else:
-            with ending.recorded(folder, {}, keys):
-                fitting()
+            held.enter_context(refusals_of_disk(folder.path))
+            held.enter_context(log_to(folder.path / "train.log"))
+            run = record.describe(spec, data, module, device, precision)
+            tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
+            announce(spec, run, tight)
+            warnings = [*filter(None, (tight, folder.set_aside_damaged_record()))]
+        with ending.recorded(folder, run, keys, ranks):
+            measured = fit(spec, folder.path, module, data, device.type, precision)
+            if is_first():
+                finish(folder, run | measured, warnings)
 
 
 def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
-    """Print and log what is about to be trained, and notes and warnings about it."""
-    notes = [*warm_up_note(spec), *([f"warning: {tight}"] if tight else [])]
-    for line in [*record.lines(run["objective"]), *record.backend_lines(run), *notes]:
+    """Print and log what is about to be trained, with a warning if memory is `tight`.
+
+    A run that is too short for its warm-up gets a note: in a trial run that is no mistake, in a long one it may be.
+    """
+    lines, warmup_steps, max_steps = record.lines(run), spec.config.optim.warmup_steps, spec.config.trainer.max_steps
+    if warmup_steps >= max_steps:
+        ends = f"trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}"
+        lines.append(f"note: {ends}: the rate only rises")
+    if tight:
+        lines.append(f"warning: {tight}")
+    for line in lines:
         print(line)
         log.info(line)
 
 
-def train_and_record(
-    folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, tight: str | None, fitting: Fitting
-) -> None:
-    """Train, and write how the run ended; a finished run loses the checkpoints that it needs no more."""
-    damaged, checkpoints = folder.set_aside_damaged_record(), folder.path / "checkpoints"
-    with ending.recorded(folder, run, trainer):
-        measured = fitting()
-        warnings = [*filter(None, (tight, damaged)), *checkpoint.warnings(checkpoints)]
-        folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": warnings} | measured)
-        checkpoint.remove_periodic(checkpoints)
-        print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder.path}")
+def finish(folder: RunFolder, run: dict[str, Any], warnings: list[str]) -> None:
+    """Write the record of a run that has reached its last step, and remove the checkpoints that it needs no more."""
+    checkpoints = folder.path / "checkpoints"
+    warnings = [*warnings, *checkpoint.warnings(checkpoints)]
+    folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": warnings})
+    checkpoint.remove_periodic(checkpoints)
+    print(f"val/ppl {run['metrics']['val/ppl']:.3f}  {folder.path}")
 
 
 def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> bool:
@@ -111,17 +116,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> 
         for written in (folder.path, folder.path / "checkpoints"):
             remove_parts(written)
     return True
-
-
-def warm_up_note(spec: RunSpec) -> list[str]:
-    """Return a note if the run is too short for its warm-up.
-
-    In a trial run that is no mistake, in a long one it may be.
-    """
-    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
-    if warmup_steps < max_steps:
-        return []
-    return [f"note: trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}: the rate only rises"]
 
 
 def require_space(folder: Path, module: LitMoE) -> None:

@@ -107,12 +107,11 @@ def _where(error: BaseException) -> str:
 
 
 def _asked(error: BaseException) -> str:
-    asked = ASKED.search(str(error))
-    return f", when {_readable(asked[1], asked[2])} more were asked for" if asked else ""
-
-
-def _readable(number: str, unit: str) -> str:
-    return f"{number} {unit}" if unit != "bytes" else f"{float(number) / 2**20:,.1f} MiB"
+    if (asked := ASKED.search(str(error))) is None:
+        return ""
+    number, unit = asked.groups()
+    size = f"{float(number) / 2**20:,.1f} MiB" if unit == "bytes" else f"{number} {unit}"
+    return f", when {size} more were asked for"
 
 
 def _named(error: BaseException) -> str:

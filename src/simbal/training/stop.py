@@ -46,9 +46,9 @@ class StopRequest:
         self._others = {number: wait for number, wait in handlers.items() if callable(wait) and wait is not idle}
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Listen for signals within the block, in place of whoever did (Lightning would leave without saving)."""
-        before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:
@@ -73,7 +73,7 @@ class StopRequest:
             raise StoppedError(number, step)
         self._others[number](number, None)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.number and number not in self._others:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

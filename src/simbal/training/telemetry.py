@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from simbal.data.loader import TokenData
-from simbal.distributed import from_first, is_first, sum_over_ranks, world_size
+from simbal.distributed import from_first, is_first, sum_over_ranks
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.aliases import renamed_row
 from simbal.metrics.routing import max_vio
@@ -30,11 +30,16 @@ from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE
+from simbal.training.observer import FinishedStep
+from simbal.training.validation import Validation
 
 
 @dataclass(frozen=True)
 class PES:
-    """Measured at every `every`-th step (0: never) on the first `tokens` validation tokens, on every rank alike."""
+    """The measurement of PES, at every `every`-th step (0: never), on the first `tokens` tokens of the validation set.
+
+    Every rank measures the same.
+    """
 
     every: int
     tokens: int
@@ -49,7 +54,11 @@ class PES:
 
     @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
-        """The part of a row of metrics.jsonl, in evaluation mode; nothing that the run depends on changes."""
+        """Measure in evaluation mode, and leave everything that the run depends on as it was.
+
+        Returns:
+            A part of a row of metrics.jsonl: `val/min_pes`, `val/mean_pes` and, in `layers`, `val/pes` of each layer.
+        """
         training = module.training
         module.eval()
         try:
@@ -63,7 +72,7 @@ class PES:
         return metrics | {"layers": {"val/pes": pes_L}}
 
     def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
-        """Whole windows, at least one."""
+        """Yield batches of whole windows, (B, T), of `tokens` tokens or, if that is less than one window, one."""
         left = None
         for windows_BT in cast(TokenData, trainer.datamodule).whole_validation():  # type: ignore[attr-defined]
             left = max(1, self.tokens // (windows_BT.shape[1] - 1)) if left is None else left
@@ -74,23 +83,24 @@ class PES:
 
 
 class Telemetry(Callback):
-    """A row at every `log_every`-th step and the last, with means over its micro-batches; one for each validation.
+    """The `Observer` that writes a row at every `log_every`-th step and the last, and one for each validation.
 
     Of several ranks the first writes and reads the files; the others know what it does.
     """
 
     def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int, pes: PES) -> None:
         self.pes = pes
+        self.validation: Validation | None = None  # the newest of this process
         self.folder, self.file = folder, folder / CURVES_FILE
         self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
         self._shown: dict[str, str] = {}
-        self._losses: list[dict[str, Any]] = []  # of the micro-batches of the step in progress
+        self._finished: FinishedStep | None = None  # if the newest micro-batch has completed a step
         self._logged_steps, self._logged_seconds = 0, 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
+        """The speed: harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
         key = "tokens_per_second"
         return from_first(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
 
@@ -100,7 +110,7 @@ class Telemetry(Callback):
         return "  ".join(self._shown.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """What metrics.jsonl holds beside a checkpoint, once it is on the disk."""
+        """Return the size and the digest of metrics.jsonl, once it is on the disk, to be saved in a checkpoint."""
         if not is_first():  # only the first rank's checkpoint is written
             return {}
         if not self.file.exists():
@@ -110,12 +120,12 @@ class Telemetry(Callback):
             return digest(file.read())
 
     def trouble(self, state: dict[str, Any]) -> str | None:
-        """What is wrong with the rows that were there when `state` was saved, or None."""
+        """Return what is wrong with the rows that were there when `state` was saved, or None."""
         written = self.file.read_bytes()[: state["bytes"]] if self.file.exists() else b""
         return None if digest(written) == state else f"the rows of {self.file.name} before it are damaged"
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Drop what a killed run wrote after that; all of it for an empty `state`."""
+        """Drop the rows that a killed run wrote after `state` was saved; all of them if it is empty."""
         if is_first() and self.file.exists():
             written = self.file.read_bytes()[: state.get("bytes", 0)]
             write_text(self.file, written.decode("utf-8"))
@@ -125,67 +135,67 @@ class Telemetry(Callback):
         return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of metrics.jsonl."""
+        """Return the rows of metrics.jsonl."""
         if not self.file.exists():
             return []
         return [renamed_row(json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
-        """Start the clock of this micro-batch; before the first step, the PES of the start."""
+    def observe_step(self, step: FinishedStep) -> None:
+        """Keep a finished step for `on_train_batch_end`."""
+        self._finished = step
+
+    def observe_validation(self, validation: Validation) -> None:
+        """Keep the newest validation, whose step `log_validation` is given."""
+        self.validation = validation
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Start the clock of this micro-batch; before the first step, measure the PES of the start."""
         assert isinstance(module, LitMoE)
-        first = trainer.global_step == 0 and not self._losses
+        first = trainer.global_step == 0 and batch_idx == 0
         # a process that was killed before its first checkpoint has left the row of step 0
         if first and self.pes.due(0, module) and not from_first(lambda: any("val/min_pes" in r for r in self.rows())):
             self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         """Write a row when a logged step is complete."""
         assert isinstance(module, LitMoE)
-        self._losses.append({key: outputs[key] for key in ("total", "ce", "aux")})
-        step = trainer.global_step
-        row, complete = None, len(self._losses) == trainer.accumulate_grad_batches
-        if complete:
-            if step % self.log_every == 0 or step == self.max_steps:
-                row = self._row(trainer, module, step)
-            self._losses.clear()
-            self.steps += 1
+        step, self._finished = self._finished, None
+        logged = step is not None and (step.number % self.log_every == 0 or step.number == self.max_steps)
+        row = self._row(step, trainer.optimizers[0].param_groups[0]["lr"]) if step and logged else {}
         self.seconds += time.perf_counter() - self._started
-        pes = self.pes.measure(trainer, module) if complete and self.pes.due(step, module) else {}
+        if step is None:
+            return
+        self.steps += 1
+        pes = self.pes.measure(trainer, module) if self.pes.due(step.number, module) else {}
         if row:
             self._log(trainer, row | pes)
         elif pes:
-            self._write(trainer, self._place(step) | pes)
+            self._write(trainer, self._place(step.number) | pes)
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Write the row of a validation between two steps."""
         if trainer.state.fn == "fit":
-            self.log_validation(trainer, module, trainer.global_step)
+            self.log_validation(trainer, trainer.global_step)
 
-    def log_validation(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Write the row of the validation just made, all layers included."""
-        assert isinstance(module, LitMoE)
-        assert module.validation is not None
-        metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
-        self._write(trainer, self._place(step) | metrics | {"layers": module.validation.layers})
+    def log_validation(self, trainer: L.Trainer, step: int) -> None:
+        """Write the row of the newest validation, made after step `step`, all layers included."""
+        assert self.validation is not None
+        metrics = {key: value for key, value in self.validation.metrics.items() if value is not None}
+        self._write(trainer, self._place(step) | metrics | {"layers": self.validation.layers})
         self._shown["val"] = f"val {metrics['val/loss']:.3f}"
 
     def _place(self, step: int) -> dict[str, Any]:
         return {"step": step, "tokens": step * self.tokens_per_step}
 
-    def _row(self, trainer: L.Trainer, module: LitMoE, step: int) -> dict[str, Any]:
-        losses = [{"loss": loss["total"], "ce": loss["ce"]} for loss in self._losses]
-        for loss, parts in zip(losses, self._losses, strict=True):
-            loss |= {f"aux/{name}": part for name, part in parts["aux"].items()}
-        sums = torch.tensor([sum(loss[name].item() for loss in losses) for name in losses[0]], dtype=torch.float64)
-        means = sum_over_ranks(sums) / world_size() / len(losses)
-        row = self._place(step) | {f"train/{name}": mean for name, mean in zip(losses[0], means.tolist(), strict=True)}
-        row["train/grad_norm"] = module.grad_norm.item()
-        if module.model.routers:
-            row["train/max_vio"] = max_vio(sum_over_ranks(module.finished_counts_LE)).mean().item()
-        if module.skip_nonfinite:
-            row["train/skipped_steps"] = module.skipped_steps
-        row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+    def _row(self, step: FinishedStep, lr: float) -> dict[str, Any]:
+        row = self._place(step.number) | {f"train/{name}": mean for name, mean in step.mean_losses().items()}
+        row["train/grad_norm"] = step.grad_norm.item()
+        if step.counts_LE is not None:
+            row["train/max_vio"] = max_vio(sum_over_ranks(step.counts_LE)).mean().item()
+        if step.skipped_steps is not None:
+            row["train/skipped_steps"] = step.skipped_steps
+        row["lr"] = lr
         return {key: value for key, value in row.items() if math.isfinite(value)}  # those of a skipped step may not be
 
     def _log(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
@@ -212,7 +222,7 @@ class Telemetry(Callback):
 
 
 class ProgressBar(Callback):
-    """Steps, losses, tokens/s and time left, as `Telemetry` last measured them: it costs no `self.log`."""
+    """A bar that shows steps, losses, tokens/s and time left, as `Telemetry` last measured them."""
 
     def __init__(self, telemetry: Telemetry, description: str) -> None:
         self.telemetry = telemetry
@@ -226,14 +236,14 @@ class ProgressBar(Callback):
         self.task = self.progress.add_task(description, total=None, shown="")
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Start where the run starts."""
+        """Start the bar at the step at which the run starts."""
         self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
         self.progress.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Move on."""
+        """Move the bar on."""
         self.progress.update(self.task, completed=trainer.global_step, shown=self.telemetry.shown)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Leave the last state on the screen, also after an error."""
+        """Stop the bar, which stays on the screen, also after an error."""
         self.progress.stop()

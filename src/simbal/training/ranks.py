@@ -11,19 +11,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
-from simbal.distributed import is_first, world_size
 from simbal.errors import UserError
 from simbal.processes.slots import usable_cores
 from simbal.processes.watchdog import ends_with
@@ -33,17 +32,30 @@ TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another, as while 
 GRACE_SECONDS = 30.0  # after a rank's end, until the first one ends too
 BACKENDS = "cpu:gloo,cuda:nccl"
 KEY = "simbal/failure"
-WAIT = timedelta(seconds=2)  # for which the first rank waits for a reason: a connection can break before one arrives
-_stores: list[Store] = []  # the store of this process's group, while it has one
+WAIT = timedelta(seconds=2)  # for which the first rank waits for a report: a connection can break before one arrives
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank before it has joined the others."""
+class Ranks:
+    """The ranks that train one model together, as the process `rank` of `size` sees them; alone it has no store."""
 
-    rank: int
-    world_size: int
-    store: Store
+    rank: int = 0
+    size: int = 1
+    store: Store | None = None
+
+    def report_failure(self, failure: Mapping[str, str]) -> None:
+        """Store why this rank has failed, unless another rank has reported a failure before."""
+        if self.store is not None:
+            with suppress(RuntimeError):  # the first rank, and with it the store, may be gone
+                self.store.compare_set(KEY, "", json.dumps(dict(failure)))
+
+    def failure_of_others(self) -> dict[str, str] | None:
+        """Return the failure that another rank has reported, or None if none does so within `WAIT`."""
+        if self.store is not None:
+            with suppress(RuntimeError):
+                self.store.wait([KEY], WAIT)
+                return dict(json.loads(self.store.get(KEY)))
+        return None
 
 
 def local_devices(devices: int) -> int:
@@ -51,84 +63,53 @@ def local_devices(devices: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if _under_torchrun() else devices
 
 
-def together(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
-    """Call `work(*arguments)` on `devices` ranks that can reach each other; this process is one of them.
+def together(work: Callable[Concatenate[Ranks, ...], None], arguments: tuple[Any, ...], devices: int) -> None:
+    """Call `work(ranks, *arguments)` on `devices` ranks that can reach each other; this process is one of them.
 
     Args:
         work: a function of a module, as the other ranks are new processes.
-        arguments: its arguments, which can be pickled.
-        devices: how many ranks there are to be.
+        arguments: its further arguments, which can be pickled.
+        devices: the number of ranks.
 
     Raises:
         UserError: torchrun has started another number of processes.
     """
     if _under_torchrun():
-        _among_others(work, arguments, devices)
+        _under_launcher(work, arguments, devices)
     elif devices == 1:
-        work(*arguments)
+        work(Ranks(), *arguments)
     else:
         _with_others(work, arguments, devices)
-
-
-@contextmanager
-def told_in(store: Store) -> Iterator[None]:
-    """Let the ranks tell each other through `store`, within the block, why one failed."""
-    _stores.append(store)
-    try:
-        yield
-    finally:
-        _stores.remove(store)
-
-
-def tell(says: Mapping[str, str], store: Store) -> None:
-    """Store why this rank has failed, unless another rank has stored its reason before."""
-    with suppress(RuntimeError):  # the first rank, and with it the store, may be gone
-        store.compare_set(KEY, "", json.dumps(dict(says)))
-
-
-def heard(own: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the reason that another rank has stored for the failure that this rank notices as `own`, or None.
-
-    Any rank but the first stores its own reason, and gets None.
-    """
-    if world_size() == 1 or not _stores:
-        return None
-    if not is_first():
-        tell(own, _stores[-1])
-        return None
-    with suppress(RuntimeError):
-        _stores[-1].wait([KEY], WAIT)
-        return dict(json.loads(_stores[-1].get(KEY)))
-    return None
 
 
 def _under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _among_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
+def _under_launcher(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
     started = int(os.environ["WORLD_SIZE"])
     if started != devices:
         raise UserError(f"torchrun has started {started} processes, but trainer.devices={devices}: make them equal")
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-    with _joined(Place(rank, size, store)), _silent(rank > 0):
-        work(*arguments)
+    with _joined(Ranks(rank, size, store)) as ranks, _silent() if rank else nullcontext():
+        work(ranks, *arguments)
 
 
 def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
     store = TCPStore(HOST, 0, devices, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    ranks = Ranks(0, devices, store)
     context = get_context("spawn")
     others: list[SpawnProcess] = []
     done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(others, store, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(others, ranks, done), daemon=True)
     try:
         for rank in range(1, devices):
             settings = (rank, devices, store.port, os.getpid(), work, arguments)
             others.append(context.Process(target=_other_rank, args=settings, daemon=True))
             others[-1].start()
         watcher.start()
-        with _joined(Place(0, devices, store)):
-            work(*arguments)
+        with _joined(ranks):
+            work(ranks, *arguments)
         for process in others:
             process.join(GRACE_SECONDS)
     finally:
@@ -150,8 +131,8 @@ def _other_rank(
         signal.signal(number, signal.SIG_IGN)  # the first rank knows whether they are for it
     store = TCPStore(HOST, port, devices, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        with ends_with(first, grace=0), _silent(True), _joined(Place(rank, devices, store)):
-            work(*arguments)
+        with ends_with(first, grace=0), _silent(), _joined(Ranks(rank, devices, store)) as ranks:
+            work(ranks, *arguments)
     except (UserError, KeyboardInterrupt):  # the first rank says so
         raise SystemExit(1) from None
     except Exception:
@@ -160,7 +141,7 @@ def _other_rank(
         raise SystemExit(1) from None
 
 
-def _watch(others: list[SpawnProcess], store: Store, done: threading.Event) -> None:
+def _watch(others: list[SpawnProcess], ranks: Ranks, done: threading.Event) -> None:
     """End this process if another rank has died and this one waits for it in vain, as NCCL would for long."""
     alive = {process.sentinel: process for process in others}
     while alive and not done.is_set():
@@ -168,10 +149,10 @@ def _watch(others: list[SpawnProcess], store: Store, done: threading.Event) -> N
             process = alive.pop(sentinel)  # type: ignore[arg-type]
             process.join()
             if process.exitcode:
-                said = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
-                tell({"error": said}, store)
+                error = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
+                ranks.report_failure({"error": error})
                 if not done.wait(GRACE_SECONDS):
-                    print(f"error: {said}", file=sys.stderr, flush=True)
+                    print(f"error: {error}", file=sys.stderr, flush=True)
                     os._exit(1)
 
 
@@ -180,29 +161,22 @@ def _ended(exit_code: int) -> str:
 
 
 @contextmanager
-def _joined(place: Place) -> Iterator[None]:
-    """Make this process a rank of the group within the block."""
+def _joined(ranks: Ranks) -> Iterator[Ranks]:
+    """Make this process a rank of torch's process group within the block, and yield `ranks`."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, usable_cores() // local_devices(place.world_size)))
+        torch.set_num_threads(max(1, usable_cores() // local_devices(ranks.size)))
     if not _under_torchrun() and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may lead nowhere
     backend = BACKENDS if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT)
-    with told_in(place.store):
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+    dist.init_process_group(backend, store=ranks.store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
-def _silent(silent: bool) -> Iterator[None]:
-    """Print nothing within the block if `silent`, as every rank would print the same."""
-    before = sys.stdout, sys.stderr
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        if silent:
-            sys.stdout = sys.stderr = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
+def _silent() -> Iterator[None]:
+    """Print nothing within the block, as every rank would print the same."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield

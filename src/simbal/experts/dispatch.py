@@ -1,4 +1,4 @@
-"""The plan of a layer's routing, built once per call: which rows go to which expert, as every backend needs it.
+"""The dispatch of a layer's tokens to its experts, planned once per call as every backend needs it.
 
 Shapes: N tokens, K experts per token, R = N*K routed rows, E experts.
 """

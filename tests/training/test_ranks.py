@@ -1,0 +1,33 @@
+"""Ranks share why one of them failed."""
+
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from simbal.training import ranks
+from simbal.training.ranks import Ranks
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """The two ranks of a group, by rank."""
+    monkeypatch.setattr(ranks, "WAIT", timedelta(milliseconds=50))
+    store = HashStore()
+    return Ranks(0, 2, store), Ranks(1, 2, store)
+
+
+def test_the_first_report_is_the_one_that_counts(pair):
+    first, second = pair
+    second.report_failure({"error": "the disk is full", "cause": "disk"})
+    first.report_failure({"error": "rank 1 has gone"})
+    assert first.failure_of_others() == {"error": "the disk is full", "cause": "disk"}
+
+
+def test_without_a_report_there_is_none(pair):
+    assert pair[0].failure_of_others() is None
+
+
+def test_a_process_alone_has_nobody_to_report_to():
+    Ranks().report_failure({"error": "it failed"})
+    assert Ranks().failure_of_others() is None
