@@ -13,9 +13,11 @@ from simbal.sweep.composer import Composer
 
 pytest_plugins = ["tests.run_folders"]
 
-# a slow machine is no failure
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# a slow machine is no failure; `--hypothesis-profile=thorough` is for the run of everything
+UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=20, **UNHURRIED)
+settings.register_profile("thorough", max_examples=200, **UNHURRIED)
+settings.load_profile("quick")
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (
