@@ -15,7 +15,7 @@ unexport NAME SCALE SECONDS
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test chaos reproduce figures lint format docs dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test test-all mutants chaos reproduce figures lint format docs dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,8 +31,14 @@ $(STAMP): pyproject.toml constraints.txt
 sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table (more: ARGS="seed=0-4")
 	$(BIN)/python train.py -m name=quickstart balancing=simbal,lbl seed=0,1 $(ARGS)
 
-test: $(STAMP) ## the whole test suite (one file: ARGS=tests/model)
-	$(BIN)/pytest -n 2 $(ARGS)
+test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
+	$(BIN)/pytest -n 2 -m "not slow" --durations=10 $(ARGS)
+
+test-all: $(STAMP) ## all tests, slow ones too, with ten times the examples
+	$(BIN)/pytest -n 2 --durations=10 --hypothesis-profile=thorough $(ARGS)
+
+mutants: $(STAMP) ## does `make test` see each of 73 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)

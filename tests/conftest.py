@@ -3,16 +3,21 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from hypothesis import HealthCheck, settings
 
 from simbal.runs.spec import RunSpec
+from simbal.sweep.composer import Composer
 
 pytest_plugins = ["tests.run_folders"]
 
-# a slow machine is no failure
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# a slow machine is no failure; `--hypothesis-profile=thorough` is for the run of everything
+UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=20, **UNHURRIED)
+settings.register_profile("thorough", max_examples=200, **UNHURRIED)
+settings.load_profile("quick")
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (
@@ -32,14 +37,24 @@ def cache_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
+@pytest.fixture(scope="session")
+def composer() -> Composer:
+    """Composes as a sweep does: through Hydra once for all specs that differ in plain values alone."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        loader = hydra.config_loader
+        return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
+
+
 @pytest.fixture
-def small_spec(tmp_path, cache_dir):
+def small_spec(tmp_path, cache_dir, composer):
     """`small_spec("balancing=lbl", output_dir=...)`: a spec of a run that takes about a second."""
 
     def build(*overrides: str, output_dir: Path = tmp_path / "outputs") -> RunSpec:
         data = () if any(override.startswith("data=") for override in overrides) else MARKOV
         places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return RunSpec.from_hydra(compose("config", [*SMALL, *data, *places, *overrides], return_hydra_config=True))
+        lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last of a key
+        return composer.job([*lines.values()]).spec
 
     return build

@@ -1,0 +1,101 @@
+"""`make mutants`: does the default run of the tests see each deliberate mistake of mistakes.yaml?
+
+python -m tests.mutants [FILE ...]: tries the mistakes of these files of src/simbal, or all, each in a copy of the
+repository in a temporary folder; prints a line for each and the share that is seen, and fails if one is not.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+NO_TEST_FAILED, SOME_FAILED = 0, 1  # exit codes of pytest; any other is no answer
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A place in the code and what stands there instead."""
+
+    file: str  # of src/simbal
+    code: str
+    wrong: str
+    tests: Sequence[str]
+
+    def made_in(self, root: Path) -> None:
+        """Make the mistake in a copy of the repository; `ValueError` unless the code stands there exactly once."""
+        path = root / "src" / "simbal" / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.code) != 1:
+            raise ValueError(f"{self.file} has {text.count(self.code)} times: {self.code}")
+        path.write_text(text.replace(self.code, self.wrong), encoding="utf-8")
+
+
+def mistakes(files: Sequence[str] = ()) -> Iterator[Mistake]:
+    """Return those of `files`, or all."""
+    listed: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
+    for entry in listed:
+        if not files or entry["file"] in files:
+            yield from (Mistake(entry["file"], tests=entry["tests"], **mistake) for mistake in entry["mistakes"])
+
+
+def copied(folder: Path) -> Path:
+    """Return a copy of what git tracks or would track."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=REPOSITORY, text=True).split("\0"):
+        if name and (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, folder / name)
+    return folder
+
+
+def is_seen(mistake: Mistake, root: Path) -> bool:
+    """Whether a test fails that does not fail without the mistake, which the suite itself shows."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        "2",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        *mistake.tests,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (NO_TEST_FAILED, SOME_FAILED, 2):  # 2: xdist was interrupted by -x
+        raise RuntimeError(f"pytest has not run:\n{done.stdout}\n{done.stderr}")
+    return done.returncode != NO_TEST_FAILED
+
+
+def main(files: Sequence[str]) -> int:
+    """Try the mistakes; return how many no test has seen."""
+    unseen, tried = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = copied(Path(folder))
+        for mistake in mistakes(files):
+            path = root / "src" / "simbal" / mistake.file
+            whole = path.read_text(encoding="utf-8")
+            mistake.made_in(root)
+            seen = is_seen(mistake, root)
+            path.write_text(whole, encoding="utf-8")
+            tried += 1
+            unseen += [] if seen else [mistake]
+            print("seen  " if seen else "UNSEEN", mistake.file, mistake.wrong.strip(), flush=True)
+    print(f"{tried - len(unseen)} of {tried} mistakes are seen")
+    return len(unseen)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(sys.argv[1:])))
