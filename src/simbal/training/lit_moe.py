@@ -19,7 +19,7 @@ from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
-from simbal.training.observer import FinishedStep, Observer
+from simbal.training.observer import StepResult, Observer
 from simbal.training.optimizer import build_optimizer
 from simbal.training.parallel import shard, whole_routers
 from simbal.training.validation import ValidationTotals
@@ -37,7 +37,7 @@ class LitMoE(L.LightningModule):
     3. `optimizer_step`, which begins before the `training_step` of the last micro-batch; after it, still within
        a. `configure_gradient_clipping` clips the gradient; one that is not finite skips the step or ends the run;
        b. AdamW moves the weights;
-       c. `finish_step` updates the strategies with the step's counts, and its `FinishedStep` goes to the observers.
+       c. `finish_step` updates the strategies with the step's counts, and its `StepResult` goes to the observers.
     4. The schedule moves the learning rate, as `configure_optimizers` says.
     """
 
@@ -119,11 +119,11 @@ class LitMoE(L.LightningModule):
         for observer in self.observers:
             observer.observe_step(finished)
 
-    def finish_step(self, step: int, lr: float) -> FinishedStep:
+    def finish_step(self, step: int, lr: float) -> StepResult:
         """Update the strategies once the optimizer has made step `step` (from 0) at rate `lr`, and begin the next."""
         balancing_step = self.balancing_step
         skipped = self.skipped_steps if self.skip_nonfinite else None
-        finished = FinishedStep(step + 1, self._losses, self._grad_norm, balancing_step.counts_LE, skipped)
+        finished = StepResult(step + 1, self._losses, self._grad_norm, balancing_step.counts_LE, skipped)
         self._begin_step()
         with whole_routers(self.model) as weights:
             balancing_step.finish(weights, lr, step)

@@ -15,7 +15,7 @@ from simbal.training.validation import Validation
 
 
 @dataclass(frozen=True)
-class FinishedStep:
+class StepResult:
     """The findings of one rank in one optimizer step; tensors stay on the device until somebody reads them."""
 
     number: int  # the steps done, this one included
@@ -35,7 +35,7 @@ class FinishedStep:
 class Observer(Protocol):
     """A receiver of what training finds; it changes nothing that the training depends on."""
 
-    def observe_step(self, step: FinishedStep) -> None:
+    def observe_step(self, step: StepResult) -> None:
         """Receive a finished optimizer step, before Lightning calls `on_train_batch_end`."""
 
     def observe_validation(self, validation: Validation) -> None:

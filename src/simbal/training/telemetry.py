@@ -30,7 +30,7 @@ from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE
-from simbal.training.observer import FinishedStep
+from simbal.training.observer import StepResult
 from simbal.training.validation import Validation
 
 
@@ -95,7 +95,7 @@ class Telemetry(Callback):
         self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
         self._shown: dict[str, str] = {}
-        self._finished: FinishedStep | None = None  # if the newest micro-batch has completed a step
+        self._finished: StepResult | None = None  # if the newest micro-batch has completed a step
         self._logged_steps, self._logged_seconds = 0, 0.0
 
     @property
@@ -140,7 +140,7 @@ class Telemetry(Callback):
             return []
         return [renamed_row(json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
-    def observe_step(self, step: FinishedStep) -> None:
+    def observe_step(self, step: StepResult) -> None:
         """Keep a finished step for `on_train_batch_end`."""
         self._finished = step
 
@@ -188,7 +188,7 @@ class Telemetry(Callback):
     def _place(self, step: int) -> dict[str, Any]:
         return {"step": step, "tokens": step * self.tokens_per_step}
 
-    def _row(self, step: FinishedStep, lr: float) -> dict[str, Any]:
+    def _row(self, step: StepResult, lr: float) -> dict[str, Any]:
         row = self._place(step.number) | {f"train/{name}": mean for name, mean in step.mean_losses().items()}
         row["train/grad_norm"] = step.grad_norm.item()
         if step.counts_LE is not None:
