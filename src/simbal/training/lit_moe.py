@@ -19,7 +19,7 @@ from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
-from simbal.training.observer import StepResult, Observer
+from simbal.training.observer import Observer, StepResult
 from simbal.training.optimizer import build_optimizer
 from simbal.training.parallel import shard, whole_routers
 from simbal.training.validation import ValidationTotals
