@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.cli.again import begun_from, literal, plain
-from simbal.cli.overrides import check_overrides
+from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.cli.overrides import check_overrides
+from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue, first_comment
 from simbal.config.schema import GROUPS, can_change_result, every_key
 from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
