@@ -74,7 +74,7 @@ def test_what_cannot_change_the_result_may_be_given(write_run, override):
     node = run.written
     for part in key.split("."):
         node = node[part]
-    assert (str(node).lower(), run.path, run.own) == (value, path, False)
+    assert (str(node).lower(), run.path, run.trusted) == (value, path, False)
     assert run.hash == RunFolder(path).read_spec().hash
 
 

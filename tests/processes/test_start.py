@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.processes.start import Afresh, ForkServer
+from simbal.processes.start import Spawn, ForkServer
 from tests.child_processes import alive, wait_until
 from tests.processes import program
 
@@ -19,7 +19,7 @@ def starter(request, monkeypatch):
     """Both import what the tests have, from the folder of the repository."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     if request.param == "afresh":
-        return Afresh(program)
+        return Spawn(program)
     return ForkServer(program.work, ["decimal"], {"OMP_NUM_THREADS": "1"})
 
 

@@ -78,7 +78,7 @@ def assignment(write_run):
 
 def test_a_config_that_was_changed_since_the_sweep_has_looked_is_refused(assignment, monkeypatch, capfd):
     monkeypatch.chdir(assignment.directory)
-    assert assignment.read().own
+    assert assignment.read().trusted
     folder = Path(assignment.folder)
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("seed: 0", "seed: 5"))

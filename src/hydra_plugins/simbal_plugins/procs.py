@@ -77,9 +77,9 @@ class ProcsLauncher(Launcher):
 
     def _starter(self, slot: dict[str, str]) -> "Starter":
         from simbal.processes.slots import VISIBLE
-        from simbal.processes.start import Afresh, ForkServer
+        from simbal.processes.start import Spawn, ForkServer
         from simbal.sweep import worker
 
         if self.preload is None or VISIBLE in slot:  # a library may look for GPUs while it is imported
-            return Afresh(worker)
+            return Spawn(worker)
         return ForkServer(worker.work_on, self.preload, slot)

@@ -45,7 +45,7 @@ def read_run(path: Path) -> FinishedRun:
     require_room(shape)
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": config.seed}
     layer_reduce = config.optim.aux_layer_reduce
-    balancing = build_balancing(config.balancing, facts, config.trainer.max_steps, layer_reduce, spec.own)
+    balancing = build_balancing(config.balancing, facts, config.trainer.max_steps, layer_reduce, spec.trusted)
     if shape.num_experts:
         require_unsteered(balancing, shape.num_layers, shape.num_experts, path)
     model = Transformer(shape, "reference" if shape.num_experts else None)

@@ -44,7 +44,7 @@ Process = subprocess.Popen[bytes] | Forked
 """A started process, which leads a process group: `pid`, `poll` and `wait`."""
 
 
-class Afresh:
+class Spawn:
     """A way to start processes: each runs a new Python, which imports what it needs."""
 
     def __init__(self, program: ModuleType) -> None:
@@ -66,7 +66,7 @@ class Afresh:
 
 
 def read_task() -> Task:
-    """Return the task that `Afresh` has given this process."""
+    """Return the task that `Spawn` has given this process."""
     with sys.stdin.buffer as pipe:
         return dict(json.load(pipe))
 
@@ -103,7 +103,7 @@ class ForkServer:
         return Forked(process)
 
 
-Starter = Afresh | ForkServer
+Starter = Spawn | ForkServer
 """A way to start a process and give it one task."""
 
 

@@ -39,17 +39,16 @@ class RunSpec:
         config: its configuration, resolved and checked.
         choices: the option chosen in each group.
         written: the config as plain values, as they are written, shown and hashed: without the secrets of addresses,
-            which
-            change no result, and with the very keys that the run was begun with.
-        own: whether the config is the user's; else it was read from a folder, which may be anybody's.
-        place: the folder that it was read from.
+            which change no result, and with the very keys that the run was begun with.
+        trusted: whether the config is the user's; else it was read from a folder, which may be anybody's.
+        folder: the folder that it was read from.
     """
 
     config: Config
     choices: dict[str, str]
     written: dict[str, Any]
-    own: bool = field(default=True, compare=False)
-    place: Path | None = field(default=None, compare=False)
+    trusted: bool = field(default=True, compare=False)
+    folder: Path | None = field(default=None, compare=False)
 
     @classmethod
     def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
@@ -64,8 +63,8 @@ class RunSpec:
         return cls(config, choices, _written(cfg, plain))
 
     @classmethod
-    def saved(cls, written: Any, choices: Any, place: Path) -> "RunSpec":
-        """Return the run that the config.yaml in `place` describes, written by this version of simbal or an older one.
+    def saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
+        """Return the run that the config.yaml in `folder` describes, written by this version of simbal or an older one.
 
         Raises:
             UserError: a key is missing, or its value is of another type or out of bounds. Whether the values make sense
@@ -77,7 +76,7 @@ class RunSpec:
             raise TypeError("these are no choices of options")
         if not all(isinstance(strategy, dict) for strategy in config.balancing.values()):
             raise TypeError("a strategy has no keys")
-        return cls(config, choices, written, own=False, place=place)
+        return cls(config, choices, written, trusted=False, folder=folder)
 
     @cached_property
     def hash(self) -> str:
@@ -90,19 +89,19 @@ class RunSpec:
         real, written = flatten(as_dict(self.config)), flatten(self.written)
         return {key: real[key] for key in addresses() if key in real and real[key] != written[key]}
 
-    def adopted(self, secrets: dict[str, Any]) -> "RunSpec":
+    def trusted_with(self, secrets: dict[str, Any]) -> "RunSpec":
         """Return a run that was read from a folder as the user's own, with `secrets`: its addresses by dotted key."""
         config = self.config
         for key, address in secrets.items():
             group, _, name = key.partition(".")
             config = replace(config, **{group: replace(getattr(config, group), **{name: address})})
-        return replace(self, config=config, own=True)
+        return replace(self, config=config, trusted=True)
 
     @property
     def path(self) -> Path:
         """The folder of the run; the readable part of its name is for people, the hash tells runs apart."""
-        if self.place is not None:
-            return self.place
+        if self.folder is not None:
+            return self.folder
         readable = f"{self.choices['balancing']}-{self.choices['model']}-seed{self.config.seed}"
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[:100]
         return Path(self.config.output_dir, self.config.name, f"{readable}-{self.hash[:8]}")

@@ -46,7 +46,7 @@ class Assignment:
         spec = RunFolder(Path(self.folder)).read_spec()
         if spec.hash != self.hash:
             raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
-        return spec.adopted(self.secrets)
+        return spec.trusted_with(self.secrets)
 
 
 def work(assignment: Assignment) -> int:

@@ -106,7 +106,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     require_room(shape)
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
     group, layer_reduce = spec.config.balancing, optim.aux_layer_reduce
-    balancing = build_balancing(group, facts, trainer.max_steps, layer_reduce, spec.own)
+    balancing = build_balancing(group, facts, trainer.max_steps, layer_reduce, spec.trusted)
     choice = choose_backend(spec, device, precision)
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
     router_init = resolve_router_init(spec.config.router.init, balancing)
