@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.processes.start import Spawn, ForkServer
+from simbal.processes.start import ForkServer, Spawn
 from tests.child_processes import alive, wait_until
 from tests.processes import program
 

@@ -77,7 +77,7 @@ class ProcsLauncher(Launcher):
 
     def _starter(self, slot: dict[str, str]) -> "Starter":
         from simbal.processes.slots import VISIBLE
-        from simbal.processes.start import Spawn, ForkServer
+        from simbal.processes.start import ForkServer, Spawn
         from simbal.sweep import worker
 
         if self.preload is None or VISIBLE in slot:  # a library may look for GPUs while it is imported

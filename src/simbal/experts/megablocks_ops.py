@@ -6,7 +6,6 @@ Reference: MegaBlocks (arXiv 2211.15841); the entry points and their in-place ou
 Shapes: R routed rows, E experts, N tokens.
 """
 
-import importlib
 import os
 import sys
 import warnings
@@ -76,7 +75,7 @@ def install() -> str:
     """
     if NAME not in sys.modules:
         try:
-            importlib.import_module(NAME)
+            import megablocks_ops  # noqa: F401
         except ImportError:  # absent, or built for another torch
             stand_in = ModuleType(NAME, __doc__)
             for entry_point in ENTRY_POINTS:
@@ -97,11 +96,10 @@ def kernels() -> tuple[ModuleType, ModuleType]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Grouped GEMM not available")
         warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        modules = tuple(
-            importlib.import_module(name) for name in ("megablocks.backend.kernels", "stk.backend.triton_kernels")
-        )
+        import megablocks.backend.kernels
+        import stk.backend.triton_kernels
     if interpreted():  # autotuning needs a driver: one configuration leaves nothing to tune
-        for kernel in vars(modules[0]).values():
+        for kernel in vars(megablocks.backend.kernels).values():
             if hasattr(kernel, "configs"):
                 kernel.configs = kernel.configs[:1]
-    return modules[0], modules[1]
+    return megablocks.backend.kernels, stk.backend.triton_kernels
