@@ -15,6 +15,7 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.config.check import resolved
 from simbal.errors import UserError
 from simbal.report.reproduce import drawing
+from simbal.report.reproduce import reproduce as reproducing
 from simbal.report.reproduce.evidence import Study, studies, write
 from tests.conftest import CONF
 from tests.golden import composing
@@ -156,6 +157,61 @@ def test_a_broken_file_of_curves_is_a_sentence(tmp_path, content, says):
         (tmp_path / "curves.csv").write_text(content)
     with pytest.raises(UserError, match=says):
         drawing.draw(tmp_path)
+
+
+@pytest.fixture
+def started(monkeypatch, write_run, tmp_path):
+    """The commands that are started, in order; none is, but what they leave behind is there."""
+    given: list[list[str]] = []
+
+    def run(command, stdout, check):
+        program, *arguments = [Path(command[1]).name, *command[2:]]
+        given.append([program, *arguments])
+        if program == "train.py":
+            run = write_run("lbl", **RECORD, keys={"name": "smoke-significance"})
+            curve(run, [2.0, 1.0])
+            (run.parent / "table.json").write_text("{}")
+        if stdout:
+            Path(arguments[-1].removeprefix("output_dir=")).mkdir(parents=True)
+            stdout.write("what it prints\n")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproducing.subprocess, "run", run)
+    return given
+
+
+def test_a_scale_is_done_by_the_commands_that_it_says_and_drawn_again_by_none(started, tmp_path, capsys):
+    made = config("scale=smoke")
+    made["scale"]["studies"]["significance"]["columns"] = ["ppl"]
+    reproducing.reproduce(made, CONF.parent)
+    results = tmp_path / "outputs/smoke"
+    [study] = studies(made)
+    assert started == [
+        ["train.py", "-m", *study.overrides],
+        ["evaluate.py", "run=outputs/smoke-significance", "analysis=[orthogonality]"],
+        ["evaluate.py", "analysis=gram_quanta", "output_dir=outputs/smoke/gram_quanta"],
+    ]
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("python ")]
+    assert said == ["written: outputs/smoke/significance", "written: outputs/smoke/gram_quanta"]
+    printed = (results / "gram_quanta/printed.txt").read_text()
+    assert printed == f"$ python {' '.join(started[2])}\n\nwhat it prints\n"
+    before = (results / "significance/loss.svg").read_bytes()
+    (results / "significance/loss.svg").unlink()
+    reproducing.reproduce(made | {"figures": True}, CONF.parent)
+    assert (results / "significance/loss.svg").read_bytes() == before
+    shutil.rmtree(results)
+    reproducing.reproduce(made | {"figures": True}, CONF.parent)
+    assert capsys.readouterr().out == "left out: significance, which has not been reproduced\n"
+    assert len(started) == 3
+
+
+@pytest.mark.parametrize(("code", "says"), [(0, "has left no table"), (1, "has left no table"), (2, "exit code 2")])
+def test_a_command_that_failed_is_a_sentence(monkeypatch, tmp_path, code, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproducing.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
+    with pytest.raises(UserError, match=f"^python train.py -m .* {says}"):
+        reproducing.reproduce(config("scale=smoke"), CONF.parent)
 
 
 @pytest.mark.slow  # processes: four runs and their analyses
