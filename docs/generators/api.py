@@ -12,7 +12,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "hub": (),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
-    "experts": ("plan", "backends", "select"),
+    "experts": ("dispatch", "backends", "select"),
     "cost": ("parameters", "memory"),
     "report": ("statistics", "compare", "columns", "arms", "collect", "paper", "report"),
 }

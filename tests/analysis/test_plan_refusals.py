@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -11,8 +10,9 @@ from simbal.analysis.evaluate import evaluate
 from simbal.analysis.plan import plan
 from simbal.cli import command_line
 from simbal.errors import UserError
-from tests.analysis.plans import KEYS, ROOT, keys_of, planned
+from tests.analysis.plans import KEYS, keys_of, planned
 from tests.conftest import CONF
+from tests.in_process import run
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,7 @@ def test_a_slip_on_the_command_line_names_what_is_near(monkeypatch, capsys, argu
 def test_the_command_line_of_the_guide_works(tmp_path):
     command = "evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8"
     program, *arguments = [*command.split(), "hardware.price_per_hour=2"]
-    run_it = [sys.executable, str(ROOT / program), *arguments]
-    done = subprocess.run(run_it, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run(tmp_path, program, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "training moe_m on 8 x NVIDIA H200 SXM" in done.stdout
     written = json.loads((tmp_path / "outputs" / "analysis" / "plan.json").read_text())

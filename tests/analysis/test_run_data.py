@@ -3,10 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -19,8 +16,8 @@ from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 from tests.conftest import CONF
 from tests.forged_runs import forge
+from tests.in_process import run as run_program
 
-EVALUATE = Path(__file__).parents[2] / "evaluate.py"
 QUALITY = {
     "_target_": "simbal.analysis.quality.quality", "tokens": None, "batch_size": 16, "resamples": 20, "seed": 0,
 }  # fmt: skip
@@ -66,16 +63,11 @@ def asked():
     server.server_close()
 
 
-def program(folder, *arguments):
-    command = [sys.executable, str(EVALUATE), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_nothing_that_a_runs_config_names_is_fetched_or_created(run, tmp_path, asked):
     url, paths = asked
     forge(run, "data.files", url)
     (tmp_path / "here").mkdir()
-    done = program(tmp_path / "here", f"run={run}", "analysis=[quality,generate]")
+    done = run_program(tmp_path / "here", "evaluate.py", f"run={run}", "analysis=[quality,generate]")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: the data of {run} (data=files, tokens ")
     assert f"are not in .cache/data and {tmp_path / 'theirs'}: prepare them by `python prepare.py " in done.stderr
@@ -90,7 +82,7 @@ def test_data_are_found_by_their_fingerprint_in_the_users_cache_under_any_name(r
     cache = shutil.copytree(trained[1] / "cache", tmp_path / "mine")
     for store in [path for path in cache.iterdir() if path.is_dir()]:
         store.rename(cache / "renamed")
-    done = program(tmp_path, f"run={run}", "analysis=quality", f"data.cache_dir={cache}")
+    done = run_program(tmp_path, "evaluate.py", f"run={run}", "analysis=quality", f"data.cache_dir={cache}")
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "analysis" / "quality.json").read_text())["metrics"]["ppl"] > 1
 
@@ -152,8 +144,8 @@ def test_the_keys_are_those_of_the_command_line():
 def test_the_tokenizer_of_an_analysis_is_the_users(run, trained, tmp_path):
     keys = ("analysis=generate", "analysis.generate.tokens=4", f"data.cache_dir={trained[1] / 'cache'}")
     os.mkfifo(tmp_path / "their.tiktoken")  # whoever opened it would wait for ever
-    done = program(tmp_path, f"run={run}", *keys)
+    done = run_program(tmp_path, "evaluate.py", f"run={run}", *keys)
     assert done.returncode == 0, done.stderr
-    done = program(tmp_path, f"run={run}", *keys, "data.tokenizer_path=mine", "overwrite=true")
+    done = run_program(tmp_path, "evaluate.py", f"run={run}", *keys, "data.tokenizer_path=mine", "overwrite=true")
     assert done.returncode == 1
     assert "mine" in done.stderr

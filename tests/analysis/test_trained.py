@@ -1,6 +1,7 @@
 """A trained run is read back whole, or refused by name."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from simbal.analysis.shared.trained import load, runs_in
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
+from tests.analysis.module_runs import trained_run
 from tests.forged_runs import forge
 from tests.no_file import KINDS, take_place
 
@@ -21,10 +23,16 @@ QUALITY = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, cache_dir):
+    return trained_run(tmp_path_factory, cache_dir, "balancing=lf_lbl").path
+
+
 @pytest.fixture
-def run(small_spec):
+def run(trained, small_spec):
+    """A copy of the run, in which a test may change what it likes."""
     spec = small_spec("balancing=lf_lbl")
-    train(spec)
+    shutil.copytree(trained, spec.path)
     return spec
 
 

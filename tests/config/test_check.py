@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Literal, get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -58,7 +58,6 @@ def other_kinds(kind):
     return [*OF_OTHER_KINDS[get_origin(kinds[0]) or kinds[0]], *([None] if kinds == [kind] else [])]
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_what_is_accepted_is_kept_value_for_value_and_omegaconf_would_take_it_too(base_spec, data):
     keys = [*flatten(base_spec.written), "columns", "data"]

@@ -1,6 +1,6 @@
 """What is said of single values, and dotted keys."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.config.values import flatten
@@ -8,7 +8,6 @@ from simbal.config.values import flatten
 KEYS = st.text("ab", min_size=1)
 
 
-@settings(max_examples=50)
 @given(st.dictionaries(KEYS, st.recursive(st.integers(), lambda nested: st.dictionaries(KEYS, nested))))
 def test_flatten_keeps_every_value_under_its_dotted_key(nested):
     flat = flatten(nested)

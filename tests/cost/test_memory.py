@@ -1,6 +1,7 @@
 """The estimate of a step's memory beside what autograd keeps and what torch allocates."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -16,6 +17,20 @@ from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.optimizer import build_optimizer
 
 PRECISIONS = ["32-true", "bf16-mixed", "bf16-true"]
+STEPS = [  # preset, vocab_size, micro_batch, seq_len, backend, micro_batches
+    ("tiny", 512, 4, 64, "torch", 1),
+    ("tiny", 4096, 4, 256, "torch", 2),
+    ("tiny", 4096, 2, 256, "reference", 1),
+    ("tiny_dense", 4096, 4, 256, None, 1),
+    ("tiny_dense", 512, 2, 64, None, 3),
+    ("small", 4096, 2, 128, "torch", 2),
+]
+WAYS = [*itertools.product([False, True], PRECISIONS)]
+PEAKS = [  # each step in one way, and each way of one step, by default; all in all
+    pytest.param(*step, *way, marks=[] if place == other else [pytest.mark.slow])
+    for place, step in enumerate(STEPS)
+    for other, way in enumerate(WAYS)
+]
 
 
 def shape_of(preset, **changes):
@@ -99,18 +114,8 @@ def test_activations_are_within_three_percent_of_what_autograd_keeps(preset, cha
     assert activation_bytes(shape, step) == pytest.approx(kept_bytes(shape, step), rel=0.03)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize(
-    ("preset", "vocab_size", "micro_batch", "seq_len", "backend", "micro_batches"),
-    [
-        ("tiny", 512, 4, 64, "torch", 1),
-        ("tiny", 4096, 4, 256, "torch", 2),
-        ("tiny", 4096, 2, 256, "reference", 1),
-        ("tiny_dense", 4096, 4, 256, None, 1),
-        ("tiny_dense", 512, 2, 64, None, 3),
-        ("small", 4096, 2, 128, "torch", 2),
-    ],
+    ("preset", "vocab_size", "micro_batch", "seq_len", "backend", "micro_batches", "recomputes", "precision"), PEAKS
 )
 def test_the_peak_of_a_step_is_within_ten_percent_of_what_torch_allocates_or_above_if_blocks_are_computed_again(
     preset, vocab_size, micro_batch, seq_len, backend, micro_batches, recomputes, precision

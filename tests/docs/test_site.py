@@ -2,19 +2,15 @@
 
 import ast
 import re
-import shlex
 from posixpath import join, normpath
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.cli.arguments import check_overrides
-from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.catalogue import first_comment
 from simbal.config.schema import GROUPS, can_change_result, every_key
 from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
-from simbal.sweep import spans
 from tests.conftest import CONF
 
 ROOT = CONF.parent
@@ -22,14 +18,7 @@ STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
 ANALYSES = sorted(path.stem for path in (CONF / "analysis").glob("*.yaml"))
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
-_COMMAND = re.compile(
-    r"^(?: {4}|\$ )?(?:python|torchrun .*?) (train|evaluate|prepare|export|reproduce)\.py (.*?)(?:  +#.*)?$", re.M
-)
-COMMANDS = [
-    (file.name, *found)
-    for file in (README, ROOT / "docs/tutorial.md", *GUIDES)
-    for found in _COMMAND.findall(file.read_text(encoding="utf-8"))
-]
+pytestmark = pytest.mark.slow  # mkdocs in a process of its own
 
 
 def plain(text: str) -> str:
@@ -135,18 +124,3 @@ def test_no_page_names_a_place_on_the_machine_that_built_it(site):
 
 def test_the_generators_are_no_part_of_the_site(site):
     assert list(site.folder.rglob("*.py")) == []
-
-
-def test_the_pages_show_commands():
-    assert len(COMMANDS) >= 40
-    assert {"tutorial.md", "running.md", "search.md", "scaling.md", "text.md"} <= {file for file, _, _ in COMMANDS}
-
-
-@pytest.mark.parametrize(("file", "program", "line"), COMMANDS)
-def test_every_command_that_a_page_shows_is_one_that_the_programs_take(file, program, line):
-    words = [word for word in shlex.split(line) if word not in ("-m", "&")]
-    if words[0].startswith("--") or (program == "train" and words[0].startswith(("run=", "from="))):
-        return  # tested with the command line
-    catalogue = Catalogue([CONF], {"train": "config"}.get(program, program))
-    catalogue.options.get("balancing", {}).setdefault("importance", CONF / "balancing/lbl.yaml")  # of the guide
-    check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)

@@ -1,9 +1,8 @@
 """The documentation site in headless Chromium, opened from its folder; skipped where there is none."""
 
-import time
-
 import pytest
 
+from tests.child_processes import wait_until
 from tests.report.page.test_browser import browser, emulate, pytestmark, requested
 
 __all__ = ["browser", "pytestmark"]
@@ -38,10 +37,7 @@ def test_search_works_without_a_server(browser, site):
     emulate(browser, 1280)
     browser.get((site.folder / "index.html").as_uri())
     browser.find_element("css selector", "input.md-search__input").send_keys("sinkhorn")
-    for _ in range(100):
-        found = browser.find_elements("css selector", ".md-search-result__link")
-        if found:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: browser.find_elements("css selector", ".md-search-result__link"))
+    found = browser.find_elements("css selector", ".md-search-result__link")
     assert any("strategies.html" in link.get_attribute("href") for link in found)
     assert [url for url in requested(browser) if url.startswith(NETWORK)] == []

@@ -28,7 +28,7 @@ from simbal.runs import record as record_schema
 
 PLAIN = b"".join(json.dumps({"text": f"some text {i} " * 3}).encode() + b"\n" for i in range(20))
 EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
-IN_A_FOLDER = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 SYNTHETIC = {
     "source": "synthetic", "vocab_size": 64, "seq_len": 16, "validation_tokens": None, "validation_one_in": 4,
     "tokenizer_path": None, "threads": 1, "document_mask": False, "branching": 2, "documents": 8,
@@ -82,7 +82,7 @@ def test_a_file_of_any_bytes_is_text_or_a_sentence_that_names_it(tmp_path, conte
         assert all(read(file, txt_split=split, on_bad_record=on_bad))
 
 
-@settings(IN_A_FOLDER, max_examples=200)
+@IN_A_FOLDER
 @given(st.sampled_from(EXTENSIONS), st.data())
 def test_a_file_that_is_cut_short_or_changed_is_text_or_a_sentence(tmp_path, whole_files, extension, data):
     content = bytearray(whole_files[extension])
@@ -144,7 +144,6 @@ def test_any_encoding_is_one_of_text_or_a_sentence(tmp_path, encoding, content):
         read(tmp_path / "a.txt", encoding=encoding)
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from([key for key in SYNTHETIC if key != "source"]),
     st.none() | st.booleans() | st.floats() | st.integers(-3, 3) | st.lists(st.integers())

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import CompactHydraException
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
@@ -86,7 +86,6 @@ def refused(config: dict[str, Any]) -> bool:
     return False
 
 
-@settings(max_examples=80)
 @given(st.lists(overrides, min_size=1, max_size=2))
 @example(["name=../../x"])
 @example(["name=5"])
@@ -113,7 +112,6 @@ def test_no_key_takes_nan_or_infinity(value):
         assert key in ended
 
 
-@settings(max_examples=150)
 @given(st.sampled_from(KEYS), python_values, st.booleans())
 def test_a_config_with_any_value_in_any_place_is_sensible_or_refused(key, value, deleted):
     config = copy.deepcopy(BASE.written)
@@ -131,7 +129,6 @@ def test_a_config_with_any_value_in_any_place_is_sensible_or_refused(key, value,
         build_balancing(config["balancing"], FACTS, config["trainer"]["max_steps"], "sum")
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(["model", "router", "optim", "trainer", "data", "balancing", "experts", "logger"]), python_values
 )

@@ -25,7 +25,7 @@ WHOLE = {
     "warnings": ["one"],
 }  # fmt: skip
 TEXT = (json.dumps(record_schema.sealed(WHOLE), indent=1) + "\n").encode()
-IN_A_FOLDER = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
@@ -60,22 +60,20 @@ def test_what_was_written_is_what_is_read():
     assert record_schema.parse_record(TEXT) == WHOLE
 
 
-@settings(max_examples=300)
-@given(st.integers(0, len(TEXT) - 1))
-def test_a_record_that_is_cut_short_is_damaged(length):
-    cut = TEXT[:length]
-    assert parsed(cut) == (WHOLE if cut.strip() == TEXT.strip() else None)
+def test_a_record_that_is_cut_short_anywhere_is_damaged():
+    for length in range(len(TEXT)):
+        cut = TEXT[:length]
+        assert parsed(cut) == (WHOLE if cut.strip() == TEXT.strip() else None), length
 
 
-@settings(max_examples=500)
-@given(st.integers(0, len(TEXT) - 1), st.integers(1, 255))
-def test_a_record_with_a_changed_byte_is_damaged_or_says_the_same(place, change):
-    changed = bytearray(TEXT)
-    changed[place] ^= change
-    assert parsed(bytes(changed)) in (None, WHOLE)  # the same: a space became a line break
+@given(st.integers(1, 255))
+def test_a_record_with_any_byte_changed_is_damaged_or_says_the_same(change):
+    for place in range(len(TEXT)):
+        changed = bytearray(TEXT)
+        changed[place] ^= change
+        assert parsed(bytes(changed)) in (None, WHOLE), place  # the same: a space became a line break
 
 
-@settings(max_examples=200)
 @given(st.sampled_from([*record_schema.KEYS]), json_values)
 def test_a_record_with_any_value_of_a_key_is_refused_or_right(key, value):
     record = {k: v for k, v in (WHOLE | {key: value}).items() if k != "sha256"}
@@ -85,7 +83,6 @@ def test_a_record_with_any_value_of_a_key_is_refused_or_right(key, value):
         json.dumps(read, allow_nan=False, ensure_ascii=False).encode()
 
 
-@settings(max_examples=300)
 @given(texts)
 def test_any_text_is_refused(text):
     assert parsed(text) is None

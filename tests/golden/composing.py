@@ -8,8 +8,6 @@ import contextlib
 import copy
 import gc
 import io
-import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +23,8 @@ from omegaconf import OmegaConf
 from simbal.config.values import flatten
 from simbal.runs.spec import RunSpec
 from simbal.sweep.resume import labels
+from tests.in_process import REPOSITORY, run
 
-REPOSITORY = Path(__file__).parents[2]
 SEEN_IN_JOBS = ("params", "arms")  # of hydra.sweeper
 PARSED: dict[str, Any] = {}  # configs by the text of their files
 Facts = dict[str, Any]
@@ -185,26 +183,13 @@ def _parsed_once() -> contextlib.AbstractContextManager[Any]:
 
 def _ended(program: str, arguments: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int | None, str]:
     """The exit code and the standard error of a program; no code if it got to where it would begin to train."""
-    said, path = io.StringIO(), [*sys.path]
-    gc.disable()  # a third of the time, as configs are full of cycles
     variables = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
+    gc.disable()  # a third of the time, as configs are full of cycles
     try:
-        with (
-            mock.patch.dict(os.environ, variables),
-            mock.patch.object(sys, "argv", [program, *arguments]),
-            mock.patch("logging.config.dictConfig"),  # by which Hydra would silence the loggers of this process
-            _known_mode(arguments),
-            _parsed_once(),
-            contextlib.redirect_stderr(said),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            runpy.run_path(str(REPOSITORY / program), run_name="__main__")
+        with _known_mode(arguments), _parsed_once():
+            done = run(Path.cwd(), program, *arguments, environment=variables)
     except ReachedError:
-        return None, said.getvalue()
-    except SystemExit as end:
-        words = "" if end.code is None or isinstance(end.code, int) else f"{end.code}\n"
-        return (end.code or 0) if isinstance(end.code, int | None) else 1, said.getvalue() + words
+        return None, ""
     finally:
-        sys.path[:] = path
         gc.enable()
-    return 0, said.getvalue()
+    return done.returncode, done.stderr

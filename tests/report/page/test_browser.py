@@ -12,9 +12,10 @@ from simbal.report.report import report
 from tests.child_processes import wait_until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromium-driver (apt-get install)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromium-driver (apt-get install)"),
+]
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install selenium)")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")  # fmt: skip

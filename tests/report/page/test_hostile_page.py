@@ -92,7 +92,7 @@ def test_nothing_that_files_say_becomes_markup_also_in_figures_and_on_the_termin
     assert not set(capsys.readouterr().out) & {"\x1b", "\x01", "\u202e"}
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts, texts, texts, texts)
 @example("<script>alert(1)</script>", "</style><script>x</script>", "]]>", "javascript:alert(1)")
 def test_nothing_of_any_text_becomes_markup(plain, write_run, sweep, table_of, error, value, definition, label):

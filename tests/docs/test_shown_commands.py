@@ -1,0 +1,39 @@
+"""What README.md and the guides tell a reader to type is what the programs take."""
+
+import re
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from simbal.cli.arguments import check_overrides
+from simbal.config.catalogue import Catalogue
+from simbal.sweep import spans
+from tests.conftest import CONF
+
+ROOT = CONF.parent
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
+_COMMAND = re.compile(
+    r"^(?: {4}|\$ )?(?:python|torchrun .*?) (train|evaluate|prepare|export|reproduce)\.py (.*?)(?:  +#.*)?$", re.M
+)
+COMMANDS = [
+    (file.name, *found)
+    for file in (README, ROOT / "docs/tutorial.md", *GUIDES)
+    for found in _COMMAND.findall(file.read_text(encoding="utf-8"))
+]
+
+
+def test_the_pages_show_commands():
+    assert len(COMMANDS) >= 40
+    assert {"tutorial.md", "running.md", "search.md", "scaling.md", "text.md"} <= {file for file, _, _ in COMMANDS}
+
+
+@pytest.mark.parametrize(("file", "program", "line"), COMMANDS)
+def test_every_command_that_a_page_shows_is_one_that_the_programs_take(file, program, line):
+    words = [word for word in shlex.split(line) if word not in ("-m", "&")]
+    if words[0].startswith("--") or (program == "train" and words[0].startswith(("run=", "from="))):
+        return  # tested with the command line
+    catalogue = Catalogue([CONF], {"train": "config"}.get(program, program))
+    catalogue.options.get("balancing", {}).setdefault("importance", CONF / "balancing/lbl.yaml")  # of the guide
+    check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)

@@ -1,0 +1,42 @@
+"""Programs in this process: as their user runs them, from their command line on, without a start of Python and torch.
+
+What only a process of its own shows, such as what is imported at its start, tests/test_programs.py looks at.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+from unittest import mock
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def run(
+    folder: Path, program: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run `program`, such as `train.py`, in `folder`; what it is answered with is as `subprocess.run` has it."""
+    out, said, path = io.StringIO(), io.StringIO(), [*sys.path]
+    code: int | str | None = None
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, environment or {}),
+        mock.patch.object(sys, "argv", [program, *arguments]),
+        mock.patch("logging.config.dictConfig"),  # by which Hydra would silence the loggers of this process
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(said),
+    ):
+        try:
+            runpy.run_path(str(REPOSITORY / program), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        finally:
+            sys.path[:] = path
+    if isinstance(code, str):  # a sentence in place of a number is said and stands for 1
+        said.write(f"{code}\n")
+        code = 1
+    return CompletedProcess([program, *arguments], code or 0, out.getvalue(), said.getvalue())
