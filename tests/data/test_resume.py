@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -21,6 +20,7 @@ from simbal.data.splits import SplitWriter
 from simbal.data.store import Plan, prepare
 from simbal.data.verification import MEMORY
 from simbal.errors import UserError
+from tests.child_processes import in_a_fork
 
 PHASES = [
     (builder, "replace_text", 1), (builder, "replace_text", 4), (os, "fsync", 15), (os, "fsync", 9),
@@ -78,21 +78,6 @@ def stopped(corpus, monkeypatch):
     return stop
 
 
-def in_a_fork(work) -> int:
-    """The exit code of a fork of this process that does `work`; a negative one is the signal that killed it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which the fork uses none
-        pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)  # without the endings of the tests
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -118,7 +103,9 @@ def build_killed_at(corpus, place, name, number, moment) -> int:
     return in_a_fork(build_and_die)
 
 
-@pytest.mark.parametrize("document", [75, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 30, 31, 120))])
+@pytest.mark.parametrize(
+    "document", [75, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 30, 31, 120))]
+)
 def test_a_killed_build_goes_on_to_the_same_files(corpus, whole, monkeypatch, document):
     write = SplitWriter.write
 
