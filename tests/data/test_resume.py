@@ -22,6 +22,7 @@ from simbal.data.verification import MEMORY
 from simbal.errors import UserError
 from tests.child_processes import in_a_fork
 
+SIZES = {"vocab_size": 300, "validation_one_in": 5}
 PHASES = [
     (builder, "replace_text", 1), (builder, "replace_text", 4), (os, "fsync", 15), (os, "fsync", 9),
     (builder, "shared_windows", 1), (builder, "facts_of", 1), (builder, "facts_of", 2), (builder, "write_meta", 1),
@@ -42,14 +43,14 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def corpus(keys, files):
-    return keys("files", files=str(files / "part-*.jsonl"), vocab_size=300, validation_one_in=5)
+    return keys("files", files=str(files / "part-*.jsonl"), **SIZES)
 
 
 @pytest.fixture(scope="module")
 def whole(files, load_keys, tmp_path_factory):
     """What a build that nothing disturbs leaves."""
-    common = {"files": str(files / "part-*.jsonl"), "vocab_size": 300, "validation_one_in": 5}
-    return contents(prepare(load_keys("files", tmp_path_factory.mktemp("whole"), **common), progress=False).path)
+    data = load_keys("files", tmp_path_factory.mktemp("whole"), files=str(files / "part-*.jsonl"), **SIZES)
+    return contents(prepare(data, progress=False).path)
 
 
 def contents(folder) -> dict[str, bytes]:
@@ -153,7 +154,7 @@ def test_a_build_killed_again_and_again_anywhere_ends_in_the_same_files(corpus, 
         return seen
 
     undisturbed = events(replace(corpus, cache_dir=str(tmp_path / "undisturbed")))
-    draw = random.Random(0)
+    draw = random.Random(0)  # less than half of a build each, so that several are needed
     ended = [in_a_fork(partial(events, corpus, draw.randrange(1, undisturbed // 2))) for _ in range(8)]
     assert ended.count(-signal.SIGKILL) >= 3
     assert contents(prepare(corpus, progress=False).path) == whole
@@ -189,7 +190,7 @@ def test_a_full_disk_keeps_what_is_finished(corpus, stopped, whole):
 def test_a_bad_input_keeps_what_was_finished_before_it(keys, files, tmp_path):
     shutil.copytree(files, tmp_path / "own")
     (tmp_path / "own/part-2.jsonl").write_bytes(b"no json")
-    corpus = keys("files", files=str(tmp_path / "own/part-*.jsonl"), vocab_size=300, validation_one_in=5)
+    corpus = keys("files", files=str(tmp_path / "own/part-*.jsonl"), **SIZES)
     with pytest.raises(UserError, match=r"part-2.jsonl, line 1: .*\nrun it again to continue after input 2 of 4"):
         prepare(corpus, progress=False)
     with pytest.raises(UserError, match="continue after input 2 of 4"):
