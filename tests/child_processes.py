@@ -1,7 +1,9 @@
 """Programs that tests start."""
 
+import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,3 +28,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "gave up waiting"
         time.sleep(0.05)
+
+
+def in_a_fork(work: Callable[[], object]) -> int:
+    """The exit code of a fork of this process that does `work`; a negative one is the signal that ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which the fork uses none
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)  # without the endings of the tests
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -64,6 +64,7 @@ def peak_mib(path, how=""):
     return int(peak), said
 
 
+@pytest.mark.slow
 def test_a_line_without_end_is_refused_before_it_is_unpacked(tmp_path):
     bombs = {"a.jsonl.zst": zstd(b"", b"x" * MIB, 3000), "a.jsonl.gz": gz(b"x" * MIB, 400)}
     for name, content in bombs.items():
@@ -74,12 +75,15 @@ def test_a_line_without_end_is_refused_before_it_is_unpacked(tmp_path):
         assert peak < 600  # all of it is 3,000 MiB
 
 
+@pytest.mark.slow
 def test_lines_of_nothing_are_not_held_at_once(tmp_path):
     (tmp_path / "a.jsonl.zst").write_bytes(zstd(b"", b"\n" * MIB, 400))
     assert peak_mib(tmp_path / "a.jsonl.zst", "first line")[0] < 250  # pointers to all lines take 3,200 MiB
 
 
-@pytest.mark.parametrize("value", [b"[],", b'{"a":{}},'], ids=["lists", "objects"])
+@pytest.mark.parametrize(
+    "value", [pytest.param(b"[],", id="lists"), pytest.param(b'{"a":{}},', id="objects", marks=pytest.mark.slow)]
+)
 def test_a_line_of_countless_values_is_refused_before_it_is_parsed(tmp_path, value):
     content = zstd(b'{"text": [', value * (MIB // len(value)), 48, b"0]}\n")
     (tmp_path / "a.jsonl.zst").write_bytes(content)
@@ -89,6 +93,7 @@ def test_a_line_of_countless_values_is_refused_before_it_is_parsed(tmp_path, val
     assert peak < 300  # parsed, it takes more than 1,000 MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [True, False], ids=["as a dictionary", "as text"])
 def test_a_dictionary_in_parquet_is_not_repeated_in_memory(tmp_path, stored):
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["y" * 20_000_000]))
@@ -99,6 +104,7 @@ def test_a_dictionary_in_parquet_is_not_repeated_in_memory(tmp_path, stored):
     assert peak < 1000  # all rows take 20,000 MB
 
 
+@pytest.mark.slow
 def test_a_token_table_is_not_unpacked_further_than_one_can_be(tmp_path):
     (tmp_path / "table.gz").write_bytes(gz(b"\0" * MIB, 400))
     peak, said = peak_mib(tmp_path / "table.gz", "table")

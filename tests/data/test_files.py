@@ -3,12 +3,13 @@ import gzip
 import io
 import json
 from collections import Counter
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.data.document import split_of
@@ -111,7 +112,6 @@ def replaced(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(texts=TEXTS, extension=st.sampled_from([*PACK, ".parquet"]))
 def test_any_text_comes_back_from_the_store(load_keys, tmp_path_factory, texts, extension):
     folder = tmp_path_factory.mktemp("any")
@@ -124,8 +124,13 @@ def test_any_text_comes_back_from_the_store(load_keys, tmp_path_factory, texts, 
     assert decode(store, "validation") == ["held out"]
 
 
+@cache
+def encoding_of(vocab_size):
+    return load_tokenizer(vocab_size).encoding
+
+
 def decode(store, split):
-    encoding = load_tokenizer(store.meta["vocab_size"]).encoding
+    encoding = encoding_of(store.meta["vocab_size"])
     tokens, ends = store.tokens(split), store.document_ends(split).tolist()
     starts = [0, *ends[:-1]]
     return [encoding.decode_bytes(tokens[a : b - 1].tolist()).decode() for a, b in zip(starts, ends, strict=True)]

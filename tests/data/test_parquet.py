@@ -99,6 +99,7 @@ def test_without_pyarrow_the_extra_is_named(texts, monkeypatch):
     assert texts("a.txt", b"one")[0] == ["one"]
 
 
+@pytest.mark.slow
 def test_a_corpus_without_parquet_or_urls_imports_neither_pyarrow_nor_fsspec():
     code = (
         "import sys; import simbal.data.store;"

@@ -1,15 +1,31 @@
+"""The program prepare.py, and the function that does its work."""
+
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[2]
+from simbal.cli import command_line
+from simbal.data.check import prepare_or_check
+from simbal.errors import UserError
+from tests.conftest import CONF
+
+PROGRAM = CONF.parent / "prepare.py"
+FILES = yaml.safe_load((CONF / "data" / "files.yaml").read_text())
 
 
 def prepare(folder, *overrides):
-    command = [sys.executable, str(ROOT / "prepare.py"), f"data.cache_dir={folder}/cache", *overrides]
+    command = [sys.executable, str(PROGRAM), f"data.cache_dir={folder}/cache", *overrides]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def corpus(tmp_path, jsonl):
+    """The group `data` as Hydra composes it, for a corpus of two hundred documents."""
+    path = jsonl([f"text number {number}" for number in range(200)])
+    return FILES | {"files": str(path), "cache_dir": str(tmp_path / "cache")}
 
 
 def test_the_command_prepares_text_and_says_what_it_holds(tmp_path, jsonl):
@@ -22,6 +38,7 @@ def test_the_command_prepares_text_and_says_what_it_holds(tmp_path, jsonl):
     assert list((tmp_path / "cache").glob("files-*"))
 
 
+@pytest.mark.slow
 def test_bad_input_ends_the_command_with_one_sentence(tmp_path):
     (tmp_path / "bad.jsonl").write_text("no json\n")
     done = prepare(tmp_path, "data=files", "data.files=bad.jsonl")
@@ -31,45 +48,55 @@ def test_bad_input_ends_the_command_with_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_several_configs_at_once_are_refused(tmp_path):
-    done = prepare(tmp_path, "-m", "data=synthetic")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: prepare.py takes one config at a time: leave out -m\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_finished_preparation_is_checked_on_request(tmp_path, jsonl):
-    corpus = jsonl([f"text number {number}" for number in range(200)])
-    keys = ("data=files", f"data.files={corpus}")
-    missing = prepare(tmp_path, *keys, "check=true")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert "nothing is prepared yet in" in missing.stderr
-    assert prepare(tmp_path, *keys).returncode == 0
-    good = prepare(tmp_path, *keys, "check=true")
-    assert good.returncode == 0, good.stderr
-    assert "text number" in good.stdout
-    (tokens,) = (tmp_path / "cache").glob("files-*/train/tokens.bin")
-    damaged = bytearray(tokens.read_bytes())
-    damaged[10] ^= 1
-    tokens.write_bytes(damaged)
-    bad = prepare(tmp_path, *keys, "check=true")
-    assert (bad.returncode, bad.stdout) == (1, "")
-    assert "train/tokens.bin" in bad.stderr
+@pytest.mark.slow
+def test_a_value_that_makes_no_sense_ends_the_command_with_one_sentence(tmp_path):
+    done = prepare(tmp_path, "data.threads=many")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "data.threads" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("arguments", "says"),
     [
-        ("check=maybe", "check=maybe must be true or false"),
-        ("model=tiny", "there is no key model"),
-        ("data.vocab_size=100", "data.vocab_size=100 must lie between 257 and 100257"),
-        ("data.threads=0", "data.threads=0 must be null or at least 1"),
-        ("data.threads=many", "data.threads"),
+        (["-m", "data=synthetic"], "error: prepare.py takes one config at a time: leave out -m\n"),
+        (["model=tiny"], "error: model=tiny: there is no key model"),
     ],
 )
-def test_nonsense_is_refused(tmp_path, override, says):
-    done = prepare(tmp_path, override)
-    assert done.returncode in (1, 2)
-    assert done.stdout == ""
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_arguments_that_it_does_not_take_are_refused(tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.setattr(sys, "argv", ["prepare.py", f"data.cache_dir={tmp_path}/cache", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command_line.check(CONF, "About.", "prepare")
+    assert end.value.code == command_line.BAD_USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(says)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keys", "check", "says"),
+    [
+        ({}, "maybe", "check=maybe must be true or false"),
+        ({"vocab_size": 100}, False, "data.vocab_size=100 must lie between 257 and 100257"),
+        ({"threads": 0}, False, "data.threads=0 must be null or at least 1"),
+        ({"threads": "many"}, False, "data.threads"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_made(corpus, keys, check, says):
+    with pytest.raises(UserError, match=says):
+        prepare_or_check(corpus | keys, check)
+    assert not Path(corpus["cache_dir"]).exists()
+
+
+def test_a_finished_preparation_is_checked_on_request(corpus):
+    with pytest.raises(UserError, match="nothing is prepared yet in"):
+        prepare_or_check(corpus, True)
+    prepare_or_check(corpus, False)
+    assert "text number" in "\n".join(prepare_or_check(corpus, True))
+    (tokens,) = Path(corpus["cache_dir"]).glob("files-*/train/tokens.bin")
+    damaged = bytearray(tokens.read_bytes())
+    damaged[10] ^= 1
+    tokens.write_bytes(damaged)
+    with pytest.raises(UserError, match="train/tokens.bin"):
+        prepare_or_check(corpus, True)

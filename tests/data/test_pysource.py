@@ -53,12 +53,14 @@ def read(reference="1.0", strict=False):
     return [document.content for document in source.read(*source.units(), skipped)], skipped
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_published_one(corpus):
     assert corpus.fingerprints == {"text": PUBLISHED["text_fingerprint"], "tokens": PUBLISHED["tokens_fingerprint"]}
     for split, published in PUBLISHED["splits"].items():
         assert published.items() <= corpus.meta["splits"][split].items()
 
 
+@pytest.mark.slow
 def test_the_files_hold_what_their_description_says(corpus):
     for split, counts in corpus.meta["splits"].items():
         tokens, ends = corpus.tokens(split), corpus.document_ends(split)
@@ -67,11 +69,13 @@ def test_the_files_hold_what_their_description_says(corpus):
         assert np.array_equal(np.flatnonzero(tokens == corpus.meta["eot"]), ends.astype(np.int64) - 1)
 
 
+@pytest.mark.slow
 def test_bytes_of_the_tokens_sum_to_the_bytes_of_the_text(corpus):
     for split, counts in PUBLISHED["splits"].items():
         assert int(corpus.byte_len[corpus.tokens(split)].sum()) == counts["bytes"]
 
 
+@pytest.mark.slow
 def test_no_document_is_in_both_splits(corpus):
     def texts(split):
         starts = [0, *corpus.document_ends(split).tolist()]
@@ -81,6 +85,7 @@ def test_no_document_is_in_both_splits(corpus):
     assert not texts("train") & texts("validation")
 
 
+@pytest.mark.slow
 def test_each_package_is_listed_with_its_share(corpus):
     shares = {entry["name"]: entry["documents"] for entry in corpus.meta["inputs"]}
     assert (shares["torch"], sum(shares.values())) == (2055, 4146)

@@ -4,111 +4,53 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from simbal.config.schema import as_dict
+from simbal.data import builder, store, verification
 from simbal.data.sources.files import Files
 from simbal.data.splits import SplitWriter
 from simbal.data.store import Plan, prepare
 from simbal.data.verification import MEMORY
 from simbal.errors import UserError
+from tests.child_processes import in_a_fork
 
-DIES = """
-import json, os, sys
-from simbal.config.check import checked_data
-from simbal.data import splits, store
-
-keys, last = json.loads(sys.argv[1]), int(sys.argv[2])
-write, written = splits.SplitWriter.write, 0
-
-def dying(self, *document):
-    global written
-    write(self, *document)
-    written += 1
-    if written == last:
-        for file in self._files:
-            file.flush()  # some of it has reached the disk
-        os._exit(9)
-
-splits.SplitWriter.write = dying
-store.prepare(checked_data(keys), progress=False)
-"""
-
-DIES_AT = """
-import importlib, json, os, signal, sys
-from simbal.config.check import checked_data
-from simbal.data import store
-
-keys, module, names, number, moment = json.loads(sys.argv[1])
-target = importlib.import_module(module)
-*path, name = names.split(".")
-for step in path:
-    target = getattr(target, step)
-function, calls = getattr(target, name), 0
-
-def dying(*arguments, **options):
-    global calls
-    calls += 1
-    if calls == number and moment == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    result = function(*arguments, **options)
-    if calls == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-
-setattr(target, name, dying)
-store.prepare(checked_data(keys), progress=False)
-"""
-DIES_ANYWHERE = """
-import json, os, signal, sys
-from simbal.config.check import checked_data
-from simbal.data import store, tokenizer
-
-keys, last = json.loads(sys.argv[1])
-events = 0
-
-def count(*_):
-    global events
-    events += 1
-    if events == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-tokenizer.load_tokenizer(300)  # takes most of the time, and writes nothing
-data = checked_data(keys)
-sys.setprofile(count)
-store.prepare(data, progress=False)
-sys.setprofile(None)
-print(events)
-"""
+SIZES = {"vocab_size": 300, "validation_one_in": 5}
 PHASES = [
-    ("simbal.data.builder", "replace_text", 1), ("simbal.data.builder", "replace_text", 4),
-    ("os", "fsync", 15), ("os", "fsync", 9),
-    ("simbal.data.builder", "shared_windows", 1), ("simbal.data.builder", "facts_of", 1),
-    ("simbal.data.builder", "facts_of", 2), ("simbal.data.builder", "write_meta", 1),
-    ("pathlib", "Path.unlink", 5), ("pathlib", "Path.unlink", 7), ("pathlib", "Path.rename", 1),
-    ("simbal.data.store", "sync", 3), ("simbal.data.verification", "verify", 1),
-    ("simbal.data.verification", "facts_of", 2), ("simbal.data.verification", "json.dumps", 1),
+    (builder, "replace_text", 1), (builder, "replace_text", 4), (os, "fsync", 15), (os, "fsync", 9),
+    (builder, "shared_windows", 1), (builder, "facts_of", 1), (builder, "facts_of", 2), (builder, "write_meta", 1),
+    (Path, "unlink", 5), (Path, "unlink", 7), (Path, "rename", 1),
+    (store, "sync", 3), (verification, "verify", 1), (verification, "facts_of", 2), (json, "dumps", 1),
 ]  # fmt: skip
 
 
-@pytest.fixture
-def corpus(keys, jsonl):
-    """Four files of thirty documents."""
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Four files of thirty documents, which no test changes."""
+    folder = tmp_path_factory.mktemp("corpus")
     for part in range(4):
-        jsonl([f"text {number} of part {part} " * 20 for number in range(30)], f"part-{part}.jsonl")
-    folder = jsonl(["unused"]).parent
-    return keys("files", files=str(folder / "part-*.jsonl"), vocab_size=300, validation_one_in=5)
+        lines = (json.dumps({"text": f"text {number} of part {part} " * 20}) for number in range(30))
+        (folder / f"part-{part}.jsonl").write_text("\n".join(lines))
+    return folder
 
 
 @pytest.fixture
-def whole(corpus, tmp_path):
-    return contents(prepare(replace(corpus, cache_dir=str(tmp_path / "whole")), progress=False).path)
+def corpus(keys, files):
+    return keys("files", files=str(files / "part-*.jsonl"), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def whole(files, load_keys, tmp_path_factory):
+    """What a build that nothing disturbs leaves."""
+    data = load_keys("files", tmp_path_factory.mktemp("whole"), files=str(files / "part-*.jsonl"), **SIZES)
+    return contents(prepare(data, progress=False).path)
 
 
 def contents(folder) -> dict[str, bytes]:
@@ -137,45 +79,92 @@ def stopped(corpus, monkeypatch):
     return stop
 
 
-@pytest.mark.parametrize("document", [1, 30, 31, 75, 120])
-def test_a_killed_build_goes_on_to_the_same_files(corpus, whole, document):
-    killed = subprocess.run([sys.executable, "-c", DIES, json.dumps(as_dict(corpus)), str(document)], check=False)
-    assert killed.returncode == 9
-    partial = Plan.of(corpus).path.with_name(Plan.of(corpus).path.name + ".partial")
-    finished = json.loads((partial / "journal.json").read_text())["units"] if document > 30 else []
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build_killed_at(corpus, place, name, number, moment) -> int:
+    """Build in a fork that is killed before or after the call with this number of what has this name there."""
+
+    def build_and_die():
+        function, calls = getattr(place, name), count(1)
+
+        def dying(*arguments, **options):
+            last = next(calls) == number
+            if last and moment == "before":
+                kill_this_process()
+            result = function(*arguments, **options)
+            if last:
+                kill_this_process()
+            return result
+
+        setattr(place, name, dying)  # in the fork alone
+        prepare(corpus, progress=False)
+
+    return in_a_fork(build_and_die)
+
+
+@pytest.mark.parametrize(
+    "document", [75, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 30, 31, 120))]
+)
+def test_a_killed_build_goes_on_to_the_same_files(corpus, whole, monkeypatch, document):
+    write = SplitWriter.write
+
+    def written(self, *arguments):
+        write(self, *arguments)
+        for file in self._files:
+            file.flush()  # some of it has reached the disk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitWriter, "write", written)
+        assert build_killed_at(corpus, SplitWriter, "write", document, "after") == -signal.SIGKILL
+    begun = Plan.of(corpus).path.with_name(Plan.of(corpus).path.name + ".partial")
+    finished = json.loads((begun / "journal.json").read_text())["units"] if document > 30 else []
     assert len(finished) == (document - 1) // 30
     assert contents(prepare(corpus, progress=False).path) == whole
-    assert not partial.exists()
+    assert not begun.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: f"{phase[1]} {phase[2]}")
 def test_a_build_killed_in_any_phase_ends_in_the_same_files(corpus, whole, phase, moment):
-    killed = subprocess.run([sys.executable, "-c", DIES_AT, json.dumps([as_dict(corpus), *phase, moment])], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert build_killed_at(corpus, *phase, moment) == -signal.SIGKILL
     assert contents(prepare(corpus, progress=False).path) == whole
     require_nothing_left(corpus)
 
 
+@pytest.mark.slow
 def test_a_build_killed_again_and_again_anywhere_ends_in_the_same_files(corpus, whole, tmp_path):
-    def run(keys, last):
-        command = [sys.executable, "-c", DIES_ANYWHERE, json.dumps([as_dict(keys), last])]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def events(keys, last=None) -> int:
+        """Build, counting calls and returns; kill this process at the last of them."""
+        seen = 0
 
-    undisturbed = run(replace(corpus, cache_dir=str(tmp_path / "undisturbed")), 0)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    draw, ended = random.Random(0), []
-    for _ in range(8):
-        ended.append(run(corpus, draw.randrange(1, int(undisturbed.stdout))).returncode)
+        def see(*_):
+            nonlocal seen
+            seen += 1
+            if seen == last:
+                kill_this_process()
+
+        sys.setprofile(see)
+        try:
+            prepare(keys, progress=False)
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    undisturbed = events(replace(corpus, cache_dir=str(tmp_path / "undisturbed")))
+    draw = random.Random(0)  # less than half of a build each, so that several are needed
+    ended = [in_a_fork(partial(events, corpus, draw.randrange(1, undisturbed // 2))) for _ in range(8)]
     assert ended.count(-signal.SIGKILL) >= 3
     assert contents(prepare(corpus, progress=False).path) == whole
     require_nothing_left(corpus)
 
 
 def require_nothing_left(corpus):
-    store = Plan.of(corpus).path
-    assert sorted(path.name for path in store.parent.iterdir()) == [f".{store.name}.lock", store.name]
-    assert not [path for path in store.rglob("*") if path.name.endswith(".part")]
+    built = Plan.of(corpus).path
+    assert sorted(path.name for path in built.parent.iterdir()) == [f".{built.name}.lock", built.name]
+    assert not [path for path in built.rglob("*") if path.name.endswith(".part")]
 
 
 def test_what_is_finished_is_not_read_again(corpus, stopped, monkeypatch):
@@ -198,8 +187,10 @@ def test_a_full_disk_keeps_what_is_finished(corpus, stopped, whole):
     assert contents(prepare(corpus, progress=False).path) == whole
 
 
-def test_a_bad_input_keeps_what_was_finished_before_it(corpus, jsonl):
-    jsonl([], "part-2.jsonl").write_bytes(b"no json")
+def test_a_bad_input_keeps_what_was_finished_before_it(keys, files, tmp_path):
+    shutil.copytree(files, tmp_path / "own")
+    (tmp_path / "own/part-2.jsonl").write_bytes(b"no json")
+    corpus = keys("files", files=str(tmp_path / "own/part-*.jsonl"), **SIZES)
     with pytest.raises(UserError, match=r"part-2.jsonl, line 1: .*\nrun it again to continue after input 2 of 4"):
         prepare(corpus, progress=False)
     with pytest.raises(UserError, match="continue after input 2 of 4"):

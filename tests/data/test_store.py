@@ -170,6 +170,7 @@ def test_an_input_that_changes_while_it_is_read_stops(corpus, monkeypatch, jsonl
     assert folders() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locking", ["", NO_FLOCK], ids=["flock", "a lease"])
 def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus, locking):
     def start():

@@ -34,13 +34,12 @@ def kill_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(Telemetry, "on_train_batch_start", start)
 
 
-@pytest.mark.parametrize("step", [3, 6, 9])
-@pytest.mark.parametrize("micro_batch", [8, 4])
+@pytest.mark.parametrize(("step", "micro_batch"), [(3, 4), (6, 8), (9, 4)])
 def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
-    small_spec, tmp_path, monkeypatch, step, micro_batch
+    small_spec, finished, monkeypatch, step, micro_batch
 ):
-    whole, broken = (small_spec(f"trainer.micro_batch={micro_batch}", output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    key = f"trainer.micro_batch={micro_batch}"
+    whole, broken = finished(key), small_spec(key)
     with monkeypatch.context() as patch:
         kill_at(patch, step)
         with pytest.raises(KilledError):
@@ -59,12 +58,13 @@ ALL_STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"
 def test_every_strategy_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch, balancing):
     """With accumulation, validation and PES at steps that no checkpoint shares."""
     keys = [f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=3", "trainer.val_every=5"]
+    keys += ["trainer.max_steps=7"]
     if balancing.startswith("["):
         keys += ["balancing.lbl.scope=global", "balancing.ernie_ortho.decoupled=true"]
     whole, broken = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
     train(whole)
     with monkeypatch.context() as patch:
-        kill_at(patch, 10)
+        kill_at(patch, 6)
         with pytest.raises(KilledError):
             train(broken)
     train(broken)
@@ -80,10 +80,9 @@ def test_every_strategy_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch,
     ],
 )
 def test_a_run_killed_between_its_steps_is_resumed_to_the_same_files(
-    small_spec, tmp_path, monkeypatch, owner, method, when
+    small_spec, finished, monkeypatch, owner, method, when
 ):
-    whole, broken = (small_spec("trainer.ckpt_every=6", output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    whole, broken = finished("trainer.ckpt_every=6"), small_spec("trainer.ckpt_every=6")
     original = getattr(owner, method)
 
     def dies(self, *args, **kwargs):
@@ -102,10 +101,9 @@ def test_a_run_killed_between_its_steps_is_resumed_to_the_same_files(
     assert records[1]["tokens_per_second"] > 0
 
 
-def test_a_finished_run_whose_curves_are_damaged_is_done_again_to_the_same_result(small_spec, tmp_path):
-    whole, broken = (small_spec(output_dir=tmp_path / name) for name in "ab")
-    train(whole)
-    train(broken)
+def test_a_finished_run_whose_curves_are_damaged_is_done_again_to_the_same_result(small_spec, finished):
+    whole, broken = finished(), small_spec()
+    shutil.copytree(whole.path, broken.path)
     curves = broken.path / "metrics.jsonl"
     curves.write_text(curves.read_text().replace('"step": 6', '"step": 7', 1))
     assert not RunFolder(broken.path).finished(broken)
@@ -157,11 +155,11 @@ def test_a_disk_too_full_for_the_checkpoints_is_refused_before_the_start(small_s
     assert not spec.path.parent.exists()
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_folder_of_another_config_is_refused_and_kept(small_spec, finished):
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_folder_of_another_config_is_refused_and_kept(small_spec, finished, is_finished):
     spec = small_spec()
-    if finished:
-        train(spec)
+    if is_finished:
+        shutil.copytree(finished().path, spec.path)
     else:
         RunFolder(spec.path).write_spec(spec)
     file = spec.path / "config.yaml"
@@ -179,10 +177,9 @@ def test_a_folder_that_another_process_writes_is_refused(small_spec):
 
 
 def test_a_disk_that_fills_up_while_training_gives_one_sentence_and_the_run_can_go_on(
-    small_spec, monkeypatch, tmp_path
+    small_spec, finished, monkeypatch
 ):
-    whole, broken = (small_spec(output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    whole, broken = finished(), small_spec()
 
     def full(*_):
         try:

@@ -2,13 +2,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from simbal.training.run import train
 from tests.training.run_files import rows
 
 
-def test_tensorboards_hparams_tab_has_the_config_and_the_final_metrics(small_spec):
-    spec = small_spec("logger=tensorboard", "balancing=lbl", "seed=3")
-    train(spec)
+def test_tensorboards_hparams_tab_has_the_config_and_the_final_metrics(finished):
+    spec = finished("logger=tensorboard", "balancing=lbl", "seed=3")
     events = EventAccumulator(str(spec.path / "tensorboard")).Reload()
     plugin = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     shown = {key: value.ListFields()[0][1] for key, value in _session(plugin).hparams.items()}

@@ -18,7 +18,8 @@ from tests.conftest import CONF, MARKOV, SMALL
 from tests.training.logged import expected, logged, mlflow_client
 from tests.training.run_files import assert_same_run, rows
 
-KINDS = ("tensorboard", "csv", "mlflow", "wandb")
+WANDB = pytest.param("wandb", marks=pytest.mark.slow)  # starts a process of its own
+KINDS = ("tensorboard", "csv", "mlflow", WANDB)
 HOME = {"mlflow": "sqlite", "wandb": "offline"}  # where the two keep a run that nobody has asked them to send
 CI = ("CI", "PYTEST_CURRENT_TEST")  # variables at which libraries say nothing to their makers
 ROOT = CONF.parent
@@ -28,6 +29,18 @@ ROOT = CONF.parent
 def first_files(monkeypatch):
     """TensorBoard reads files by name, 10 before 9 of one second and process: only tests have so many."""
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """The `output_dir` of `logging_spec`, with a store of MLflow, whose tables take more than a second to make."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture
+def logging_spec(small_spec, tmp_path, outputs):
+    """As `small_spec`, in the experiment `tmp_path.name`, so that no two tests have a run in common."""
+    return lambda *keys: small_spec(f"name={tmp_path.name}", *keys, output_dir=outputs)
 
 
 def break_at(monkeypatch, step: int, times: int = 1) -> None:
@@ -49,11 +62,10 @@ def command(folder, cache_dir, *keys: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_the_same_and_has_every_row_its_config_and_its_end_once(small_spec, tmp_path, kind):
-    plain, spec = small_spec(output_dir=tmp_path / "plain"), small_spec(f"logger={kind}", output_dir=tmp_path / "own")
+def test_a_run_is_the_same_and_has_every_row_its_config_and_its_end_once(logging_spec, finished, kind):
+    plain, spec = finished(), logging_spec(f"logger={kind}")
     assert plain.hash == spec.hash
     assert plain.path.name == spec.path.name
-    train(plain)
     train(spec)
     assert_same_run(plain, spec)
     found = logged(spec)
@@ -66,9 +78,8 @@ def test_a_run_is_the_same_and_has_every_row_its_config_and_its_end_once(small_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(small_spec, tmp_path, monkeypatch, kind):
-    whole, broken = (small_spec(f"logger={kind}", output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(logging_spec, finished, monkeypatch, kind):
+    whole, broken = finished(), logging_spec(f"logger={kind}")
     break_at(monkeypatch, 7)  # steps 2, 4 and 6 are logged, and the validation of 6; the checkpoint is of step 4
     with pytest.raises(RuntimeError, match="broken"):
         train(broken)
@@ -82,8 +93,8 @@ def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(smal
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "csv", "mlflow"])
-def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(small_spec, monkeypatch, kind):
-    spec = small_spec(f"logger={kind}")
+def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(logging_spec, monkeypatch, kind):
+    spec = logging_spec(f"logger={kind}")
     break_at(monkeypatch, 3)
     with pytest.raises(RuntimeError, match="broken"):
         train(spec)
@@ -92,22 +103,22 @@ def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(small_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_with_another_logger_has_all_of_its_rows_there(small_spec, monkeypatch, kind):
+def test_a_run_that_goes_on_with_another_logger_has_all_of_its_rows_there(logging_spec, monkeypatch, kind):
     break_at(monkeypatch, 7)
     with pytest.raises(RuntimeError, match="broken"):
-        train(small_spec("logger=none"))
-    spec = small_spec(f"logger={kind}")
+        train(logging_spec("logger=none"))
+    spec = logging_spec(f"logger={kind}")
     train(spec)
     assert logged(spec).points == expected(spec)
 
 
-def test_mlflow_has_one_run_whose_status_is_that_of_the_process(small_spec, tmp_path, monkeypatch):
-    spec = small_spec("logger=mlflow", "name=study")
+def test_mlflow_has_one_run_whose_status_is_that_of_the_process(logging_spec, outputs, tmp_path, monkeypatch):
+    spec = logging_spec("logger=mlflow")
     break_at(monkeypatch, 7)
     with pytest.raises(RuntimeError, match="broken"):
         train(spec)
-    client = mlflow_client(tmp_path / "outputs")
-    place = client.get_experiment_by_name("study").experiment_id
+    client = mlflow_client(outputs)
+    place = client.get_experiment_by_name(tmp_path.name).experiment_id
     (run,) = client.search_runs([place])
     assert run.info.status == "FAILED"
     train(spec)
@@ -124,8 +135,8 @@ def test_mlflows_experiment_and_store_can_be_chosen(small_spec, tmp_path):
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
 
-def test_a_lost_run_of_mlflow_is_logged_anew(small_spec, tmp_path, monkeypatch):
-    spec = small_spec("logger=mlflow")
+def test_a_lost_run_of_mlflow_is_logged_anew(logging_spec, monkeypatch):
+    spec = logging_spec("logger=mlflow")
     break_at(monkeypatch, 7)
     with pytest.raises(RuntimeError, match="broken"):
         train(spec)
@@ -140,6 +151,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence(small_spec):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_wandb_keeps_one_folder_of_the_project_and_id(small_spec, monkeypatch):
     spec = small_spec("logger=wandb", "logger.project=ours")
     break_at(monkeypatch, 7, times=2)
@@ -155,6 +167,7 @@ def test_wandb_keeps_one_folder_of_the_project_and_id(small_spec, monkeypatch):
     assert spec.path.name.encode() in content
 
 
+@pytest.mark.slow
 def test_of_several_ranks_the_first_alone_logs(small_spec):
     spec = small_spec("logger=csv", "trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=4")
     train(spec)
@@ -162,6 +175,7 @@ def test_of_several_ranks_the_first_alone_logs(small_spec):
     assert [file.name for file in spec.path.rglob("*.csv")] == ["metrics.csv"]
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_share_a_store_of_mlflow(tmp_path, cache_dir):
     sweep = command(tmp_path, cache_dir, "-m", "logger=mlflow", "seed=0,1", "name=two", "trainer.max_steps=6")
     done = subprocess.run(sweep, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -212,6 +226,7 @@ def asks_the_network(program: list[str], folder) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlflow", "wandb"])
 def test_by_default_nothing_is_sent_anywhere(tmp_path, cache_dir, kind):
     run = command(tmp_path, cache_dir, f"logger={kind}", "trainer.max_steps=6")
@@ -219,6 +234,7 @@ def test_by_default_nothing_is_sent_anywhere(tmp_path, cache_dir, kind):
     assert RunFolder(next(tmp_path.glob("default/*"))).read_record()["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_request_would_have_been_seen(tmp_path):
     request = "import requests\ntry: requests.get('https://example.org', timeout=1)\nexcept OSError: pass"
     assert asks_the_network([sys.executable, "-c", request], tmp_path)

@@ -17,7 +17,10 @@ HUGE = (
     "model.num_layers=100000000", "model.num_experts=1000000000", "model.d_model=1000000000",
     "model.d_expert=1000000000", "data.vocab_size=2147483648",
 )  # fmt: skip
-SAYS = "this computer has no room for the model: its .* weights in .* layers need .* GB"
+SAYS = (
+    r"^this computer has no room for the model: its [\d,]+ weights in [\d,]+ layers need [\d.,]+ GB, and there are "
+    r"[\d.,]+ GB: use a smaller model$"
+)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,7 +11,7 @@ from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.stop import StopRequest
-from tests.child_processes import hear_ctrl_c, wait_until
+from tests.child_processes import hear_ctrl_c, in_a_fork, wait_until
 from tests.conftest import CONF, MARKOV, SMALL
 from tests.training.run_files import assert_same_run
 
@@ -31,26 +30,26 @@ def signal_in(monkeypatch, method, step, number):
     monkeypatch.setattr(LitMoE, method, run)
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS.items())
 @pytest.mark.parametrize(
-    ("method", "step", "saved"),
+    ("number", "method", "step", "saved"),
     [
-        ("training_step", 6, "step-00000007.ckpt"),  # in the first of two micro-batches
-        ("validation_step", 6, "step-00000006.ckpt"),
+        (signal.SIGINT, "training_step", 6, "step-00000007.ckpt"),  # in the first of two micro-batches
+        (signal.SIGTERM, "validation_step", 6, "step-00000006.ckpt"),
+        (signal.SIGUSR1, "training_step", 6, "step-00000007.ckpt"),
+        (signal.SIGUSR2, "validation_step", 6, "step-00000006.ckpt"),
     ],
 )
 def test_it_saves_and_goes_on_to_the_same_result(
-    small_spec, tmp_path, monkeypatch, capsys, number, code, method, step, saved
+    small_spec, finished, monkeypatch, capsys, number, method, step, saved
 ):
     keys = ("trainer.micro_batch=4", "trainer.pes_every=3", "balancing=lf_lbl")
-    whole, stopped = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    whole, stopped = finished(*keys), small_spec(*keys)
     handlers = [signal.getsignal(number) for number in SIGNALS]
     with monkeypatch.context() as patch:
         signal_in(patch, method, step, number)
         with pytest.raises(SystemExit) as end:
             train(stopped)
-    assert end.value.code == code
+    assert end.value.code == SIGNALS[number]
     assert f"stopped by {number.name} at step {int(saved[5:13])}" in capsys.readouterr().out
     assert (stopped.path / "checkpoints" / saved).exists()
     assert not (stopped.path / "record.json").exists()
@@ -62,11 +61,10 @@ def test_it_saves_and_goes_on_to_the_same_result(
 
 @pytest.mark.parametrize("method", ["training_step", "validation_step"])
 def test_a_signal_that_somebody_waits_for_is_his_once_the_run_is_saved_and_the_run_goes_on_if_he_returns(
-    small_spec, tmp_path, monkeypatch, method
+    small_spec, finished, monkeypatch, method
 ):
     """As submitit waits for the warning of a pre-emption."""
-    whole, warned = (small_spec("trainer.ckpt_every=100", output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    whole, warned = finished(), small_spec("trainer.ckpt_every=100")
     saved = []
     folder = warned.path / "checkpoints"
     before = signal.signal(signal.SIGUSR2, lambda *_: saved.extend(path.name for path in folder.iterdir()))
@@ -92,7 +90,8 @@ def test_a_second_signal_that_somebody_waits_for_ends_nothing():
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
 def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):
     steps = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.ckpt_every=100000")
     places = (f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}")
@@ -113,15 +112,14 @@ def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):
 
 def test_a_second_signal_ends_a_program_that_cannot_stop(tmp_path):
     """One that hangs inside a step."""
-    program = (
-        "import os, time\nfrom simbal.training.stop import StopRequest\nrequest = StopRequest()\n"
-        "with request.listening():\n    print('ready', flush=True)\n    while True:\n        time.sleep(0.01)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == -signal.SIGTERM
+
+    def hang():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        request = StopRequest()
+        with request.listening():
+            os.kill(os.getpid(), signal.SIGTERM)
+            (tmp_path / "heard").write_text(signal.Signals(request.number).name)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_a_fork(hang) == -signal.SIGTERM
+    assert (tmp_path / "heard").read_text() == "SIGTERM"

@@ -24,8 +24,8 @@ def pruned_after_validation(monkeypatch):
     return monkeypatch
 
 
-def test_a_pruned_run_stops_before_its_next_batch_and_can_be_finished(pruned_after_validation, small_spec, tmp_path):
-    whole, spec = small_spec(output_dir=tmp_path / "whole"), small_spec()
+def test_a_pruned_run_stops_before_its_next_batch_and_can_be_finished(small_spec, finished, pruned_after_validation):
+    spec = small_spec()
     train(spec)
     record = RunFolder(spec.path).read_record()
     assert record["status"] == "pruned"
@@ -35,9 +35,8 @@ def test_a_pruned_run_stops_before_its_next_batch_and_can_be_finished(pruned_aft
     assert not (spec.path / PRUNE_FILE).exists()
     pruned_after_validation.undo()
     train(spec)
-    train(whole)
     assert RunFolder(spec.path).finished(spec)
-    assert_same_run(spec, whole)
+    assert_same_run(spec, finished())
 
 
 def test_a_word_from_before_the_run_is_stale(small_spec):
