@@ -11,7 +11,7 @@ from simbal.distributed import world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.lit_moe import LitMoE
-from simbal.training.observer import FinishedStep
+from simbal.training.observer import StepResult
 from tests.balancing.cases import SIZES, Case
 
 B, S, V = 4, 8, 32
@@ -57,7 +57,7 @@ def recompute(module: LitMoE) -> None:
         block.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False)
 
 
-def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[FinishedStep]:
+def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[StepResult]:
     """SGD; with ranks, each takes every world_size-th sequence."""
     optimizer = torch.optim.SGD(module.model.parameters(), LR)
     finished = []
