@@ -4,24 +4,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from simbal import distributed
 from tests.balancing.cases import CASES
-from tests.balancing.tiny_training import outcome, same, tiny_module, train
-from tests.balancing.two_ranks import STEPS
+from tests.balancing.tiny_training import same
+from tests.balancing.two_ranks import Threads, trained
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_number_of_ranks_matters_only_if_declared(tmp_path):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_number_of_ranks_matters_only_if_declared(case, monkeypatch):
+    alone, ranks = trained(case), Threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "dist", ranks)
+        first, second = ranks.run(lambda rank: trained(case, rank))
+    assert same(first, second, exactly=True)
+    assert same(alone, first) != (case.make().properties.scope == "micro")
+
+
+@pytest.mark.slow
+def test_ranks_that_are_processes_do_the_same(tmp_path):
     file = tmp_path / "outcomes.pt"
     subprocess.run([sys.executable, "-m", "tests.balancing.two_ranks", file], cwd=ROOT, check=True)
     on_two = torch.load(file, weights_only=True)
-    wrong = []
-    for case in CASES:
-        module = tiny_module(case)
-        train(module, STEPS)
-        if same(outcome(module), on_two[str(case)]) == (case.make().properties.scope == "micro"):
-            wrong.append(str(case))
-    assert len(on_two) == len(CASES)
-    assert not wrong
+    micro = {str(case) for case in CASES if case.make().properties.scope == "micro"}
+    assert {str(case) for case in CASES if not same(trained(case), on_two[str(case)])} == micro
