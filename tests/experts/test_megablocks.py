@@ -16,8 +16,8 @@ from simbal.errors import UserError
 from simbal.experts import megablocks, megablocks_ops, megablocks_setup
 from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
 
-MISSING = [name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None]
-needs_megablocks = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make setup-gpu")
+MISSING = {name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None}
+needs_megablocks = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: make setup-gpu")
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
