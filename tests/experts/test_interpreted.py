@@ -1,7 +1,7 @@
 """The kernels of `fused` and `megablocks` in Triton's interpreter, which is chosen when a kernel is defined.
 
 Their tests run in processes of their own: one in the default run, which tries every kernel in every dtype, and one for
-all other cases of each backend.
+all other cases of each backend. The first is not marked slow, process or not: nothing else there runs the kernels.
 """
 
 import os
