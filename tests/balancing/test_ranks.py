@@ -16,13 +16,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_number_of_ranks_matters_only_if_declared(case, monkeypatch):
-    alone, ranks = trained(case), Threads()
+def test_ranks_matter_only_if_declared_and_then_as_micro_batches_do(case, monkeypatch):
+    alone, cut, ranks = trained(case), trained(case, micro_batches=2), Threads()
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "dist", ranks)
-        first, second = ranks.run(lambda rank: trained(case, rank))
+        first, second = ranks.run(lambda rank: trained(case, rank=rank))
     assert same(first, second, exactly=True)
-    assert same(alone, first) != (case.make().properties.scope == "micro")
+    assert same(first, alone) != (case.make().properties.scope == "micro")
+    assert same(first, cut)
 
 
 @pytest.mark.slow

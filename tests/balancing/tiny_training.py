@@ -57,12 +57,12 @@ def recompute(module: LitMoE) -> None:
 
 
 def train(module: LitMoE, steps: range, micro_batches: int = 1, rank: int = 0) -> list[StepResult]:
-    """SGD; of several ranks, each takes every world_size-th sequence."""
+    """SGD; of several ranks, each takes every world_size-th sequence, as of several micro-batches each does."""
     optimizer = torch.optim.SGD(module.model.parameters(), LR)
     finished = []
     for step in steps:
         mine_BT = batch_of(step)[rank :: world_size()]
-        chunks = mine_BT.chunk(micro_batches)
+        chunks = [mine_BT[first::micro_batches] for first in range(micro_batches)]
         if module.balancing.needs_step_counts and micro_batches > 1:
             module.count_step(chunks)
         for chunk_BT in chunks:

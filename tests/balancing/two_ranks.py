@@ -19,9 +19,10 @@ from tests.balancing.tiny_training import outcome, tiny_module, train
 RANKS = 2
 
 
-def trained(case: Case, rank: int = 0) -> dict[str, Tensor]:
+def trained(case: Case, **cut: int) -> dict[str, Tensor]:
+    """The outcome of three steps, `cut` by `rank` or `micro_batches`."""
     module = tiny_module(case)
-    train(module, range(3), rank=rank)
+    train(module, range(3), **cut)
     return outcome(module)
 
 
@@ -66,7 +67,7 @@ class Threads:
 def train_all(rank: int, store: str, file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    outcomes = {str(case): trained(case, rank) for case in CASES}
+    outcomes = {str(case): trained(case, rank=rank) for case in CASES}
     if rank == 0:
         torch.save(outcomes, file)
     dist.destroy_process_group()
