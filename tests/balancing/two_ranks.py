@@ -1,6 +1,6 @@
 """Trains on two ranks, each with half of the batch: threads of a test, or processes.
 
-python -m tests.balancing.two_ranks FILE: every case on two processes, with the outcomes of the first in FILE.
+python -m tests.balancing.two_ranks FILE: a case of each scope on two processes; the outcomes of the first in FILE.
 """
 
 import os
@@ -17,6 +17,7 @@ from tests.balancing.cases import CASES, Case
 from tests.balancing.tiny_training import outcome, tiny_module, train
 
 RANKS = 2
+OF_EACH_SCOPE = [*{case.make().properties.scope: case for case in CASES}.values()]
 
 
 def trained(case: Case, **cut: int) -> dict[str, Tensor]:
@@ -67,7 +68,7 @@ class Threads:
 def train_all(rank: int, store: str, file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    outcomes = {str(case): trained(case, rank=rank) for case in CASES}
+    outcomes = {str(case): trained(case, rank=rank) for case in OF_EACH_SCOPE}
     if rank == 0:
         torch.save(outcomes, file)
     dist.destroy_process_group()
