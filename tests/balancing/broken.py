@@ -71,6 +71,16 @@ class TransposedGram(SimBal):
         return super().loss(replace(routing, router_weight_ED=routing.router_weight_ED.T))
 
 
+class SecretReader(SimBal):
+    """Says that it looks at weights alone, and looks at the tokens too."""
+
+    def __init__(self):
+        super().__init__(1.0, "sum", "fp32")
+
+    def loss(self, routing):
+        return super().loss(routing) * routing.probs_NE.max()
+
+
 class RunningGlobal(LoadBalancingLoss):
     """Calls global what it knows of one micro-batch."""
 

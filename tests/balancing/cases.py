@@ -44,12 +44,13 @@ def registered(folder: Path = CONF) -> dict[str, dict]:
 
 
 def cases_of(name: str, keys: dict) -> list[Case]:
-    """The strategy under both gatings, and its variants."""
+    """The strategy and its variants, each under both gatings unless it looks at weights alone."""
     made = []
     for changes in [{}, *VARIANTS.get(name, [])]:
         label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
         make = partial(build_strategy, name, keys | changes, FACTS)
-        made += [Case(label, make, gating) for gating in ("softmax", "sigmoid")]
+        gatings = ("softmax",) if make().properties.scope == "weights" else ("softmax", "sigmoid")
+        made += [Case(label, make, gating) for gating in gatings]
     return made
 
 

@@ -98,6 +98,18 @@ def it_is_linear_in_its_coefficient(case: Case) -> None:
     assert (values[2] == 0).all()
 
 
+def a_loss_of_weights_looks_at_nothing_else_if_declared(case: Case) -> None:
+    """Which is why `cases.py` has such a strategy under one gating alone."""
+    strategy = case.make()
+    if not strategy.properties.differentiable:
+        return
+    weight_ED = random(E, D, seed=1)
+    gatings = {replace(case, gating=gating) for gating in ("softmax", "sigmoid")}
+    values = [losses(strategy, [route(random(24, D, seed=seed), weight_ED, each, strategy)] * 2)
+              for seed, each in enumerate(gatings)]  # fmt: skip
+    assert torch.equal(*values) == (strategy.properties.scope == "weights")
+
+
 def layers_mix_only_if_declared(case: Case) -> None:
     strategy = case.make()
     first, second, third = (route(random(24, D), random(E, D, seed=seed), case, strategy) for seed in (1, 2, 3))
@@ -117,15 +129,14 @@ def a_dead_expert_is_drawn_in_as_declared(case: Case) -> None:
     raised = gradient_NE[:, -1].mean() < -1e-9
     picked = (routing.topk_experts_NK == E - 1).any()
     weights = [torch.eye(E, requires_grad=True)] * 2
-    balancing.update(balancing.measure([routing, routing]), 1, weights, 0.1, 0)
-    picked_later = False
     for _ in range(3000):  # a bias may move in small steps
-        routing = route(logits_NE.detach(), identity_EE.detach(), case, strategy)
-        picked_later = picked_later or bool((routing.topk_experts_NK == E - 1).any())
-        if picked_later:
-            break
+        before = {name: tensor.clone() for name, tensor in strategy.state_dict().items()}
         balancing.update(balancing.measure([routing, routing]), 1, weights, 0.1, 0)
-    assert bool(raised or picked or picked_later) == strategy.properties.revives_dead_experts
+        if picked or all(torch.equal(before[name], tensor) for name, tensor in strategy.state_dict().items()):
+            break  # from the same state it chooses the same ever after
+        routing = route(logits_NE.detach(), identity_EE.detach(), case, strategy)
+        picked = (routing.topk_experts_NK == E - 1).any()
+    assert bool(raised or picked) == strategy.properties.revives_dead_experts
 
 
 CHECKS = [
@@ -133,6 +144,7 @@ CHECKS = [
     its_gradient_reaches_the_router,
     its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
     it_is_linear_in_its_coefficient,
+    a_loss_of_weights_looks_at_nothing_else_if_declared,
     layers_mix_only_if_declared,
     a_dead_expert_is_drawn_in_as_declared,
 ]

@@ -16,6 +16,7 @@ CAUGHT_BY = {
     broken.WrongFactor: loss_checks.its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
     broken.TransposedGram: loss_checks.its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
     broken.CoefficientTwice: loss_checks.it_is_linear_in_its_coefficient,
+    broken.SecretReader: loss_checks.a_loss_of_weights_looks_at_nothing_else_if_declared,
     broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
     broken.RunningGlobal: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
     broken.LastMicroBatchOnly: training_checks.the_cut_into_micro_batches_matters_only_if_declared,

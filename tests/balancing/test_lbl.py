@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.composition import Composition
@@ -109,7 +109,6 @@ def test_the_effective_coefficient_is_that_of_the_papers_m_model(changes, reduce
     assert strategy.effective_coef(8 if reduction == "sum" else 1, top_k=4) == pytest.approx(effective)
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(2, 5), st.sampled_from(["softmax", "sigmoid"]), st.data())
 def test_the_loss_equals_loops_over_its_definition(B, S, E, gating, data):
     K = data.draw(st.integers(1, E))

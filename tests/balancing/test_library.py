@@ -44,9 +44,9 @@ def test_schedules_which_a_sweep_reads_load_without_torch():
     assert "torch" not in loaded
 
 
-@pytest.mark.parametrize("statement", ["from simbal.balancing import *", "import simbal.attach"])
-def test_strategies_load_with_torch_alone(statement):
-    loaded = loaded_by(statement)
+@pytest.mark.slow
+def test_strategies_and_what_attaches_them_load_with_torch_alone():
+    loaded = loaded_by("from simbal.balancing import *; import simbal.attach")
     assert "torch" in loaded
     assert not {"hydra", "lightning", "omegaconf", "transformers"} & loaded
 

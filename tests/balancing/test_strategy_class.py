@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from simbal.analysis.shared.trained import load
 from simbal.balancing.build import build_strategy
 from simbal.balancing.simbal import SimBal
 from simbal.errors import UserError
 from simbal.training.run import train
+from tests.conftest import MARKOV, SMALL
 from tests.forged_runs import forge
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,13 +35,50 @@ def package(folder, entry_points=None):
     return folder / "paper_runs" / "executed"
 
 
-@pytest.fixture
-def hostile(small_spec):
-    """The folder of a finished run, whose config.yaml names the class of a package."""
-    spec = small_spec("balancing=simbal")
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory, cache_dir, composer):
+    """The folder of a finished run, whose config.yaml names the class of a package; no test changes it."""
+    places = (f"output_dir={tmp_path_factory.mktemp('outputs')}", f"data.cache_dir={cache_dir}")
+    spec = composer.job([*SMALL, *MARKOV, *places, "balancing=simbal"]).spec
     train(spec)
     forge(spec.path, "balancing.simbal._target_", "paper_runs.SimBal")
     return spec.path
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """`installed(folder)`: this process finds what lies there, as if installed."""
+    yield monkeypatch.syspath_prepend
+    sys.modules.pop("paper_runs", None)
+
+
+OTHERS_ENTRIES = ["[simbal.strategies]\nmine = paper_runs:Other\n", "[other.group]\nmine = paper_runs:SimBal\n"]
+
+
+@pytest.mark.parametrize("entry_points", [None, *OTHERS_ENTRIES])
+def test_a_class_that_no_installed_package_has_registered_is_never_imported(hostile, installed, tmp_path, entry_points):
+    mark = package(tmp_path / "installed", entry_points)
+    installed(tmp_path / "installed")
+    with pytest.raises(UserError, match=f"balancing.simbal: _target_=paper_runs.SimBal {REFUSED}"):
+        load(hostile, "cpu")
+    assert not mark.exists()
+
+
+def test_a_class_that_an_installed_package_has_registered_is_built(hostile, installed, tmp_path):
+    mark = package(tmp_path, ENTRY)
+    installed(tmp_path)
+    loaded = load(hostile, "cpu").module.balancing.parts["simbal"]
+    assert type(loaded).__module__ == "paper_runs"
+    assert mark.exists()
+
+
+def test_a_package_in_the_current_folder_is_not_installed(hostile, installed, tmp_path, monkeypatch):
+    mark = package(tmp_path, ENTRY)
+    installed(tmp_path)  # as `python -m` does
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=REFUSED):
+        load(hostile, "cpu")
+    assert not mark.exists()
 
 
 def program(name, cwd, *arguments, **environment):
@@ -47,13 +86,14 @@ def program(name, cwd, *arguments, **environment):
     return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("evaluate.py", ("analysis=quality",)), ("export.py", ("to=model",))],
 )
-def test_a_class_of_a_package_beside_a_run_is_never_imported(hostile, tmp_path, name, keys):
+def test_no_program_imports_a_package_beside_the_run(hostile, tmp_path, name, keys):
     here, there = tmp_path / "here", tmp_path / "there"
-    marks = [package(here), package(there)]
+    marks = [package(here, ENTRY), package(there)]
     done = program(name, here, f"run={hostile}", *keys, PYTHONPATH=str(there))
     assert done.returncode == 1
     assert f"balancing.simbal: _target_=paper_runs.SimBal {REFUSED}" in done.stderr
@@ -62,22 +102,12 @@ def test_a_class_of_a_package_beside_a_run_is_never_imported(hostile, tmp_path, 
     assert not any(mark.exists() for mark in marks)
 
 
-@pytest.mark.parametrize(
-    ("entry_points", "lies", "trusted"),
-    [
-        (ENTRY, "installed", True),
-        (ENTRY, "cwd", False),
-        ("[simbal.strategies]\nmine = paper_runs:Other\n", "installed", False),
-        ("[other.group]\nmine = paper_runs:SimBal\n", "installed", False),
-    ],
-)
-def test_a_class_that_an_installed_package_has_registered_is_built(hostile, tmp_path, entry_points, lies, trusted):
-    mark = package(tmp_path / lies, entry_points)
-    (tmp_path / "cwd").mkdir(exist_ok=True)
-    done = program("export.py", tmp_path / "cwd", f"run={hostile}", "to=model", PYTHONPATH=str(tmp_path / lies))
-    assert mark.exists() == trusted
-    assert (done.returncode == 0) == trusted, done.stderr
-    assert (REFUSED in done.stderr) != trusted
+@pytest.mark.slow
+def test_a_program_builds_a_class_that_an_installed_package_has_registered(hostile, tmp_path):
+    mark = package(tmp_path / "installed", ENTRY)
+    done = program("export.py", tmp_path, f"run={hostile}", "to=model", PYTHONPATH=str(tmp_path / "installed"))
+    assert done.returncode == 0, done.stderr
+    assert mark.exists()
 
 
 @pytest.mark.parametrize(
@@ -114,12 +144,11 @@ def test_a_folder_that_calls_itself_simbal_is_none(tmp_path, monkeypatch):
     assert not [*tmp_path.rglob("executed")]
 
 
-def test_strategies_of_simbal_are_built_from_a_folders_config_and_any_from_the_users_own(tmp_path, monkeypatch):
+def test_strategies_of_simbal_are_built_from_a_folders_config_and_any_from_the_users_own(tmp_path, installed):
     keys = {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}
     assert type(build_strategy("x", keys, FACTS, trusted=False)) is SimBal
     mark = package(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    installed(tmp_path)
     built = build_strategy("x", keys | {"_target_": "paper_runs.SimBal"}, FACTS)
     assert isinstance(built, SimBal)
     assert mark.exists()
-    monkeypatch.delitem(sys.modules, "paper_runs")

@@ -1,13 +1,12 @@
 """A few optimizer steps of a tiny model without a Trainer: whole, in micro-batches, over ranks, recomputed."""
 
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
 from simbal.config.schema import OptimConfig
-from simbal.distributed import world_size
+from simbal.distributed import sum_over_ranks, world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.lit_moe import LitMoE
@@ -57,13 +56,13 @@ def recompute(module: LitMoE) -> None:
         block.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False)
 
 
-def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[StepResult]:
-    """SGD; with ranks, each takes every world_size-th sequence."""
+def train(module: LitMoE, steps: range, micro_batches: int = 1, rank: int = 0) -> list[StepResult]:
+    """SGD; of several ranks, each takes every world_size-th sequence, as of several micro-batches each does."""
     optimizer = torch.optim.SGD(module.model.parameters(), LR)
     finished = []
     for step in steps:
-        mine_BT = batch_of(step)[rank() :: world_size()]
-        chunks = mine_BT.chunk(micro_batches)
+        mine_BT = batch_of(step)[rank :: world_size()]
+        chunks = [mine_BT[first::micro_batches] for first in range(micro_batches)]
         if module.balancing.needs_step_counts and micro_batches > 1:
             module.count_step(chunks)
         for chunk_BT in chunks:
@@ -76,15 +75,10 @@ def train(module: LitMoE, steps: range, micro_batches: int = 1) -> list[StepResu
     return finished
 
 
-def rank() -> int:
-    return dist.get_rank() if world_size() > 1 else 0
-
-
 def average_gradients(module: LitMoE) -> None:
     gradients = [parameter.grad for parameter in module.model.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    total = sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, mean in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient) / world_size())
 
 

@@ -1,26 +1,74 @@
-"""Trains every case on two ranks, each with half of the batch: python -m tests.balancing.two_ranks FILE."""
+"""Trains on two ranks, each with half of the batch: threads of a test, or processes.
+
+python -m tests.balancing.two_ranks FILE: a case of each scope on two processes; the outcomes of the first in FILE.
+"""
 
 import os
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch import Tensor, multiprocessing
 
 from tests.balancing.cases import CASES, Case
 from tests.balancing.tiny_training import outcome, tiny_module, train
 
-STEPS = range(3)
+RANKS = 2
+OF_EACH_SCOPE = [*{case.make().properties.scope: case for case in CASES}.values()]
 
 
-def train_all(rank: int, store: str, file: str, cases: list[Case]) -> None:
+def trained(case: Case, **cut: int) -> dict[str, Tensor]:
+    """The outcome of three steps, `cut` by `rank` or `micro_batches`."""
+    module = tiny_module(case)
+    train(module, range(3), **cut)
+    return outcome(module)
+
+
+class Threads:
+    """As much of torch.distributed as training here asks for, among ranks that are threads of this process."""
+
+    def __init__(self) -> None:
+        self.meeting = threading.Barrier(RANKS, timeout=60)  # of a rank that never comes: a test that fails
+        self.rank = threading.local()
+        self.given: list[Tensor] = [torch.empty(0)] * RANKS
+
+    def run(self, work: Callable[[int], dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """What `work(rank)` returns on each rank."""
+
+        def on(rank: int) -> dict[str, Tensor]:
+            self.rank.number = rank
+            try:
+                return work(rank)
+            except BaseException:
+                self.meeting.abort()
+                raise
+
+        with ThreadPoolExecutor(RANKS) as pool:
+            return [*pool.map(on, range(RANKS))]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_world_size(self) -> int:
+        return RANKS
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.given[self.rank.number] = tensor.clone()
+        self.meeting.wait()
+        tensor.copy_(torch.stack(self.given).sum(0))
+        self.meeting.wait()  # everybody has read what is given
+
+
+def train_all(rank: int, store: str, file: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    outcomes = {}
-    for case in cases:
-        module = tiny_module(case)
-        train(module, STEPS)
-        outcomes[str(case)] = outcome(module)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    outcomes = {str(case): trained(case, rank=rank) for case in OF_EACH_SCOPE}
     if rank == 0:
         torch.save(outcomes, file)
     dist.destroy_process_group()
@@ -28,4 +76,4 @@ def train_all(rank: int, store: str, file: str, cases: list[Case]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(train_all, (sys.argv[1] + ".store", sys.argv[1], CASES), nprocs=2)
+    multiprocessing.spawn(train_all, (sys.argv[1] + ".store", sys.argv[1]), nprocs=RANKS)

@@ -1,4 +1,4 @@
-"""Backend `megablocks` in Triton's interpreter; `test_megablocks.py` runs this file in a process of its own."""
+"""Backend `megablocks` in Triton's interpreter; see `test_interpreted.py`."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ from simbal.model.transformer import Transformer
 from simbal.training.run import train
 from tests.experts.test_backends import assert_close, case, outputs
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_megablocks.py: Triton reads TRITON_INTERPRET once"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py: Triton reads TRITON_INTERPRET once"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3}
 SIZES = {"N": 24, "D": 128, "width": 128, "E": 4}
 
@@ -43,11 +43,11 @@ def compare(leaves, experts_NK, dy, dtype=torch.float32):
     [
         ("balanced", 4, 2, 128, torch.float32),
         ("balanced", 4, 2, 128, torch.float16),
-        ("skewed", 6, 3, 256, torch.float32),  # an empty expert
-        ("skewed", 6, 3, 256, torch.float16),
-        ("collapsed", 4, 2, 128, torch.float32),
-        ("balanced", 4, 1, 128, torch.float32),
-        ("balanced", 4, 4, 128, torch.float32),
+        pytest.param("skewed", 6, 3, 256, torch.float32, marks=pytest.mark.slow),  # an empty expert
+        pytest.param("skewed", 6, 3, 256, torch.float16, marks=pytest.mark.slow),
+        pytest.param("collapsed", 4, 2, 128, torch.float32, marks=pytest.mark.slow),
+        pytest.param("balanced", 4, 1, 128, torch.float32, marks=pytest.mark.slow),
+        pytest.param("balanced", 4, 4, 128, torch.float32, marks=pytest.mark.slow),
     ],
 )
 def test_megablocks_equals_reference(routing, E, K, width, dtype):
@@ -55,17 +55,20 @@ def test_megablocks_equals_reference(routing, E, K, width, dtype):
     compare([leaves[0], leaves[1], leaves[2].detach() / 6, leaves[3].detach() / 6], experts_NK, dy, dtype)
 
 
+@pytest.mark.slow
 def test_an_expert_of_more_rows_than_a_block():
     leaves, experts_NK, dy = case("skewed", N=150, D=128, width=128, E=3, K=1, dtype=torch.float32)
     compare([*leaves[:2], leaves[2].detach() / 6, leaves[3].detach() / 6], torch.zeros_like(experts_NK), dy)
 
 
+@pytest.mark.slow
 def test_it_accepts_an_expanded_gradient_and_a_strided_input():
     leaves, experts_NK, _ = case("balanced", **SIZES, dtype=torch.float32)
     leaves[0] = torch.randn(24, 256)[:, ::2]
     compare(leaves, experts_NK, torch.ones(()).expand(24, 128))
 
 
+@pytest.mark.slow
 def test_a_plan_of_kept_choices_gives_the_sum_over_them():
     leaves, experts_NK, _ = case("balanced", **SIZES, dtype=torch.float32)
     x, p, w13, w2 = (leaf.detach() for leaf in leaves)
@@ -83,10 +86,12 @@ def test_mixed_dtypes_are_refused():
         BACKENDS["megablocks"].run(x.half(), RoutingPlan.build(experts_NK, p, 4), w13, w2)
 
 
+@pytest.mark.slow
 def test_block_columns_past_255():
-    """Experts 30 and 31 of 32, where the gate and up matrix is 576 blocks wide."""
-    leaves, _, dy = case("balanced", N=8, D=128, width=1152, E=32, K=2, dtype=torch.float32)
-    compare([*leaves[:2], leaves[2].detach() / 6, leaves[3].detach() / 6], torch.tensor([[30, 31]]).expand(8, 2), dy)
+    """Experts 256 and 257 of 258, where the gate and up matrix is 516 blocks wide and the other one 258."""
+    leaves, _, dy = case("balanced", N=8, D=128, width=128, E=258, K=2, dtype=torch.float32)
+    experts_NK = torch.tensor([[256, 257]]).expand(8, 2)
+    compare([*leaves[:2], leaves[2].detach() / 6, leaves[3].detach() / 6], experts_NK, dy)
 
 
 @pytest.mark.parametrize("block", [255, 257])
@@ -118,6 +123,7 @@ def test_the_topology_gives_each_kernel_the_width_it_needs():
         Topology(torch.tensor([2**17]), 2**24, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["sparse", "grouped"])
 def test_exported_weights_make_megablocks_own_module_the_same_function(impl):
     leaves, experts_NK, dy = case("skewed", N=24, D=128, width=256, E=4, K=2, dtype=torch.float32)
@@ -132,6 +138,7 @@ def test_exported_weights_make_megablocks_own_module_the_same_function(impl):
         assert torch.equal(ours, back)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_any_backend_is_the_same_model_in_any_other():
     shape = smoke_shape()
     tokens_BS = torch.randint(512, (1, 8), generator=torch.Generator().manual_seed(0))
@@ -146,6 +153,7 @@ def test_a_checkpoint_of_any_backend_is_the_same_model_in_any_other():
         torch.testing.assert_close(got, hidden["reference"], rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["megablocks", "fused"])
 def test_a_run_trains_and_records_its_backend(small_spec, name):
     widths = ("model.d_model=128", "model.d_expert=128", "model.num_layers=1", "data.validation_tokens=16")

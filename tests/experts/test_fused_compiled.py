@@ -9,6 +9,7 @@ import pytest
 
 from simbal.experts.fused_blocks import CONFIGS, SHARED_MEMORY
 
+pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
@@ -20,7 +21,10 @@ TYPES = {
     "num_tiles": "i32", "num_chunks": "i32", "chunk_rows": "i32", "size": "i32",
 }  # fmt: skip
 WIDTHS = {128: (768, 1536), 64: (192,)}  # the paper's models, and a width that only the smaller blocks divide
-TARGETS = (90, "bf16"), (90, "fp16"), (80, "bf16")
+CASES = [
+    *((config, width, 90, "bf16") for config in CONFIGS for width in WIDTHS[config.width]),
+    *((config, WIDTHS[config.width][0], *target) for config in CONFIGS for target in ((90, "fp16"), (80, "bf16"))),
+]
 
 
 def kernels(config, width):
@@ -70,8 +74,7 @@ def compile_kernel(kernel, constants, options, capability, dtype, folder):
     return compiled.asm["ptx"], compiled.metadata.shared, max(registers), sum(spilled)
 
 
-@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
-@pytest.mark.parametrize(("config", "width"), [(c, w) for c in CONFIGS for w in WIDTHS[c.width]])
+@pytest.mark.parametrize(("config", "width", "capability", "dtype"), CASES)
 def test_every_kernel_compiles_without_spills_and_uses_the_tensor_cores(
     config, width, capability, dtype, tmp_path, monkeypatch
 ):

@@ -8,6 +8,7 @@ import torch
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.fused import fused
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)

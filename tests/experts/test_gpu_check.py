@@ -1,5 +1,6 @@
 """`make gpu-check` runs through: on a CPU, as SMOKE=1, since that is all that CI has."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,21 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from simbal.errors import UserError
 from tests.experts.test_megablocks import needs_megablocks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 
-def run(*arguments, **variables):
-    environment = {key: value for key, value in os.environ.items() if key not in ("SMOKE", "TRITON_INTERPRET")}
-    command = (sys.executable, str(SCRIPT), *arguments)
-    environment |= {"OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
+@pytest.mark.slow
 @needs_megablocks
 def test_the_dry_run_checks_every_backend_and_prints_a_section():
-    done = run(SMOKE="1")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOKE": "1"}
+    done = subprocess.run((sys.executable, str(SCRIPT)), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("## Expert layers on CPU, Triton interpreter, ")
     assert "the numbers mean nothing" in done.stdout
@@ -34,15 +31,27 @@ def test_the_dry_run_checks_every_backend_and_prints_a_section():
     assert widths == {13}
 
 
-@needs_megablocks
-def test_a_dry_run_is_never_written_down():
-    done = run("--write", SMOKE="1")
-    assert (done.returncode, done.stderr.strip()) == (
-        1, "error: --write with SMOKE=1 would record numbers that mean nothing",
-    )  # fmt: skip
+@pytest.fixture
+def main(monkeypatch):
+    """`main("--write", smoke=True)`: the program in this process, as far as it comes before it measures."""
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # whose first entry it replaces
+    monkeypatch.delenv("SMOKE", raising=False)
+    gpu_check = importlib.import_module("benchmarks.gpu_check")
+
+    def run_main(*arguments, smoke=False):
+        monkeypatch.setattr(gpu_check, "SMOKE", smoke)
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        gpu_check.main()
+
+    return run_main
 
 
-@needs_megablocks
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so():
-    assert "error: no CUDA device is visible" in run().stderr
+def test_a_dry_run_is_never_written_down(main):
+    with pytest.raises(UserError, match="^--write with SMOKE=1 would record numbers that mean nothing$"):
+        main("--write", smoke=True)
+
+
+def test_without_a_gpu_it_says_so(main, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="^no CUDA device is visible: run this on a GPU, or SMOKE=1"):
+        main()

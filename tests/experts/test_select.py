@@ -1,6 +1,8 @@
 """A named backend runs or says why not; `auto` goes by what was measured, and says what it passed over."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -37,6 +39,12 @@ def test_every_backend_is_one_override_away():
     names = {path.stem: yaml.safe_load(path.read_text())["backend"] for path in OPTIONS.glob("*.yaml")}
     assert names == {name: name for name in ("auto", *BACKENDS)}
     assert set(get_args(fields_of(ExpertsConfig)["backend"].kind)) == set(names)
+
+
+def test_no_kernels_are_imported_before_they_are_used():
+    modules = ", ".join(f"simbal.experts.{name}" for name in ("fused", "megablocks", "megablocks_weights", "select"))
+    code = f"import sys, {modules}; sys.exit(bool({{'triton', 'megablocks', 'stk'}} & {{*sys.modules}}))"
+    assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
 
 
 def test_every_row_is_of_a_backend_and_names_its_measurement():

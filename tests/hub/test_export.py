@@ -30,11 +30,6 @@ def target(tmp_path) -> Path:
     return tmp_path / "exports" / "model"
 
 
-def command(folder: Path, *arguments: str):
-    line = [sys.executable, str(ROOT / "export.py"), *arguments]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -58,15 +53,16 @@ def test_what_mixtral_cannot_say_is_refused_with_the_reason_before_anything_is_w
     assert not target.parent.exists()
 
 
-def test_the_command_exports_a_run_on_text_without_its_data(text_run, tmp_path):
+def test_a_run_on_text_is_exported_without_its_data(text_run, tmp_path, monkeypatch, capsys):
     shutil.copytree(text_run.path, run := tmp_path / "run")
     forge(run, "data.cache_dir", str(tmp_path / "nowhere"))  # as on another machine: neither text nor tokens are there
     forge(run, "data.tokenizer_path", str(tmp_path / "nowhere"))  # which is not read
-    done = command(tmp_path, f"run={run.relative_to(tmp_path)}", "to=model")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of run" in done.stdout
-    assert "tokenizer: AutoTokenizer reads it" in done.stdout
-    assert "name the files of its data: look at them before you publish" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    export("run", "model", overwrite=False)
+    printed = capsys.readouterr().out
+    assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of run" in printed
+    assert "tokenizer: AutoTokenizer reads it" in printed
+    assert "name the files of its data: look at them before you publish" in printed
     assert {file.name for file in (tmp_path / "model").iterdir()} == FILES
     assert {file.name for file in tmp_path.iterdir()} == {"run", "model"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -75,6 +71,16 @@ def test_the_command_exports_a_run_on_text_without_its_data(text_run, tmp_path):
     assert prompt.input_ids.tolist() == [run_tokenizer(text_run).encode(b"one two three").tolist()]
     assert tokenizer.eos_token_id == model.config.eos_token_id == text_run.store.meta["eot"]
     assert model.generate(**prompt, max_new_tokens=3, pad_token_id=0).shape[0] == 1
+
+
+@pytest.mark.slow
+def test_the_command_exports_a_run_and_leaves_nothing_else(text_run, tmp_path):
+    line = [sys.executable, str(ROOT / "export.py"), f"run={text_run.path}", "to=model"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of {text_run.path}" in done.stdout
+    assert [*tmp_path.iterdir()] == [tmp_path / "model"]
+    assert {file.name for file in (tmp_path / "model").iterdir()} == FILES
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SIZES = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "max_position_embeddings": 16,
 }  # fmt: skip
-MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+REUSED = settings(suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def loads_or_refuses(folder) -> None:
     assert "\n" not in sentence
 
 
-@MANY
+@REUSED
 @given(
     key=st.sampled_from([*SIZES, "rope_theta", "rope_parameters", "head_dim", "sliding_window", "architectures",
                          "model_type", "rms_norm_eps", "num_local_experts", "num_experts_per_tok", "hidden_act"]),
@@ -223,7 +223,7 @@ def test_no_config_is_a_traceback(copy, key, value):
     loads_or_refuses(copy(*SPARSE, **{key: value}))
 
 
-@MANY
+@REUSED
 @given(place=st.integers(0, 3000), byte=st.integers(0, 255))
 def test_no_byte_of_a_header_is_a_traceback(copy, place, byte):
     folder = copy(*SPARSE)
@@ -241,7 +241,7 @@ def damaged(exported, folder, name, place):
     (folder / name).write_bytes(content)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@REUSED
 @given(place=st.integers(0, 2**20))
 def test_a_flipped_bit_of_the_weights_is_found_wherever_it_is(exported, tmp_path, place):
     damaged(exported, tmp_path / "copy", "model.safetensors", place)

@@ -15,7 +15,7 @@ from simbal.errors import UserError
 from simbal.hub import export as hub_tokenizer
 from simbal.hub.export import END_OF_TEXT, oniguruma_pattern, write_tokenizer
 
-VOCABULARIES = (400, 4096, CL100K_IDS)
+VOCABULARIES = (400, 4096, pytest.param(CL100K_IDS, marks=pytest.mark.slow))  # whose export takes seconds
 PIECES = [
     "a", "'s", "'LL", "\u017f", "'\u017f", "\u212a", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028",
     "\x85", "1", "123", "\u0663", "\u00b2", "\u00bd", "\u00e9", "\u00df", "\u6587\u5b57", "\U0001f469\u200d\U0001f467",

@@ -12,11 +12,12 @@ import pytest
 
 from tests.conftest import CONF, MARKOV, SMALL
 
+pytestmark = pytest.mark.slow
 ROOT = CONF.parent
 METRIC = """\
     Metric(
         "gini", "Gini", "Gini coefficient of the tokens per expert, mean over layers", "", "{:.3f}", "lower",
-        column=True, by_layer=lambda sums: routing.gini(sums.counts_LE), over_layers=fmean,
+        column=True, by_layer=lambda sums: routing.gini(sums.counts_LE), over_layers=_mean,
     ),
 """
 ANALYSIS = '''\

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
@@ -37,7 +37,6 @@ class Biased:
         return candidates.logits_NE + self.bias_E
 
 
-@settings(max_examples=30)
 @given(st.sampled_from(["softmax", "sigmoid"]), st.booleans(), st.integers(1, 8), st.data())
 def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormalize, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))

@@ -1,0 +1,40 @@
+"""The kernels of `fused` and `megablocks` in Triton's interpreter, which is chosen when a kernel is defined.
+
+Their tests run in processes of their own: one in the default run, which tries every kernel in every dtype, and one for
+all other cases of each backend. The first is not marked slow, process or not: nothing else there runs the kernels.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.experts.test_megablocks import MISSING
+
+HERE = Path(__file__).parent
+FILES = {"fused_interpreted.py": MISSING & {"triton"}, "megablocks_interpreted.py": MISSING}
+POSSIBLE = [name for name, missing in FILES.items() if not missing]
+
+
+def interpret(*names: str, markers: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    files = [str(HERE / name) for name in names]
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers, *files)
+    done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not POSSIBLE, reason="Triton is not installed: make setup-gpu")
+def test_every_kernel_equals_reference_in_every_dtype():
+    interpret(*POSSIBLE, markers="not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_equal_reference_in_all_other_cases(name):
+    if FILES[name]:
+        pytest.skip(f"not installed: {', '.join(FILES[name])}: make setup-gpu")
+    interpret(name, markers="slow")
