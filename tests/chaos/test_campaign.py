@@ -172,6 +172,7 @@ def test_a_traceback_that_was_broken_off_is_one(tmp_path):
     assert traceback(console) == f"{console}: a traceback without an end"
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
     ended = subprocess.run(
         [sys.executable, "-m", "tests.chaos.campaign", "--rounds", "1", "--seed", "3"],

@@ -14,6 +14,7 @@ from simbal.runs.folder import RunFolder
 from tests.child_processes import alive, wait_until
 from tests.programs import Program
 
+BOTH_STARTS = pytest.mark.parametrize("preload", ["[]", pytest.param("null", marks=pytest.mark.slow)])
 PRETENDING = str(Path(__file__).with_name("pretending"))  # for PYTHONPATH
 
 

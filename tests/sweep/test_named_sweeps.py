@@ -1,14 +1,13 @@
 """Every named sweep runs from its first job to its table, at a scale that a test can afford."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
 from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
+from tests.programs import run
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -24,8 +23,7 @@ RUNS = {
 
 
 def sweep(name, folder, *arguments):
-    command = [sys.executable, str(ROOT / "train.py"), "-m", f"sweeps={name}", f"output_dir={folder}", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run("train.py", "-m", f"sweeps={name}", f"output_dir={folder}", *arguments, cwd=folder)
 
 
 def test_all_that_there_are_are_tested():

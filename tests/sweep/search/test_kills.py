@@ -123,6 +123,7 @@ def test_a_rebuilding_that_is_killed_at_any_write_leaves_the_damaged_file(place,
     assert complete(search) == expected
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_changes_no_trial(tmp_path):
     how = ("name=s", COEF, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler=random")
     folders = [tmp_path / name for name in ("killed", "whole")]
