@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,8 @@ class Program:
         self.args = [str(REPOSITORY / program), *arguments]
         self.stdout, self.stderr = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115
         task = {"args": self.args, "cwd": str(cwd), "stdout": self.stdout.name, "stderr": self.stderr.name}
-        self.process = _server().start(task, os.environ | environment)
+        server = start.ForkServer(_be, PRELOAD, {"OMP_NUM_THREADS": "1"})  # the same one, as long as it lives
+        self.process = server.start(task, os.environ | environment)
         self.pid = self.process.pid
 
     @property
@@ -85,11 +85,6 @@ class Program:
 def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a program to its end."""
     return Program(program, *arguments, cwd=cwd, **environment).completed()
-
-
-@cache
-def _server() -> start.ForkServer:
-    return start.ForkServer(_be, PRELOAD, {"OMP_NUM_THREADS": "1"})
 
 
 def _be(task: Mapping[str, Any]) -> int:

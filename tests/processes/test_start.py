@@ -21,13 +21,20 @@ def end_server():
     return pid
 
 
+@pytest.fixture(autouse=True)
+def no_server_of_others():
+    """A server has imported what the first who wanted one asked for: neither these tests nor others get the wrong."""
+    end_server()
+    yield
+    end_server()
+
+
 @pytest.fixture(params=["afresh", "forked"])
 def starter(request, monkeypatch):
     """Both import what the tests have, from the folder of the repository."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     if request.param == "afresh":
         return Afresh(program)
-    end_server()  # that of other tests, with what they have it import
     return ForkServer(program.work, ["decimal"], {"OMP_NUM_THREADS": "1"})
 
 
@@ -79,7 +86,6 @@ def test_nothing_of_its_task_is_in_the_list_of_processes_or_in_its_environment(s
 def test_a_server_that_was_killed_comes_back_with_its_environment(monkeypatch, tmp_path, seen):
     """torch reads the number of threads when it is imported there."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    end_server()
     server = ForkServer(program.work, ["decimal"], {"COLOUR": "dark"})
     pid = end_server()
     if seen:  # else it may be asked for a process while it dies
