@@ -23,7 +23,7 @@ class SearchApp:
         self.behave()
 
     def behave(self, **how: Any) -> None:
-        """crash_seed, crash_above, slow_above (a coefficient), hang_after (so many jobs), nan."""
+        """crash_seed, crash_above, slow_above and endless_above (coefficients), hang_after (so many jobs), nan."""
         (self.folder / "behaviour.json").write_text(json.dumps(how))
 
     def start(self, *arguments: str, **environment: str) -> Program:
