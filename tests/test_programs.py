@@ -47,6 +47,7 @@ def test_a_folder_named_like_a_library_is_not_imported_by_a_program_beside_it(ch
     assert not [*tmp_path.glob("executed-*")]
 
 
+@pytest.mark.slow
 def test_nor_by_the_jobs_of_a_sweep_and_their_fork_server(checkout, tmp_path, cache_dir):
     places = ("output_dir=outputs", f"data.cache_dir={cache_dir}", "trainer.max_steps=2", "trainer.val_every=2")
     keys = dict(override.split("=", 1) for override in (*SMALL, *MARKOV, *places))

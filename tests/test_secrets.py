@@ -2,20 +2,17 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
 from simbal.report.report import report
 from simbal.runs.folder import RunFolder
 from tests.conftest import SMALL
+from tests.programs import run
 
-REPOSITORY = Path(__file__).parents[1]
 USER, PASSWORD, TOKEN = "adalovelace", "p4ssw0rd+x", "t0k3n-of-a-server"
 TEXTS = "".join(json.dumps({"text": f"document {i} has some words of its own " * 40}) + "\n" for i in range(60))
 
@@ -54,11 +51,6 @@ def small_files(folder, *more):
     text = ("data=files", "data.seq_len=16", "data.validation_one_in=4", "data.validation_tokens=512")
     places = (f"output_dir={folder / 'outputs'}", f"data.cache_dir={folder / 'cache'}")
     return [*SMALL, *text, *keys, *places, *more]
-
-
-def run(program, *arguments, cwd, **environment):
-    command = [sys.executable, str(REPOSITORY / program), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment or None)
 
 
 def found(secrets, folder, *said):

@@ -1,8 +1,6 @@
 """Nothing that is read can become code: proven of every call in the sources, and tried with a hostile run folder."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +8,8 @@ import pytest
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
+from tests.programs import REPOSITORY, run
 
-REPOSITORY = Path(__file__).parents[1]
 SOURCES = sorted([*REPOSITORY.glob("*.py"), *(REPOSITORY / "src").rglob("*.py")])
 NEVER = (
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "marshal.loads", "marshal.load", "shelve.open",
@@ -86,8 +84,7 @@ def test_a_hostile_config_of_a_run_is_one_sentence_of_report_py(write_run, text,
     (path / "config.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="config.yaml is not a config written by simbal"):
         RunFolder(path).read_spec()
-    command = [sys.executable, str(REPOSITORY / "report.py"), str(path.parent)]
-    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    refused = run("report.py", str(path.parent), cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith(f"error: {path / 'config.yaml'} is not a config written by simbal")
     assert refused.stderr.count("\n") == 1
@@ -98,8 +95,7 @@ def test_a_hostile_config_of_a_run_is_one_sentence_of_evaluate_py(write_run, tmp
     path = write_run(keys={"balancing": {"simbal": {"_target_": "os.system", "command": "touch pwned"}}})
     config = path / "config.yaml"
     config.write_text(config.read_text().replace("name: fake", "name: !!python/object/apply:os.system [touch pwned]"))
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), f"run={path}", "analysis=quality"]
-    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    refused = run("evaluate.py", f"run={path}", "analysis=quality", cwd=tmp_path)
     assert refused.returncode == 1
     assert refused.stderr == f"error: {config} is not a config written by simbal\n"
     assert [file.name for file in tmp_path.iterdir()] == ["outputs"]

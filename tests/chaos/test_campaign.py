@@ -17,6 +17,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.small_disk import SmallDisk, mountable
 from tests.chaos.verdict import compare, traceback
 from tests.child_processes import DEADLINE_SECONDS
+from tests.programs import run
 from tests.sweep.small_sweep import command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ def reference(tmp_path_factory):
     """A sweep that is left alone, of six steps."""
     folder = tmp_path_factory.mktemp("reference")
     keys = ("trainer.max_steps=6", "trainer.val_every=3", "trainer.pes_every=3", "seed=0")
-    subprocess.run(command(folder, folder / "data", *keys), check=True, capture_output=True)
+    _, program, *arguments = command(folder, folder / "data", *keys)
+    done = run(program, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -172,6 +175,7 @@ def test_a_traceback_that_was_broken_off_is_one(tmp_path):
     assert traceback(console) == f"{console}: a traceback without an end"
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
     ended = subprocess.run(
         [sys.executable, "-m", "tests.chaos.campaign", "--rounds", "1", "--seed", "3"],

@@ -1,7 +1,6 @@
 """`run=FOLDER` goes on with a run wherever it lies, and follows its config to no place that is not the user's own."""
 
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from simbal.cli.command_line import check
 from simbal.config.catalogue import Catalogue
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
+from tests import programs
 from tests.child_processes import wait_until
 from tests.conftest import CONF, MARKOV, SMALL
 from tests.sweep.small_sweep import curve
@@ -26,11 +26,6 @@ def again(folder, *lines: str):
     return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]), Catalogue([CONF]))
 
 
-def train(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(CONF.parent / "train.py"), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def files_of(place: Path) -> dict[str, bytes]:
     return {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
 
@@ -40,18 +35,16 @@ def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_al
     for place in places.values():
         place.mkdir()
     command = [*SMALL, *MARKOV, *LONG, f"data.cache_dir={cache_dir}"]
-    assert train(*command, cwd=places["whole"]).returncode == 0
-    killed = subprocess.Popen(
-        [sys.executable, str(CONF.parent / "train.py"), *command], cwd=places["killed"], stdout=subprocess.DEVNULL
-    )
+    assert programs.run("train.py", *command, cwd=places["whole"]).returncode == 0
+    killed = programs.Program("train.py", *command, cwd=places["killed"])
     wait_until(lambda: killed.poll() is not None or [*places["killed"].glob("outputs/*/*/checkpoints/step-*")] != [])
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
+    killed.kill()
+    assert killed.completed().returncode == -signal.SIGKILL
     (left,) = places["killed"].glob("outputs/default/*")
     moved = left.rename(places["elsewhere"] / "a run of mine")
     before = files_of(places["killed"])
     asked = (f"run={moved}", f"data.cache_dir={cache_dir}", "trainer.ckpt_every=50")
-    ended = train(*asked, cwd=places["killed"])
+    ended = programs.run("train.py", *asked, cwd=places["killed"])
     assert ended.returncode == 0, ended.stderr
     assert files_of(places["killed"]) == before
     assert [path.name for path in places["elsewhere"].iterdir()] == [moved.name]
@@ -60,7 +53,7 @@ def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_al
     starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
     assert "from step 0 " not in starts[-1]
     assert RunFolder(moved).finished(RunFolder(moved).read_spec())
-    said = train(*asked, cwd=places["killed"])
+    said = programs.run("train.py", *asked, cwd=places["killed"])
     assert (said.returncode, said.stdout) == (0, f"finished before: {moved}\n")
 
 
@@ -180,7 +173,7 @@ def test_a_class_outside_simbal_is_not_imported(write_run, tmp_path):
     keys["balancing"] = {"simbal": {"_target_": "evil.SimBal", "coef": 0.1}}
     path = write_run(status=None, keys=keys)
     (tmp_path / "evil.py").write_text(EVIL)
-    refused = train(f"run={path}", cwd=tmp_path)
+    refused = programs.run("train.py", f"run={path}", cwd=tmp_path)
     assert refused.returncode == 1, refused.stdout
     assert "error: balancing.simbal: _target_=evil.SimBal" in refused.stderr
     assert not (tmp_path / "executed").exists()

@@ -36,6 +36,11 @@ COMMANDS = [
     ("trainer=fsdp", "trainer.pes_every=5", "trainer.global_batch=16", "trainer.micro_batch=8"),
 ]
 CHANGES = [("seed=11",), ("optim.lr=0.5",), ("router=sigmoid",), ("optim=adamw", "optim.weight_decay=0.3")]
+PAIRS = [
+    pytest.param(command, change, marks=[pytest.mark.slow] if (i - j) % len(CHANGES) else [])  # each at least once
+    for i, command in enumerate(COMMANDS)
+    for j, change in enumerate(CHANGES)
+]
 
 
 def composed(lines) -> RunSpec:
@@ -64,8 +69,7 @@ def test_it_composes_to_the_run_that_it_is_begun_from(command, tmp_path):
     assert (again.hash, again.choices) == (original.hash, original.choices)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("change", CHANGES, ids=" ".join)
+@pytest.mark.parametrize(("command", "change"), PAIRS)
 def test_a_change_makes_the_run_that_the_command_with_it_makes(command, change, tmp_path):
     original = made(command, tmp_path)
     keys = {line.partition("=")[0] for line in change}  # an option that is chosen anew brings its own keys

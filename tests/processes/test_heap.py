@@ -22,6 +22,7 @@ print(use())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_blocks_of_a_step_are_used_again_without_page_faults() -> None:
     default, kept = (

@@ -14,6 +14,21 @@ from tests.child_processes import alive, wait_until
 from tests.processes import program
 
 
+def end_server():
+    """Kill the server of this process, if there is one, and return its id; the next use starts another."""
+    if pid := forkserver._forkserver._forkserver_pid:
+        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+@pytest.fixture(autouse=True)
+def no_server_of_others():
+    """A server has imported what the first who wanted one asked for: neither these tests nor others get the wrong."""
+    end_server()
+    yield
+    end_server()
+
+
 @pytest.fixture(params=["afresh", "forked"])
 def starter(request, monkeypatch):
     """Both import what the tests have, from the folder of the repository."""
@@ -72,8 +87,7 @@ def test_a_server_that_was_killed_comes_back_with_its_environment(monkeypatch, t
     """torch reads the number of threads when it is imported there."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     server = ForkServer(program.work, ["decimal"], {"COLOUR": "dark"})
-    pid = forkserver._forkserver._forkserver_pid
-    os.kill(pid, signal.SIGKILL)
+    pid = end_server()
     if seen:  # else it may be asked for a process while it dies
         wait_until(lambda: not alive(pid))
     assert server.start({"notes": tmp_path / "notes", "ending": 0}, {}).wait() == 0
@@ -81,6 +95,7 @@ def test_a_server_that_was_killed_comes_back_with_its_environment(monkeypatch, t
     assert "COLOUR" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_job_that_is_forked_has_torch_already_and_needs_no_second_to_start(tmp_path):
     """The processor time that it has used when it could begin to train."""
     (tmp_path / "job.py").write_text(

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 
 from simbal.runs.folder import RunFolder
-from tests.child_processes import DEADLINE_SECONDS, alive, hear_ctrl_c, wait_until
+from tests.child_processes import alive, wait_until
+from tests.programs import Program
 
-REPOSITORY = Path(__file__).parents[2]
-
-TRAIN = REPOSITORY / "train.py"
+BOTH_STARTS = pytest.mark.parametrize("preload", ["[]", pytest.param("null", marks=pytest.mark.slow)])
 PRETENDING = str(Path(__file__).with_name("pretending"))  # for PYTHONPATH
 
 
@@ -24,7 +22,7 @@ class App:
     """train.py in a folder of its own, on `data=synthetic` unless told otherwise, where nothing is trained."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.processes = folder, list[Program]()
         self.behave({})
 
     def behave(self, by_seed: dict[int, str], tokens: str = "b") -> None:
@@ -34,26 +32,17 @@ class App:
         """
         (self.folder / "behaviour.json").write_text(json.dumps({**by_seed, "tokens": tokens}))
 
-    def start(self, *arguments: str, preload: str = "[]", **environment: str) -> "subprocess.Popen[str]":
-        """Its sweeps fork their jobs, from a server that does not spend 3 s on importing torch."""
+    def start(self, *arguments: str, preload: str = "[]", **environment: str) -> Program:
+        """A process of it; with `preload=null` the jobs of its sweeps are new Pythons, else forks."""
         ours = "-m" in arguments and not any(argument.startswith("hydra/launcher=") for argument in arguments)
-        forked = [f"hydra.launcher.preload={preload}"] if ours else []
+        how = [f"hydra.launcher.preload={preload}"] if ours else []
         data = [] if any(argument.startswith("data=") for argument in arguments) else ["data=synthetic"]
-        command = [sys.executable, str(TRAIN), *arguments, *forked, *data]
-        paths = os.pathsep.join(filter(None, (PRETENDING, environment.pop("PYTHONPATH", ""))))
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
-            command,
-            cwd=self.folder,
-            env=os.environ | environment | {"PYTHONPATH": paths},
-            preexec_fn=hear_ctrl_c,
-            **output,
-        )
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (PRETENDING, environment.get("PYTHONPATH"))))
+        self.processes.append(Program("train.py", *arguments, *how, *data, cwd=self.folder, **environment))
+        return self.processes[-1]
 
     def run(self, *arguments: str, preload: str = "[]", **environment: str) -> "subprocess.CompletedProcess[str]":
-        process = self.start(*arguments, preload=preload, **environment)
-        out, err = process.communicate(timeout=DEADLINE_SECONDS)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return self.start(*arguments, preload=preload, **environment).completed()
 
     def lines(self, file: str) -> list[str]:
         path = self.folder / file
@@ -80,6 +69,8 @@ class App:
 def app(tmp_path: Path) -> Iterator[App]:
     app = App(tmp_path)
     yield app
+    for process in app.processes:
+        process.kill()
     for pid in app.lines("hanging"):  # only if the test failed to see them end
         if app.alive(int(pid)):
             os.kill(int(pid), signal.SIGKILL)

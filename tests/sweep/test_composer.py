@@ -9,7 +9,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
@@ -76,7 +76,6 @@ def jobs(draw):
     return [[[*groups, *others, *of_job][place] for place in order] for of_job in lines]
 
 
-@settings(max_examples=50)
 @given(jobs=jobs())
 def test_every_job_is_the_run_that_hydra_composes(sweep, jobs):
     composer = Composer(*sweep)

@@ -5,8 +5,11 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.sweep.small_sweep import command, results
 
+pytestmark = pytest.mark.slow
 KILLS = 10
 
 

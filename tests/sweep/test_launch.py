@@ -3,11 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from simbal.runs.folder import RunFolder
+from tests.programs import REPOSITORY
+from tests.sweep.conftest import BOTH_STARTS, PRETENDING
 
 NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH
 
@@ -17,7 +21,7 @@ def hanging(app):
     return [int(pid) for pid in app.lines("hanging")]
 
 
-@pytest.mark.parametrize("preload", ["[]", "null"])
+@BOTH_STARTS
 def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app, preload):
     ends = {
         1: ("crash", "failed", "RuntimeError: the loss is nan"),
@@ -132,7 +136,7 @@ def test_a_run_that_another_process_is_writing_is_waited_for_and_left_alone(app)
     assert app.started == [0, 1]
 
 
-@pytest.mark.parametrize("preload", ["[]", "null"])
+@BOTH_STARTS
 def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_once_that_lets_go(app, preload):
     app.behave({1: "forestalled"})
     sweep = app.run("-m", "seed=0-1", preload=preload)
@@ -204,8 +208,12 @@ def test_a_sweep_may_be_begun_from_a_run_which_is_one_of_it(app):
     assert app.started == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_neither_the_sweep_nor_its_table_imports_torch(app):
-    app.run("-m", "seed=0")
+    command = [sys.executable, REPOSITORY / "train.py", "-m", "seed=0", "data=synthetic", "hydra.launcher.preload=[]"]
+    subprocess.run(
+        command, cwd=app.folder, env=os.environ | {"PYTHONPATH": PRETENDING}, check=True, capture_output=True
+    )
     loaded = set((app.folder / "modules").read_text().split())
     assert "simbal.report.table" in loaded
     assert not loaded & {"torch", "lightning", "optuna", "scipy.stats"}
@@ -227,7 +235,7 @@ def test_a_stopped_sweep_stops_its_jobs_and_marks_none_as_failed(app, number, co
     assert app.run("-m", "seed=0-3").stdout.startswith("0 finished, 2 resumed, 2 new\n")
 
 
-@pytest.mark.parametrize("preload", ["[]", "null"])
+@BOTH_STARTS
 def test_a_killed_sweep_leaves_nothing_behind(app, preload):
     app.behave({0: "hang", 1: "hang"})
     sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=2", preload=preload)

@@ -20,21 +20,26 @@ JOBLIB, SUBMITIT = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), ("hydra
 RAY = pytest.param(
     ("hydra/launcher=ray",),
     id="ray",
-    marks=pytest.mark.skipif(
-        find_spec("hydra_plugins.hydra_ray_launcher") is None,
-        reason="Ray's launcher wants cloudpickle<3, the pinned joblib cloudpickle>=3",
-    ),
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            find_spec("hydra_plugins.hydra_ray_launcher") is None,
+            reason="Ray's launcher wants cloudpickle<3, the pinned joblib cloudpickle>=3",
+        ),
+    ],
 )
 ALL = pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(JOBLIB, id="joblib"),
-        pytest.param(SUBMITIT, id="submitit_local"),
+        pytest.param(JOBLIB, id="joblib", marks=pytest.mark.slow),
+        pytest.param(SUBMITIT, id="submitit_local", marks=pytest.mark.slow),
         pytest.param(("hydra/launcher=basic",), id="basic"),
         RAY,
     ],
 )
-ONES_THAT_SURVIVE_A_KILL = pytest.mark.parametrize("launcher", [pytest.param(SUBMITIT, id="submitit_local"), RAY])
+ONES_THAT_SURVIVE_A_KILL = pytest.mark.parametrize(
+    "launcher", [pytest.param(SUBMITIT, id="submitit_local", marks=pytest.mark.slow), RAY]
+)
 
 
 def statuses(app):
@@ -94,6 +99,7 @@ def test_a_killed_job_is_unfinished_the_others_are_waited_for_and_it_is_gone_on_
     assert [*statuses(app).values()] == ["finished"] * 4
 
 
+@pytest.mark.slow
 def test_joblib_loses_the_jobs_that_are_left_with_a_killed_one_and_the_next_sweep_goes_on(app):
     app.behave({0: "die"})
     sweep = app.run("-m", "seed=0-3", *JOBLIB)
@@ -105,6 +111,7 @@ def test_joblib_loses_the_jobs_that_are_left_with_a_killed_one_and_the_next_swee
     assert [*statuses(app).values()] == ["finished"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_stopped_sweep_stops_joblibs_jobs_and_marks_none_as_failed(app, number, code):
     app.behave({0: "hang", 1: "hang"})
@@ -128,6 +135,7 @@ def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_on
     assert app.record(1)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_is_writing_is_waited_for_and_not_given_away(app):
     app.behave({0: "die"})
     app.run("-m", "seed=0")
@@ -165,6 +173,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_remedy(name, monkeyp
     assert EXTRAS[name] in PACKAGES
 
 
+@pytest.mark.slow
 def test_a_job_of_submitit_that_is_pre_empted_is_queued_again_and_goes_on_from_where_it_was(tmp_path, cache_dir):
     """With the signal that Slurm sends first; submitit's own executor of this machine queues as Slurm does."""
     long = ("trainer.max_steps=400", "trainer.ckpt_every=100000", "trainer.val_every=400")

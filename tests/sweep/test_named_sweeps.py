@@ -1,14 +1,13 @@
 """Every named sweep runs from its first job to its table, at a scale that a test can afford."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
 from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
+from tests.programs import run
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -24,8 +23,7 @@ RUNS = {
 
 
 def sweep(name, folder, *arguments):
-    command = [sys.executable, str(ROOT / "train.py"), "-m", f"sweeps={name}", f"output_dir={folder}", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run("train.py", "-m", f"sweeps={name}", f"output_dir={folder}", *arguments, cwd=folder)
 
 
 def test_all_that_there_are_are_tested():
@@ -51,7 +49,10 @@ def test_a_dry_run_lists_as_many_runs_as_the_file_says_and_starts_none(name, tmp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", sorted(RUNS))
+@pytest.mark.parametrize(
+    "name",
+    ["significance", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*RUNS} - {"significance"}))],
+)
 def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
     done = sweep(name, tmp_path, "seed=0", *SHORT, *MARKOV, f"data.cache_dir={cache_dir}")
     assert done.returncode == 0, done.stderr + done.stdout

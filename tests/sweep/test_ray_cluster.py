@@ -10,10 +10,13 @@ import pytest
 from tests.child_processes import wait_until
 from tests.conftest import CONF, MARKOV, SMALL
 
-pytestmark = pytest.mark.skipif(
-    find_spec("hydra_plugins.hydra_ray_launcher") is None,
-    reason="Ray's launcher wants cloudpickle<3, the pinned joblib cloudpickle>=3",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("hydra_plugins.hydra_ray_launcher") is None,
+        reason="Ray's launcher wants cloudpickle<3, the pinned joblib cloudpickle>=3",
+    ),
+]
 
 
 @pytest.fixture

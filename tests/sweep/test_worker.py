@@ -13,6 +13,7 @@ import pytest
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.sweep.worker import CONSOLE_FILE, Assignment, output_to, work
+from tests.sweep.conftest import BOTH_STARTS
 
 NOTING = str(Path(__file__).with_name("noting"))  # for PYTHONPATH
 JOBLIB, SUBMITIT = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), ("hydra/launcher=submitit_local",)
@@ -24,7 +25,7 @@ def noted(app, file):
     return [json.loads(line) for line in app.lines(file)], {json.loads(line)["pid"] for line in app.lines("started")}
 
 
-@pytest.mark.parametrize("preload", ["[]", "null"])
+@BOTH_STARTS
 def test_a_job_reads_the_config_of_its_folder_and_no_other(app, preload):
     sweep = app.run("-m", "seed=0-1", preload=preload, PYTHONPATH=NOTING)
     assert sweep.returncode == 0, sweep.stderr
@@ -35,6 +36,7 @@ def test_a_job_reads_the_config_of_its_folder_and_no_other(app, preload):
     assert not [line for pid, _, line in noted(app, "parsed")[0] if pid in jobs]
 
 
+@pytest.mark.slow
 def test_a_job_of_joblib_reads_none_of_its_overrides(app):
     sweep = app.run("-m", "seed=0-1", "optim.lr=0.1", *JOBLIB, PYTHONPATH=NOTING)
     assert sweep.returncode == 0, sweep.stderr
@@ -53,7 +55,7 @@ def test_a_sweep_takes_each_override_apart_once_beside_hydra(app):
     assert max(lines.values()) == 1, lines
 
 
-@pytest.mark.parametrize("preload", ["[]", "null"])
+@BOTH_STARTS
 def test_a_password_reaches_the_job_and_stands_in_no_file_argument_or_variable(app, preload):
     url = f"http://ada:{PASSWORD}@127.0.0.1:9/corpus.jsonl"
     app.behave({0: "hang"})
@@ -92,8 +94,12 @@ def test_a_config_that_was_changed_since_the_sweep_has_looked_is_refused(assignm
 
 @pytest.mark.parametrize(
     ("launcher", "preload"),
-    [((), "[]"), ((), "null"), (JOBLIB, "[]"), (SUBMITIT, "[]")],
-    ids=["forked", "afresh", "joblib", "submitit"],
+    [
+        pytest.param((), "[]", id="forked"),
+        pytest.param((), "null", id="afresh", marks=pytest.mark.slow),
+        pytest.param(JOBLIB, "[]", id="joblib", marks=pytest.mark.slow),
+        pytest.param(SUBMITIT, "[]", id="submitit", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_job_says_last_is_in_its_console_and_its_record(app, launcher, preload):
     app.behave({0: "crash", 1: "refuse"})

@@ -1,18 +1,15 @@
 """train.py in processes whose runs have a value at once: made of their coefficient and seed."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import optuna
 
-from tests.child_processes import DEADLINE_SECONDS, alive, hear_ctrl_c, wait_until
+from tests.child_processes import alive, wait_until
+from tests.programs import Program
 
-REPOSITORY = Path(__file__).parents[3]
 COEF = "balancing.simbal.coef=tag(log,interval(1e-3,10))"
 
 PRETENDING = str(Path(__file__).with_name("pretending"))  # for PYTHONPATH
@@ -26,30 +23,21 @@ class SearchApp:
         self.behave()
 
     def behave(self, **how: Any) -> None:
-        """crash_seed, crash_above, slow_above (a coefficient), hang_after (so many jobs), nan."""
+        """crash_seed, crash_above, slow_above and endless_above (coefficients), hang_after (so many jobs), nan."""
         (self.folder / "behaviour.json").write_text(json.dumps(how))
 
-    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, **environment: str) -> Program:
         fixed = ("-m", "hydra/sweeper=optuna", "data=synthetic", "hydra.launcher.preload=[]")
-        command = [sys.executable, str(REPOSITORY / "train.py"), *fixed, *arguments]
-        output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**os.environ, **environment, "PYTHONPATH": PRETENDING},
-            preexec_fn=hear_ctrl_c,
-            **output,
-        )
+        environment["PYTHONPATH"] = PRETENDING
+        return Program("train.py", *fixed, *arguments, cwd=self.folder, **environment)
 
     def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=DEADLINE_SECONDS)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return self.start(*arguments, **environment).completed()
 
-    def kill(self, process: "subprocess.Popen[str]", jobs: int) -> None:
+    def kill(self, process: Program, jobs: int) -> None:
         """kill -9 the search once so many jobs have started, and wait until they are gone."""
         self.wait_until(lambda: len(self.started) >= jobs)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
         self.wait_until(lambda: not any(self.alive(job["pid"]) for job in self.started))
 

@@ -23,15 +23,29 @@ JOURNAL = "journal:s.log"
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """A search with three complete trials of two seeds each; the table is not what is tested here."""
+    """A search of trials of two seeds each, three unless told otherwise; the table is not what is tested here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "report", lambda *_: None)
     return SearchHere(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """The folder of one that is done, and the runs that it has launched: to be copied."""
+    folder = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(run, "report", lambda *_: None)
+        search = SearchHere(folder)
+        search.run()
+    return folder, search.launcher.launched
+
+
 @pytest.fixture
-def done(search):
-    search.run()
+def done(searched, search):
+    folder, launched = searched
+    shutil.copytree(folder, search.folder, dirs_exist_ok=True)
+    search.launcher.launched = [*launched]
     return search
 
 

@@ -62,14 +62,19 @@ def complete(search, grid=False):
     return sorted(trials, key=str) if grid else trials
 
 
-HOWS = [
-    {"sampler": "tpe", "lines": ["optim.lr=interval(1e-4,1e-2)"]},
-    {"sampler": "grid", "lines": ["balancing.simbal.coef=0.1,1,10"], "n_trials": None},
-]
+TPE = {"sampler": "tpe", "lines": ["optim.lr=interval(1e-4,1e-2)"]}
+GRID = {"sampler": "grid", "lines": ["balancing.simbal.coef=0.1,1,10"], "n_trials": None}
 
 
-@pytest.mark.parametrize("how", HOWS, ids=["tpe", "grid"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("how", "after"),
+    [
+        pytest.param(TPE, False, id="tpe-before"),
+        pytest.param(GRID, True, id="grid-after"),
+        pytest.param(TPE, True, id="tpe-after", marks=pytest.mark.slow),
+        pytest.param(GRID, False, id="grid-before", marks=pytest.mark.slow),
+    ],
+)
 def test_a_kill_at_any_write_changes_no_trial(place, kill_at, how, after):
     how = {"storage": JOURNAL, **how}
     lines = how.pop("lines")
@@ -123,6 +128,7 @@ def test_a_rebuilding_that_is_killed_at_any_write_leaves_the_damaged_file(place,
     assert complete(search) == expected
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_changes_no_trial(tmp_path):
     how = ("name=s", COEF, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler=random")
     folders = [tmp_path / name for name in ("killed", "whole")]

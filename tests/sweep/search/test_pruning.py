@@ -14,7 +14,7 @@ PRUNING = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1
 @pytest.fixture
 def app(tmp_path):
     app = SearchApp(tmp_path)
-    app.behave(slow_above=0)
+    app.behave(slow_above=0, endless_above=50)  # a bad one ends by being pruned
     return app
 
 

@@ -266,6 +266,7 @@ def answers(address):
     return True
 
 
+@pytest.mark.slow
 def test_a_server_keeps_a_study_that_a_kill_has_broken_off(server, tmp_path):
     (tmp_path / "app").mkdir()
     app = SearchApp(tmp_path / "app")
@@ -305,6 +306,7 @@ def test_a_server_keeps_a_study_that_a_kill_has_broken_off(server, tmp_path):
         assert part.encode() not in kept
 
 
+@pytest.mark.slow
 def test_a_damaged_study_of_a_server_is_one_sentence(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "report", lambda *_: None)

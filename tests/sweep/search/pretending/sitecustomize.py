@@ -27,7 +27,8 @@ def train(spec):
     if behaviour.get("hang_after", math.inf) < len(Path("started").read_text().splitlines()):
         time.sleep(1000)
     value = math.nan if behaviour.get("nan") else value
-    reason = curve(folder, value) if coef > behaviour.get("slow_above", math.inf) else None
+    rows = 10_000 if coef > behaviour.get("endless_above", math.inf) else 40
+    reason = curve(folder, value, rows) if coef > behaviour.get("slow_above", math.inf) else None
     record = {
         "status": "finished", "config_hash": spec.hash, "choices": spec.choices, "seed": seed,
         "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}},
@@ -40,9 +41,9 @@ def train(spec):
         (folder.path / "record.json").write_text(json.dumps(record))
 
 
-def curve(folder, value):
+def curve(folder, value, rows):
     """Rows of metrics.jsonl, one after the other; why it was pruned, if it was."""
-    for step in range(0, 1000, 5):
+    for step in range(0, 5 * rows, 5):
         if (folder.path / "prune.json").exists():
             return json.loads((folder.path / "prune.json").read_text())["reason"]
         note(folder.path / "metrics.jsonl", json.dumps({"step": step, "tokens": step, "val/ppl": value}))

@@ -1,0 +1,127 @@
+"""Programs of this repository as forks of a server that has imported torch and Hydra: no second is spent on that again.
+
+A fork is a process like any other: it has arguments, an environment and an exit code of its own, and takes signals.
+"""
+
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simbal.processes import start
+from tests.child_processes import DEADLINE_SECONDS
+
+REPOSITORY = Path(__file__).parents[1]
+# what train.py, its sweeps, searches and jobs import, and report.py
+PRELOAD = (
+    "alembic.command", "hydra.main", "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher", "hydra_plugins.simbal_plugins.grid",
+    "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
+    "matplotlib.backends.backend_svg", "numpy.random", "simbal.cli.again", "simbal.cli.arguments",
+    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run", "simbal.training.run",
+    "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
+)  # fmt: skip
+
+
+class Program:
+    """A program that runs, as `subprocess.Popen` has it with texts in pipes."""
+
+    def __init__(self, program: str, *arguments: str, cwd: Path, **environment: str) -> None:
+        """Start it with the variables of this process and these; `sitecustomize` of PYTHONPATH is heeded."""
+        self.args = [str(REPOSITORY / program), *arguments]
+        self.stdout, self.stderr = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115
+        task = {"args": self.args, "cwd": str(cwd), "stdout": self.stdout.name, "stderr": self.stderr.name}
+        server = start.ForkServer(_be, PRELOAD, {"OMP_NUM_THREADS": "1"})  # the same one, as long as it lives
+        self.process = server.start(task, os.environ | environment)
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self.process.poll()
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end, and return all that it has printed and has not been read yet."""
+        assert isinstance(self.process, start.Forked)
+        self.process.process.join(DEADLINE_SECONDS)
+        assert self.process.poll() is not None, f"{self.args} hangs"
+        return self.stdout.read(), self.stderr.read()
+
+    def completed(self) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end, which is near: whatever goes wrong, it does not outlive this."""
+        try:
+            out, err = self.communicate()
+        finally:
+            self.kill()
+        code = self.poll()
+        assert code is not None
+        return subprocess.CompletedProcess(self.args, code, out, err)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end."""
+    return Program(program, *arguments, cwd=cwd, **environment).completed()
+
+
+def _be(task: Mapping[str, Any]) -> int:
+    """Become the program of the task."""
+    gc.freeze()  # a collection of garbage would copy every page of the server
+    os.chdir(task["cwd"])
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(task[name], os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, stream)
+        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv, sys.orig_argv = [*task["args"]], [sys.executable, *task["args"]]
+    start.ForkServer = _Fork  # type: ignore[misc]
+    _customize()
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def _customize() -> None:
+    """Do what a new Python does with PYTHONPATH."""
+    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:0] = places
+    for place in places:
+        if (file := Path(place, "sitecustomize.py")).exists():
+            runpy.run_path(str(file))
+            return
+
+
+class _Fork(start.ForkServer):
+    """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
+
+    def __init__(self, work: Callable[[start.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
+        self.work, self.environment = work, dict(environment)
+        self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
