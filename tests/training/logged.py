@@ -3,6 +3,7 @@
 import csv
 import json
 import struct
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ def _csv(spec: RunSpec) -> Logged:
 def mlflow_client(folder: Path):
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, for what mlflow does at its first client
+        return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
 
 def _mlflow(spec: RunSpec) -> Logged:
