@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).parents[2]
-NO_TEST_FAILED, SOME_FAILED = 0, 1  # exit codes of pytest; any other is no answer
+PASSED, FAILED, STOPPED = 0, 1, 2  # exit codes of pytest; -x stops workers in the middle, any other is no answer
+LONGEST_SECONDS = 1800  # a mistake may let a loop go on for ever
 
 
 @dataclass(frozen=True)
@@ -56,45 +57,40 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def is_seen(mistake: Mistake, root: Path) -> bool:
-    """Whether a test fails that does not fail without the mistake, which the suite itself shows."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "2",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        *mistake.tests,
-    ]
+def fails(tests: Sequence[str], root: Path) -> bool:
+    """Whether one of the tests fails in the copy, or does not end."""
+    options = ["-x", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (NO_TEST_FAILED, SOME_FAILED, 2):  # 2: xdist was interrupted by -x
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode not in (PASSED, FAILED, STOPPED):
         raise RuntimeError(f"pytest has not run:\n{done.stdout}\n{done.stderr}")
-    return done.returncode != NO_TEST_FAILED
+    return done.returncode != PASSED
 
 
 def main(files: Sequence[str]) -> int:
     """Try the mistakes; return how many no test has seen."""
-    unseen, tried = [], 0
+    unseen, tried = 0, [*mistakes(files)]
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        for mistake in mistakes(files):
+        for tests in {tuple(mistake.tests) for mistake in tried}:
+            if fails(tests, root):
+                raise SystemExit(f"{' '.join(tests)} fail without any mistake")
+        for mistake in tried:
             path = root / "src" / "simbal" / mistake.file
             whole = path.read_text(encoding="utf-8")
             mistake.made_in(root)
-            seen = is_seen(mistake, root)
+            seen = fails(mistake.tests, root)
             path.write_text(whole, encoding="utf-8")
-            tried += 1
-            unseen += [] if seen else [mistake]
+            unseen += not seen
             print("seen  " if seen else "UNSEEN", mistake.file, mistake.wrong.strip(), flush=True)
-    print(f"{tried - len(unseen)} of {tried} mistakes are seen")
-    return len(unseen)
+    print(f"{len(tried) - unseen} of {len(tried)} mistakes are seen")
+    return unseen
 
 
 if __name__ == "__main__":
