@@ -1,8 +1,9 @@
-"""Programs of this repository as forks of a server that has imported torch and Hydra: no second is spent on that again.
+"""Programs of this repository as forks of a server that has imported their libraries: no second goes into that again.
 
 A fork is a process like any other: it has arguments, an environment and an exit code of its own, and takes signals.
 """
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,13 @@ from simbal.processes import start
 from tests.child_processes import DEADLINE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
-# what train.py, its sweeps, searches and jobs import, and report.py
+# what train.py and report.py import but for torch, which makes every fork dearer and few of them use
 PRELOAD = (
     "alembic.command", "hydra.main", "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
     "matplotlib.backends.backend_svg", "numpy.random", "simbal.cli.again", "simbal.cli.arguments",
-    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run", "simbal.training.run",
+    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
 )  # fmt: skip
 
@@ -123,5 +126,15 @@ class _Fork(start.ForkServer):
     """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
 
     def __init__(self, work: Callable[[start.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
-        self.work, self.environment = work, dict(environment)
+        for name in preload:
+            import_module(name)
+        self.work, self.environment = partial(_as_of_a_server, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
+
+
+def _as_of_a_server(work: Callable[[start.Task], int], task: start.Task) -> int:
+    """Do the work without what the sweep has asked for: its handlers of signals, and what it does at its end."""
+    atexit._clear()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return work(task)

@@ -65,7 +65,7 @@ def found(secrets, folder, *said):
 SECRETS = [USER.encode(), PASSWORD.encode(), PASSWORD.replace("+", "%2B").encode(), TOKEN.encode()]
 
 
-@pytest.mark.parametrize("given", ["typed", "environment"])
+@pytest.mark.parametrize("given", ["typed", pytest.param("environment", marks=pytest.mark.slow)])
 def test_a_sweep_over_a_url_with_secrets_leaves_none_of_them_anywhere(tmp_path, server, given):
     url, environment = address(server), dict(os.environ)
     if given == "environment":

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from rich.console import Console
 
 from simbal.config.schema import integer_keys
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
-from simbal.sweep.composer import Job
+from simbal.sweep.composer import Composer, Job
 from simbal.sweep.search import space
 from simbal.sweep.search.run import run_searches
 from simbal.sweep.search.settings import SearchSettings
@@ -73,9 +75,8 @@ class SearchHere:
         overrides = spans.parse([*self.lines, "name=s", *lines], integer_keys(), OverridesParser.create())
         searched = space.build(overrides, "seed", integer_keys(), grid=given.sampler == "grid")
         out = io.StringIO()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            console = Console(file=out, width=200, markup=False, highlight=False)
-            run_searches({"": searched}, given, _compose, self.launcher, console)
+        console = Console(file=out, width=200, markup=False, highlight=False)
+        run_searches({"": searched}, given, _composer().job, self.launcher, console)
         return out.getvalue()
 
     @property
@@ -86,13 +87,14 @@ class SearchHere:
         return optuna.load_study(study_name="s", storage=storage or f"sqlite:///{self.study_file}")
 
 
-def _compose(lines: list[str]) -> Job:
-    return Job(lines, _spec(*lines))
-
-
 @cache
-def _spec(*lines: str) -> RunSpec:
-    return RunSpec.from_hydra(compose("config", [*lines], return_hydra_config=True))
+def _composer() -> Composer:
+    """That of all searches: Hydra is asked once for jobs that differ in plain values alone."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        loader = hydra.config_loader
+        return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
 
 
 def results(study: optuna.Study) -> list[tuple[Any, ...]]:

@@ -66,15 +66,9 @@ TPE = {"sampler": "tpe", "lines": ["optim.lr=interval(1e-4,1e-2)"]}
 GRID = {"sampler": "grid", "lines": ["balancing.simbal.coef=0.1,1,10"], "n_trials": None}
 
 
-@pytest.mark.parametrize(
-    ("how", "after"),
-    [
-        pytest.param(TPE, False, id="tpe-before"),
-        pytest.param(GRID, True, id="grid-after"),
-        pytest.param(TPE, True, id="tpe-after", marks=pytest.mark.slow),
-        pytest.param(GRID, False, id="grid-before", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [TPE, GRID], ids=["tpe", "grid"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_kill_at_any_write_changes_no_trial(place, kill_at, how, after):
     how = {"storage": JOURNAL, **how}
     lines = how.pop("lines")

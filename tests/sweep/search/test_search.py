@@ -42,7 +42,7 @@ def test_n_trials_is_the_total_and_a_finished_study_starts_nothing(app):
     assert (app.folder / "outputs/s/table.md").exists()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("random", marks=pytest.mark.slow)])
 def test_a_killed_search_goes_on_with_the_points_that_it_would_have_had(app, tmp_path, sampler):
     how = ("name=s", COEF, "hydra.sweeper.n_trials=5", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.n_jobs=1")
     app.behave(hang_after=2)
