@@ -86,6 +86,7 @@ def test_a_sweep_over_a_url_with_secrets_leaves_none_of_them_anywhere(tmp_path, 
     assert found(SECRETS, tmp_path, again.stdout, again.stderr) == []
 
 
+@pytest.mark.slow
 def test_a_study_keeps_no_secret_and_searches_no_address(tmp_path, server):
     searched = ["hydra/sweeper=optuna", "name=s", "balancing.simbal.coef=0.1,1", "hydra.sweeper.n_trials=2"]
     arguments = small_files(tmp_path, f'data.files="{address(server)}"')
@@ -99,6 +100,7 @@ def test_a_study_keeps_no_secret_and_searches_no_address(tmp_path, server):
     assert found(SECRETS, tmp_path, refused.stdout, refused.stderr) == []
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_told_without_secrets(tmp_path, server):
     wrong = address(server, token="t0k3n-that-is-old")
     secrets = [*SECRETS, b"t0k3n-that-is-old"]

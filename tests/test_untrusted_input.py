@@ -91,6 +91,7 @@ def test_a_hostile_config_of_a_run_is_one_sentence_of_report_py(write_run, text,
     assert [file.name for file in tmp_path.iterdir()] == ["outputs"]
 
 
+@pytest.mark.slow
 def test_a_hostile_config_of_a_run_is_one_sentence_of_evaluate_py(write_run, tmp_path):
     path = write_run(keys={"balancing": {"simbal": {"_target_": "os.system", "command": "touch pwned"}}})
     config = path / "config.yaml"

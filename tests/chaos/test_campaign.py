@@ -118,10 +118,12 @@ def test_a_bag_gives_the_same_faults_for_the_same_seed_and_each_as_often_as_it_w
         assert [drawn.kind for drawn, _ in first].count(fault.kind) == fault.weight
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_sweep_is_the_same(reference, outputs):
     assert compare(reference, outputs).lines == []
 
 
+@pytest.mark.slow
 def test_one_loss_that_differs_in_its_last_bit_is_counted(reference, outputs):
     file = next(outputs.glob("default/lbl-*/metrics.jsonl"))
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -133,12 +135,14 @@ def test_one_loss_that_differs_in_its_last_bit_is_counted(reference, outputs):
     assert f"row {place + 1}, train/loss" in verdict.changed[0]
 
 
+@pytest.mark.slow
 def test_a_speed_that_differs_is_not(reference, outputs):
     file = next(outputs.glob("default/lbl-*/metrics.jsonl"))
     file.write_text(file.read_text().replace('"tokens_per_second": ', '"tokens_per_second": 9'))
     assert compare(reference, outputs).lines == []
 
 
+@pytest.mark.slow
 def test_a_value_of_the_table_that_differs_is_counted(reference, outputs):
     file = outputs / "default" / "table.json"
     table = json.loads(file.read_text())
@@ -147,6 +151,7 @@ def test_a_value_of_the_table_that_differs_is_counted(reference, outputs):
     assert compare(reference, outputs).changed == ["the table, of runs that are the same"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_gone_is_lost_and_one_that_is_there_twice_is_wrong(reference, outputs):
     first, second = sorted(path.parent for path in outputs.glob("default/*/config.yaml"))
     shutil.copytree(first, first.with_name("copy"))
@@ -156,6 +161,7 @@ def test_a_run_that_is_gone_is_lost_and_one_that_is_there_twice_is_wrong(referen
     assert verdict.other == ["copy is one run too many"]
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves_behind_is_seen(reference, outputs):
     run = next(outputs.glob("default/lbl-*"))
     (run / ".metrics.jsonl.4711").touch()

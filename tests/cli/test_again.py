@@ -30,6 +30,7 @@ def files_of(place: Path) -> dict[str, bytes]:
     return {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_alone(tmp_path, cache_dir):
     places = {name: tmp_path / name for name in ("whole", "killed", "elsewhere")}
     for place in places.values():
@@ -168,6 +169,7 @@ def test_a_variable_that_is_given_again_is_looked_up_again(write_run, monkeypatc
         again(path, "data.files='${oc.env:NOWHERE}'")
 
 
+@pytest.mark.slow
 def test_a_class_outside_simbal_is_not_imported(write_run, tmp_path):
     keys = {"data.documents": 8, "data.validation_tokens": 256, "trainer.accelerator": "cpu"}
     keys["balancing"] = {"simbal": {"_target_": "evil.SimBal", "coef": 0.1}}

@@ -49,10 +49,8 @@ def test_a_dry_run_lists_as_many_runs_as_the_file_says_and_starts_none(name, tmp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["significance", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*RUNS} - {"significance"}))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RUNS))
 def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
     done = sweep(name, tmp_path, "seed=0", *SHORT, *MARKOV, f"data.cache_dir={cache_dir}")
     assert done.returncode == 0, done.stderr + done.stdout
