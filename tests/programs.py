@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -109,6 +110,8 @@ def _be(task: Mapping[str, Any]) -> int:
             print(end.code, file=sys.stderr)
             return 1
         return end.code or 0
+    finally:
+        threading._shutdown()  # a program ends with it, and so do the processes of loky's executors
     return 0
 
 
