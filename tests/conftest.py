@@ -1,5 +1,6 @@
 """What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def cache_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.fixture(scope="session")
+@cache
 def composer() -> Composer:
     """Composes as a sweep does: through Hydra once for all specs that differ in plain values alone."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -48,13 +49,13 @@ def composer() -> Composer:
 
 
 @pytest.fixture
-def small_spec(tmp_path, cache_dir, composer):
+def small_spec(tmp_path, cache_dir):
     """`small_spec("balancing=lbl", output_dir=...)`: a spec of a run that takes about a second."""
 
     def build(*overrides: str, output_dir: Path = tmp_path / "outputs") -> RunSpec:
         data = () if any(override.startswith("data=") for override in overrides) else MARKOV
         places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
         lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last of a key
-        return composer.job([*lines.values()]).spec
+        return composer().job([*lines.values()]).spec
 
     return build

@@ -3,27 +3,23 @@
 import io
 import math
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import optuna
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 from rich.console import Console
 
 from simbal.config.schema import integer_keys
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
-from simbal.sweep.composer import Composer, Job
+from simbal.sweep.composer import Job
 from simbal.sweep.search import space
 from simbal.sweep.search.run import run_searches
 from simbal.sweep.search.settings import SearchSettings
+from tests.conftest import composer
 
-CONF = Path(__file__).parents[3] / "conf"
 KEY = "balancing.simbal.coef"
 LINES = ("data=synthetic", f"{KEY}=tag(log,interval(1e-3,10))", "seed=0-1")
 
@@ -76,7 +72,7 @@ class SearchHere:
         searched = space.build(overrides, "seed", integer_keys(), grid=given.sampler == "grid")
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
-        run_searches({"": searched}, given, _composer().job, self.launcher, console)
+        run_searches({"": searched}, given, composer().job, self.launcher, console)
         return out.getvalue()
 
     @property
@@ -85,16 +81,6 @@ class SearchHere:
 
     def study(self, storage: Any = None) -> optuna.Study:
         return optuna.load_study(study_name="s", storage=storage or f"sqlite:///{self.study_file}")
-
-
-@cache
-def _composer() -> Composer:
-    """That of all searches: Hydra is asked once for jobs that differ in plain values alone."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        loader = hydra.config_loader
-        return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
 
 
 def results(study: optuna.Study) -> list[tuple[Any, ...]]:
