@@ -11,7 +11,7 @@ from generators.analyses import paragraphs
 from generators.configuration import about, body
 from generators.markup import prose, slug, table
 from simbal.balancing.base import Balancing, Properties
-from simbal.balancing.build import build_strategy
+from simbal.balancing.composition import build_strategy
 from simbal.config.catalogue import Catalogue, options
 
 FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # those of model=tiny; nothing shown depends on them

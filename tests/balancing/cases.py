@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from simbal.balancing.base import Balancing
-from simbal.balancing.build import build_strategy
+from simbal.balancing.composition import build_strategy
 
 CONF = Path(__file__).parents[2] / "conf" / "balancing"
 SIZES = {"num_layers": 2, "num_experts": 6}

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.balancing.build import build_balancing, build_strategy
-from simbal.balancing.composition import Composition
+from simbal.balancing.composition import Composition, build_balancing, build_strategy
 from simbal.balancing.none import NoBalancing
 from simbal.config.schedule import Schedule
 from simbal.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simbal.analysis.shared.trained import load
-from simbal.balancing.build import build_strategy
+from simbal.balancing.composition import build_strategy
 from simbal.balancing.simbal import SimBal
 from simbal.errors import UserError
 from simbal.training.run import train
@@ -124,8 +124,9 @@ def test_a_folders_config_names_no_other_thing(target):
 
 @pytest.mark.parametrize(
     "target",
-    ["simbal.balancing.build.build_strategy", "simbal.balancing.base.Properties", "simbal.balancing.simbal.Nothing",
-     "simbal.training.run.train", "simbal.sweep.worker.work", "simbal.balancing.SimBall"],
+    ["simbal.balancing.composition.build_strategy", "simbal.balancing.base.Properties",
+     "simbal.balancing.simbal.Nothing", "simbal.training.run.train", "simbal.sweep.worker.work",
+     "simbal.balancing.SimBall"],
 )  # fmt: skip
 def test_what_is_no_strategy_of_simbal_is_not_called(target):
     with pytest.raises(UserError, match="names no subclass of simbal.balancing.base.Balancing"):

@@ -9,8 +9,7 @@ from simbal.config.schema import OptimConfig
 from simbal.distributed import sum_over_ranks, world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import LitMoE
-from simbal.training.observer import StepResult
+from simbal.training.lit_moe import LitMoE, StepResult
 from tests.balancing.cases import SIZES, Case
 
 B, S, V = 4, 8, 32

@@ -8,7 +8,7 @@ import yaml
 
 from simbal.analysis.evaluate import evaluate
 from simbal.balancing.base import Balancing
-from simbal.balancing.build import build_strategy
+from simbal.balancing.composition import build_strategy
 from simbal.config.values import check_arguments
 from simbal.errors import UserError
 from tests.conftest import CONF

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from simbal.balancing.build import build_balancing
+from simbal.balancing.composition import build_balancing
 from simbal.cli import command_line
 from simbal.config.check import checked
 from simbal.config.schema import GROUPS

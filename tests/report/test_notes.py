@@ -8,6 +8,7 @@ from rich.console import Console
 from simbal.report import report as terminal
 from simbal.report import sections
 from simbal.report.collect import collect
+from simbal.report.notes import notes
 from simbal.report.table import build
 
 FIVE = {"lbl": (100.0, 101.0, 99.0, 102.0, 98.0), "simbal": (97.0, 99.0, 96.0, 98.5, 95.5)}
@@ -27,26 +28,26 @@ def write_arms(write_run):
 
 
 def test_five_pairs_are_said_to_be_too_few_for_tests_without_a_distribution(write_arms):
-    (note,) = [note for note in write_arms(5).notes if "Wilcoxon" in note]
+    (note,) = [note for note in notes(write_arms(5)) if "Wilcoxon" in note]
     assert note.startswith("5 seeds are few")
     assert "cannot give p below 0.0625" in note
 
 
 def test_two_pairs_are_said_to_have_one_degree_of_freedom(write_arms):
-    assert any("2 pairs has 1 degree of freedom" in note for note in write_arms(2).notes)
-    assert not any("degree of freedom" in note for note in write_arms(3).notes)
+    assert any("2 pairs has 1 degree of freedom" in note for note in notes(write_arms(2)))
+    assert not any("degree of freedom" in note for note in notes(write_arms(3)))
 
 
 def test_one_pair_has_dashes_for_every_test(write_arms):
     table = write_arms(1)
     assert sections.differences(table).lines[0][2:] == ["-3.000", "—", "—", "—", "—", "1"]
-    assert not any("p is two-sided" in note for note in table.notes)
+    assert not any("p is two-sided" in note for note in notes(table))
 
 
 def test_equal_differences_are_said_to_leave_nothing_to_test(write_arms):
     table = write_arms(3)  # the MaxVio of all runs is 0.5
     assert sections.differences(table).lines[1][4:6] == ["1.000", "—"]
-    assert any(note.startswith("Where every seed gives the same difference") for note in table.notes)
+    assert any(note.startswith("Where every seed gives the same difference") for note in notes(table))
 
 
 def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
@@ -58,7 +59,7 @@ def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
     smaller, larger = sorted(differences, key=lambda difference: difference.p)
     assert smaller.p_holm == pytest.approx(2 * smaller.p)
     assert larger.p_holm == pytest.approx(max(larger.p, smaller.p_holm))
-    assert any(note.startswith("p (Holm) is corrected for the arms") for note in several.notes)
+    assert any(note.startswith("p (Holm) is corrected for the arms") for note in notes(several))
 
 
 def test_headings_and_cells_belong_together(write_arms):

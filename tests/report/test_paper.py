@@ -9,6 +9,7 @@ from simbal.metrics.table import NUMBERS
 from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.columns import choose
+from simbal.report.notes import notes
 from simbal.report.paper import PAPER
 from simbal.report.report import report
 from simbal.report.table import build
@@ -33,7 +34,7 @@ def test_a_row_has_the_numbers_of_its_balancing_and_a_dash_where_there_are_none(
     assert headings[3:7] == ["perplexity ↓", "paper M / L", "MaxVio ↓", "SEU"]
     assert cells(table, "simbal") == ["13.685 / 8.304", "— / 0.991"]
     assert cells(table, "lf") == ["13.708 / —", "0.505 / —"]
-    assert any("arXiv 2506.14038 (tables 3, 4, 8, 9 and 10)" in note for note in table.notes)
+    assert any("arXiv 2506.14038 (tables 3, 4, 8, 9 and 10)" in note for note in notes(table))
     assert not cells(build("t", collect(folder)), "simbal")
 
 
@@ -49,7 +50,7 @@ def test_gating_and_density_decide_too(write_run):
 def test_an_unbalanced_moe_is_not_the_papers_dense_model(write_run):
     table = build("t", collect(write_run("none", 0).parent), paper=True)
     assert cells(table, "none") == []
-    assert "The paper reports none of these columns for these strategies." in table.notes
+    assert "The paper reports none of these columns for these strategies." in notes(table)
 
 
 def test_columns_that_the_paper_has_not_have_no_column_beside_them(folder):

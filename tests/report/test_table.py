@@ -8,8 +8,9 @@ from rich.console import Console
 
 from simbal.report import report as terminal
 from simbal.report.arms import seed_spans, short_label
-from simbal.report.cell import ABSENT, Cell
 from simbal.report.collect import collect
+from simbal.report.columns import ABSENT, Cell
+from simbal.report.notes import notes
 from simbal.report.report import report
 from simbal.report.table import build
 
@@ -89,7 +90,7 @@ def test_a_key_that_confounds_the_comparison_is_a_column(write_run):
     write_run("lbl", 0)
     table = table_of(write_run("simbal", 0, keys={"optim.lr": 0.1}).parent)
     assert table.columns == ["balancing", "optim.lr"]
-    assert "No difference is shown for simbal lr=0.1: no finished run has balancing=lbl" in table.notes[0]
+    assert "No difference is shown for simbal lr=0.1: no finished run has balancing=lbl" in notes(table)[0]
 
 
 def test_two_baselines_give_no_difference_and_a_note(write_run):
@@ -97,19 +98,19 @@ def test_two_baselines_give_no_difference_and_a_note(write_run):
     write_run("lbl", 0, keys={"balancing.lbl.coef": 0.5})
     table = table_of(write_run("simbal", 0).parent)
     assert not any(row.differences for row in table.rows)
-    assert "No difference is shown for simbal: several arms are the baseline, balancing=lbl." in table.notes
+    assert "No difference is shown for simbal: several arms are the baseline, balancing=lbl." in notes(table)
 
 
 def test_no_shared_seed_gives_no_difference_and_a_note(write_run):
     write_run("lbl", 0)
     table = table_of(write_run("simbal", 1).parent)
-    assert "No difference is shown for simbal: it shares no seed with the baseline." in table.notes
+    assert "No difference is shown for simbal: it shares no seed with the baseline." in notes(table)
 
 
 def test_several_baseline_keys_give_no_difference_unless_one_is_chosen(write_run):
     write_run("lbl", 0)
     folder = write_run("simbal", 0, keys={"baseline": "none"}).parent
-    assert "choose one with baseline=" in table_of(folder).notes[0]
+    assert "choose one with baseline=" in notes(table_of(folder))[0]
     assert table_of(folder, "lbl").rows[1].differences
 
 
@@ -119,11 +120,11 @@ def test_one_seed_has_a_mean_and_no_standard_deviation(write_run):
     text = shown(table)
     assert "101.250" in text
     assert "± " not in text.replace("mean ± standard", "")
-    assert any(note.startswith("One seed has no standard deviation") for note in table.notes)
+    assert any(note.startswith("One seed has no standard deviation") for note in notes(table))
 
 
 def test_few_seeds_are_said_to_be_few(two_arms):
-    assert any(note.startswith("3 seeds are few") and "below 0.25" in note for note in table_of(two_arms).notes)
+    assert any(note.startswith("3 seeds are few") and "below 0.25" in note for note in notes(table_of(two_arms)))
 
 
 def test_a_metric_that_a_model_has_not_is_a_dash_and_counts_for_no_seed(write_run):
@@ -150,9 +151,9 @@ def test_a_table_of_failures_alone_is_shown(write_run):
 
 
 def test_notes_define_every_metric_once_and_name_data_and_length(two_arms):
-    notes = table_of(two_arms).notes
-    assert notes.count("perplexity: exp of the loss.") == 1
-    assert "400 steps and 819,200 tokens per run; data synthetic, tokens b." in notes
+    found = notes(table_of(two_arms))
+    assert found.count("perplexity: exp of the loss.") == 1
+    assert "400 steps and 819,200 tokens per run; data synthetic, tokens b." in found
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from simbal.errors import UserError
 from simbal.report import sections
 from simbal.report.collect import collect
-from simbal.report.compare import first_reach, tokens_to_loss
+from simbal.report.notes import notes
 from simbal.report.report import report
-from simbal.report.table import build
+from simbal.report.table import build, first_reach, tokens_to_loss
 from simbal.runs.curves import curve, rows
 
 BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]
@@ -82,7 +82,7 @@ def test_the_table_shows_the_saving_below_the_differences(compared):
     assert sections.tokens_to_loss(table).lines == [["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "3", "in none"]]
     titles = [section.title.split()[0] for section in sections.sections(table)]
     assert titles == ["t:", "paired", "training"]
-    assert any("of which there are 3" in note and "trainer.val_every" in note for note in table.notes)
+    assert any("of which there are 3" in note and "trainer.val_every" in note for note in notes(table))
 
 
 def test_every_format_has_the_saving_and_what_it_was_made_from(compared):
@@ -101,7 +101,7 @@ def test_a_censored_seed_is_said_and_leaves_no_mean(compared):
     write_curve(next(compared.glob("simbal-*seed1-*")), BASELINE[:2])
     table = build("t", collect(compared))
     assert sections.tokens_to_loss(table).lines == [["simbal", "—", "—", "—", "3", "in 1 of 3 seeds"]]
-    (note,) = [note for note in table.notes if note.startswith("simbal has not reached")]
+    (note,) = [note for note in notes(table) if note.startswith("simbal has not reached")]
     assert "lbl's final validation loss in 1 of 3 seeds (seed=1)" in note
 
 

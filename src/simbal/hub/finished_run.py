@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from simbal.analysis.shared.trained import FINAL, finished, weights_of
-from simbal.balancing.build import build_balancing
-from simbal.balancing.composition import Composition
+from simbal.balancing.composition import Composition, build_balancing
 from simbal.errors import UserError
 from simbal.model.init import generator, init_router
 from simbal.model.router import Candidates, gate

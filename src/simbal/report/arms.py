@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
 from simbal.files.printable import printable
-from simbal.report.cell import ABSENT, Cell
 from simbal.report.collect import Run
+from simbal.report.columns import ABSENT, Cell
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec, config_hash, result_keys
 

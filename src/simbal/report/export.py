@@ -10,10 +10,10 @@ from typing import Any
 
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.table import Metric
-from simbal.report.cell import ABSENT, Cell
-from simbal.report.compare import Row
+from simbal.report.columns import ABSENT, Cell
+from simbal.report.notes import notes
 from simbal.report.sections import Section, absence, sections
-from simbal.report.table import Table
+from simbal.report.table import Row, Table
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
@@ -45,7 +45,7 @@ def markdown(table: Table) -> str:
     parts = [f"# {escape(table.name)}"]
     for section in sections(table):
         parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.lines)]
-    parts.append("\n".join(f"- {escape(note)}" for note in table.notes))
+    parts.append("\n".join(f"- {escape(note)}" for note in notes(table)))
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -66,8 +66,8 @@ def latex(table: Table) -> str:
         f"% {_line(table.name)}: written by report.py; needs \\usepackage[T1]{{fontenc}} and \\usepackage{{booktabs}}"
     )
     parts = [head, *map(_tabular, sections(table))]
-    if table.notes:
-        items = "\n".join(rf"  \item {escape_latex(note)}" for note in table.notes)
+    if found := notes(table):
+        items = "\n".join(rf"  \item {escape_latex(note)}" for note in found)
         parts.append(f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
     return "\n\n".join(parts) + "\n"
 
@@ -111,7 +111,7 @@ def as_json(table: Table) -> dict[str, Any]:
             for status, error in [absence(run)]
         ],
         "missing": [{"run": label, "folder": folder} for folder, label in table.missing.items()],
-        "notes": table.notes,
+        "notes": notes(table),
     }
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from simbal.analysis.gram_quanta import PAPER as LAYERS
 from simbal.metrics.table import Metric
 from simbal.report.arms import Arm
-from simbal.report.cell import ABSENT, Cell, number_cell
-from simbal.report.columns import NAMED
+from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 
 HEADING = "paper M / L"
 NOTE = (

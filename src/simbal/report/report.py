@@ -16,9 +16,9 @@ from rich.table import Table as Grid
 from simbal.errors import UserError
 from simbal.files.console import console, new_grid
 from simbal.report import export, sections
-from simbal.report.cell import Cell
 from simbal.report.collect import collect
-from simbal.report.columns import choose, named_by_runs
+from simbal.report.columns import Cell, choose, named_by_runs
+from simbal.report.notes import notes
 from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
 
@@ -87,7 +87,7 @@ def show(table: Table, out: Console) -> None:
             _show_fitting(section, out)
     if (absent := sections.absent(table)).rows:
         out.print(Layout(absent).grid())
-    for note in table.notes:
+    for note in notes(table):
         out.print(note, style="dim")
 
 

@@ -7,11 +7,10 @@ from urllib.parse import quote
 from simbal.metrics.table import Metric
 from simbal.report import paper
 from simbal.report.arms import seed_spans, short_columns
-from simbal.report.cell import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.collect import Run
-from simbal.report.compare import Row, TokensToLoss
+from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.statistics import PairedDifference, Summary
-from simbal.report.table import Table
+from simbal.report.table import Row, Table, TokensToLoss
 from simbal.runs.record import error_of
 
 DIFFERENCE_HEADINGS = ("difference", "95% interval", "p", "p (Holm)", "d_z", "Welch p", "pairs")

@@ -1,7 +1,7 @@
-"""The table of a folder's runs, a pure function of them, with its notes and the runs that were never started."""
+"""The table of a folder's runs, a pure function of them: a row for each arm, and how far it is from the baseline's."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simbal.errors import UserError
@@ -9,15 +9,45 @@ from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
-from simbal.report.arms import group, label_columns, label_of, seed_spans, short_label
+from simbal.report.arms import Arm, group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
-from simbal.report.compare import Row, compare, rivals
-from simbal.report.paper import NOTE
+from simbal.report.paper import Reported, reported
+from simbal.report.statistics import PairedDifference, Summary, holm, interval, paired_difference, summarize
 
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
-SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
-FEW_VALIDATIONS = 10
+Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), by tokens
+
+
+@dataclass(frozen=True)
+class TokensToLoss:
+    """An arm's tokens up to the baseline's final validation loss, as a share of the baseline's tokens.
+
+    The saving is 1 - share. Where a seed never reaches that loss there is no mean: one over the other seeds would tell
+    of the lucky ones alone.
+    """
+
+    shares: dict[int, float | None]  # by shared seed; None: not reached
+    saving: float | None  # mean over the seeds
+    low: float | None  # lower end of Student's 95% interval; None also for a single seed
+    high: float | None
+    validations: int  # the fewest in any of the curves
+
+    @property
+    def missed(self) -> list[int]:
+        """The seeds that never reach the loss."""
+        return [seed for seed, share in self.shares.items() if share is None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one arm by metric key; the baseline, and an arm without one, has no `differences`."""
+
+    arm: Arm
+    summaries: dict[str, Summary | None]
+    differences: dict[str, PairedDifference] = field(default_factory=dict)
+    tokens_to_loss: TokensToLoss | None = None
+    reported: dict[str, Reported] = field(default_factory=dict)  # the paper's numbers, for columns that it has
 
 
 @dataclass(frozen=True)
@@ -30,7 +60,7 @@ class Table:
     rows: list[Row]
     baseline: str | None
     absent: list[tuple[str, Run]]  # failed, diverged, killed, pruned, damaged and unfinished runs, each with its label
-    notes: list[str]
+    paper: bool = False  # whether the paper's numbers were asked for
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
 
 
@@ -86,59 +116,8 @@ def build(
     metrics = usual(finished) if metrics is None else metrics
     baseline = _own_baseline(runs) if baseline is None else baseline
     rows = compare(group(finished, columns), baseline, metrics, paper)
-    notes = [*why_no_difference(rows, baseline), *warnings(rows, baseline), *(of_paper(rows) if paper else [])]
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    notes = [printable(note) for note in notes + footer(runs, metrics)]
-    return Table(name, columns, metrics, rows, baseline, absent, notes, dict(missing or {}))
-
-
-def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return one sentence for each reason that an arm is not compared."""
-    if baseline is None:
-        return ["No difference is shown: the runs name several baselines; choose one with baseline=."]
-    if len(rows) > 1 and all(row.arm.balancing == baseline for row in rows):
-        return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
-    arms = [row.arm for row in rows]
-    others = [
-        (row.arm.name, len(rivals(row.arm, arms, baseline)))
-        for row in rows
-        if row.arm.balancing != baseline and not row.differences
-    ]
-    reasons = (
-        (
-            [name for name, n in others if n == 0],
-            f"no finished run has balancing={baseline}, the baseline, and all else the same",
-        ),
-        ([name for name, n in others if n > 1], f"several arms are the baseline, balancing={baseline}"),
-        ([name for name, n in others if n == 1], "it shares no seed with the baseline"),
-    )
-    return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
-
-
-def warnings(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return what a reader must know of so few seeds and so many tests, as notes."""
-    return [*_of_seeds(rows), *_of_tests(rows), *_of_tokens(rows, baseline)]
-
-
-def of_paper(rows: Sequence[Row]) -> list[str]:
-    """Return a note on the paper's columns beside ours, or that there are none."""
-    if any(row.reported for row in rows):
-        return [NOTE]
-    return ["The paper reports none of these columns for these strategies."]
-
-
-def footer(runs: Sequence[Run], metrics: Sequence[Metric]) -> list[str]:
-    """Return notes on what the numbers mean, on which data, after how much training."""
-    finished = [run for run in runs if run.finished]
-    if not finished:
-        return []
-    records = [run.result for run in finished]
-    definitions = {key: text for run in finished for key, text in run.definitions.items()}
-    notes = [f"{m.title}: {definitions[m.key]}." for m in metrics if m.key in definitions]
-    steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
-    source, fingerprint = finished[0].spec.config.data.source, records[0]["data"]["tokens"]
-    notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")
-    return notes
+    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}))
 
 
 def _own_baseline(runs: Sequence[Run]) -> str | None:
@@ -146,61 +125,87 @@ def _own_baseline(runs: Sequence[Run]) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def _of_seeds(rows: Sequence[Row]) -> list[str]:
-    notes = []
-    if any(len(row.arm.runs) == 1 for row in rows):
-        notes.append("One seed has no standard deviation, and one pair of seeds no interval and no p: a dash.")
-    pairs = {difference.pairs for row in rows for difference in row.differences.values()}
-    if 2 in pairs:
-        notes.append(
-            "A t test of 2 pairs has 1 degree of freedom: its interval reaches 12.7 standard errors to either side, "
-            "where that of 5 pairs reaches 2.8."
-        )
-    largest = max(pairs or {len(row.arm.runs) for row in rows}, default=0)
-    if 2 <= largest <= SMALL_SAMPLE:
-        notes.append(
-            f"{largest} seeds are few: intervals and p lean on the differences being normal, and a sign-flip or "
-            f"Wilcoxon test of {largest} pairs cannot give p below {2 / 2**largest:.4g}. Six seeds (seed=0-5) can "
-            "reach 0.05."
-        )
-    return notes
+def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric], paper: bool) -> list[Row]:
+    """Return the rows, those of the baseline first, else in the order of `arms`; `UserError` if a curve is broken.
+
+    Args:
+        arms: all that the table has.
+        baseline: balancing of the arms to compare with.
+        metrics: the columns.
+        paper: whether to set the paper's numbers beside ours.
+    """
+    rows = [_row(arm, rivals(arm, arms, baseline), metrics, paper) for arm in arms]
+    rows.sort(key=lambda row: row.arm.balancing != baseline)
+    for metric in metrics:
+        _correct(rows, metric.key)
+    return rows
 
 
-def _of_tests(rows: Sequence[Row]) -> list[str]:
-    """Return notes on what the tests are, and what they are not corrected for."""
-    differences = [difference for row in rows for difference in row.differences.values()]
-    if not differences:
-        return []
-    notes = ["Intervals are 95% each, not corrected for how many there are."]
-    if any(difference.p is not None for difference in differences):
-        notes.append(
-            "p is two-sided, of the paired t test; d_z is the mean of the differences by their standard deviation; "
-            "Welch p is of the t test of unequal variances over all seeds of both arms."
-        )
-    if any(difference.p_holm is not None for difference in differences):
-        notes.append("p (Holm) is corrected for the arms that are compared by one metric, not for several metrics.")
-    if any(difference.p is not None and difference.effect is None for difference in differences):
-        notes.append("Where every seed gives the same difference, no noise is left to test it against: d_z is a dash.")
-    return notes
+def rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
+    """Return the arms to compare with: they have the baseline's balancing, and all else is the same."""
+    return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
 
 
-def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
-    notes = [
-        f"{name} has not reached {baseline}'s final validation loss in {len(tokens.missed)} of {len(tokens.shares)} "
-        f"seeds (seed={seed_spans(tokens.missed)}); a mean without them would flatter it, so none is given."
-        for name, tokens in found
-        if tokens.missed
-    ]
-    fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
-    if fewest < FEW_VALIDATIONS:
-        notes.append(
-            f"Tokens to a loss are read off straight lines between validations, of which there are {fewest}: more of "
-            "them (trainer.val_every) make it exact."
-        )
-    return notes
+def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> TokensToLoss | None:
+    """Compare the curves of shared seeds; None if no seed has both.
+
+    Args:
+        treatment: curves by seed.
+        baseline: curves by seed; the loss to reach is the last of each.
+    """
+    shared = [seed for seed in sorted(treatment.keys() & baseline) if treatment[seed] and _tokens(baseline[seed])]
+    if not shared:
+        return None
+    shares: dict[int, float | None] = {}
+    for seed in shared:
+        reached = first_reach(treatment[seed], baseline[seed][-1][1])
+        shares[seed] = None if reached is None else reached / _tokens(baseline[seed])
+    validations = min(len(curves[seed]) for curves in (treatment, baseline) for seed in shared)
+    savings = summarize([1 - share for share in shares.values() if share is not None])
+    if savings is None or None in shares.values():
+        return TokensToLoss(shares, None, None, None, validations)
+    return TokensToLoss(shares, savings.mean, *interval(savings), validations)
 
 
-def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def first_reach(curve: Curve, loss: float) -> float | None:
+    """Return the tokens at which a curve is first as low as `loss`, by linear interpolation; None: never."""
+    before: tuple[int, float] | None = None
+    for tokens, value in curve:
+        if value <= loss:
+            if before is None:
+                return float(tokens)
+            return before[0] + (tokens - before[0]) * ((before[1] - loss) / (before[1] - value))
+        before = tokens, value
+    return None
+
+
+def _tokens(curve: Curve) -> int:
+    """Return the tokens of a curve's last point; 0 if it has none."""
+    return curve[-1][0] if curve else 0
+
+
+def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool) -> Row:
+    row = Row(
+        arm,
+        {metric.key: summarize([*arm.values(metric.key).values()]) for metric in metrics},
+        reported=reported(arm, metrics) if paper else {},
+    )
+    if len(others) != 1 or others[0] is arm:
+        return row
+    (other,) = others
+    compared = [metric.key for metric in metrics if metric.compared]
+    differences = {key: paired_difference(arm.values(key), other.values(key)) for key in compared}
+    return replace(
+        row,
+        differences={key: difference for key, difference in differences.items() if difference},
+        tokens_to_loss=tokens_to_loss(*({run.seed: run.loss_curve for run in either.runs} for either in (arm, other))),
+    )
+
+
+def _correct(rows: Sequence[Row], key: str) -> None:
+    """Fill in Holm's p where several arms are compared by one metric."""
+    compared = [row.differences for row in rows if key in row.differences]
+    tested = [(differences, p) for differences in compared if (p := differences[key].p) is not None]
+    if len(compared) > 1:
+        for (differences, _), p_holm in zip(tested, holm([p for _, p in tested]), strict=True):
+            differences[key] = replace(differences[key], p_holm=p_holm)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import torch
 
-from simbal.balancing.build import build_balancing
-from simbal.balancing.composition import Composition
+from simbal.balancing.composition import Composition, build_balancing
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError

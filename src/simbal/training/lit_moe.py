@@ -3,8 +3,9 @@
 Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts.
 """
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import lightning as L
 import torch
@@ -14,15 +15,42 @@ from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
 from simbal.config.schema import OptimConfig
 from simbal.data.loader import TrainBatches
-from simbal.distributed import sum_over_ranks, whole
+from simbal.distributed import sum_over_ranks, whole, world_size
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
-from simbal.training.observer import Observer, StepResult
 from simbal.training.optimizer import build_optimizer
 from simbal.training.parallel import shard, whole_routers
-from simbal.training.validation import ValidationTotals
+from simbal.training.validation import Validation, ValidationTotals
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The findings of one rank in one optimizer step; tensors stay on the device until somebody reads them."""
+
+    number: int  # the steps done, this one included
+    losses: Sequence[Mapping[str, Tensor]]  # of each micro-batch: the scalars `loss`, `ce` and `aux/STRATEGY`
+    grad_norm: Tensor  # of the whole gradient, before clipping
+    counts_LE: Tensor | None  # tokens per expert; None in a dense model, and where the step was skipped
+    skipped_steps: int | None  # of the run so far, as their loss or gradient was not finite; None: none may be
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return each loss by name, mean over micro-batches and ranks; a collective, and the device is waited for."""
+        names = [*self.losses[0]]
+        sums = torch.tensor([sum(loss[name].item() for loss in self.losses) for name in names], dtype=torch.float64)
+        means = sum_over_ranks(sums) / world_size() / len(self.losses)
+        return dict(zip(names, means.tolist(), strict=True))
+
+
+class Observer(Protocol):
+    """A receiver of what training finds; it changes nothing that the training depends on."""
+
+    def observe_step(self, step: StepResult) -> None:
+        """Receive a finished optimizer step, before Lightning calls `on_train_batch_end`."""
+
+    def observe_validation(self, validation: Validation) -> None:
+        """Receive the metrics of a validation, before Lightning calls `on_validation_end`."""
 
 
 class LitMoE(L.LightningModule):

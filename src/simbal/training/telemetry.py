@@ -29,8 +29,7 @@ from simbal.model.expert_similarity import watched
 from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest
 from simbal.training import loggers
-from simbal.training.lit_moe import LitMoE
-from simbal.training.observer import StepResult
+from simbal.training.lit_moe import LitMoE, StepResult
 from simbal.training.validation import Validation
 
 

@@ -18,13 +18,13 @@ from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report import sections
 from simbal.report.arms import Arm
-from simbal.report.compare import Row
+from simbal.report.notes import notes
 from simbal.report.page import figures, series, tables
 from simbal.report.page.figures import COLORS, MOST_ARMS, loads
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve, ShownArm, read
 from simbal.report.page.svg import inline, svg
-from simbal.report.table import LastSweep, Table
+from simbal.report.table import LastSweep, Row, Table
 
 PES = "Cosine between the outputs of two experts, mean over all pairs: lower is less redundant."
 WITH_PES = "train with trainer.pes_every=100 (steps between measurements)"
@@ -55,6 +55,7 @@ def html(table: Table, folder: Path) -> str:
     found = cards(read(shown), sensitivity([row.arm for row in table.rows]), f"{folder}")
     text = _template().render(
         table=table,
+        notes=notes(table),
         command=LastSweep.of(folder).command,
         tiles=_tiles(table),
         means=sections.means(table, short=True),

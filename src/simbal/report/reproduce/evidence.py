@@ -11,9 +11,8 @@ from typing import Any
 from simbal.errors import UserError
 from simbal.files.disk import write_json, write_text
 from simbal.report.arms import Arm
-from simbal.report.cell import ABSENT
 from simbal.report.collect import Run, collect
-from simbal.report.columns import choose, named_by_runs, refuse_unlike
+from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import draw, write_curves
 from simbal.report.sections import mean_cell

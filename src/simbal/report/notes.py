@@ -1,0 +1,128 @@
+"""The notes below a table: why an arm is not compared, what so few seeds cannot say, and what the numbers mean."""
+
+from collections.abc import Sequence
+
+from simbal.files.printable import printable
+from simbal.metrics.table import Metric
+from simbal.report.arms import seed_spans
+from simbal.report.paper import NOTE
+from simbal.report.table import Row, Table, rivals
+
+SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
+FEW_VALIDATIONS = 10
+
+
+def notes(table: Table) -> list[str]:
+    """Return the notes of a table in their order, each one or more sentences."""
+    rows, baseline = table.rows, table.baseline
+    found = [*why_no_difference(rows, baseline), *warnings(rows, baseline), *(of_paper(rows) if table.paper else [])]
+    return [printable(note) for note in found + footer(rows, table.metrics)]
+
+
+def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    """Return one sentence for each reason that an arm is not compared."""
+    if baseline is None:
+        return ["No difference is shown: the runs name several baselines; choose one with baseline=."]
+    if len(rows) > 1 and all(row.arm.balancing == baseline for row in rows):
+        return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
+    arms = [row.arm for row in rows]
+    others = [
+        (row.arm.name, len(rivals(row.arm, arms, baseline)))
+        for row in rows
+        if row.arm.balancing != baseline and not row.differences
+    ]
+    reasons = (
+        (
+            [name for name, n in others if n == 0],
+            f"no finished run has balancing={baseline}, the baseline, and all else the same",
+        ),
+        ([name for name, n in others if n > 1], f"several arms are the baseline, balancing={baseline}"),
+        ([name for name, n in others if n == 1], "it shares no seed with the baseline"),
+    )
+    return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
+
+
+def warnings(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    """Return what a reader must know of so few seeds and so many tests, as notes."""
+    return [*_of_seeds(rows), *_of_tests(rows), *_of_tokens(rows, baseline)]
+
+
+def of_paper(rows: Sequence[Row]) -> list[str]:
+    """Return a note on the paper's columns beside ours, or that there are none."""
+    if any(row.reported for row in rows):
+        return [NOTE]
+    return ["The paper reports none of these columns for these strategies."]
+
+
+def footer(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
+    """Return notes on what the numbers mean, on which data, after how much training."""
+    finished = [run for row in rows for run in row.arm.runs]
+    if not finished:
+        return []
+    records = [run.result for run in finished]
+    definitions = {key: text for run in finished for key, text in run.definitions.items()}
+    notes = [f"{m.title}: {definitions[m.key]}." for m in metrics if m.key in definitions]
+    steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
+    source, fingerprint = finished[0].spec.config.data.source, records[0]["data"]["tokens"]
+    notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")
+    return notes
+
+
+def _of_seeds(rows: Sequence[Row]) -> list[str]:
+    notes = []
+    if any(len(row.arm.runs) == 1 for row in rows):
+        notes.append("One seed has no standard deviation, and one pair of seeds no interval and no p: a dash.")
+    pairs = {difference.pairs for row in rows for difference in row.differences.values()}
+    if 2 in pairs:
+        notes.append(
+            "A t test of 2 pairs has 1 degree of freedom: its interval reaches 12.7 standard errors to either side, "
+            "where that of 5 pairs reaches 2.8."
+        )
+    largest = max(pairs or {len(row.arm.runs) for row in rows}, default=0)
+    if 2 <= largest <= SMALL_SAMPLE:
+        notes.append(
+            f"{largest} seeds are few: intervals and p lean on the differences being normal, and a sign-flip or "
+            f"Wilcoxon test of {largest} pairs cannot give p below {2 / 2**largest:.4g}. Six seeds (seed=0-5) can "
+            "reach 0.05."
+        )
+    return notes
+
+
+def _of_tests(rows: Sequence[Row]) -> list[str]:
+    """Return notes on what the tests are, and what they are not corrected for."""
+    differences = [difference for row in rows for difference in row.differences.values()]
+    if not differences:
+        return []
+    notes = ["Intervals are 95% each, not corrected for how many there are."]
+    if any(difference.p is not None for difference in differences):
+        notes.append(
+            "p is two-sided, of the paired t test; d_z is the mean of the differences by their standard deviation; "
+            "Welch p is of the t test of unequal variances over all seeds of both arms."
+        )
+    if any(difference.p_holm is not None for difference in differences):
+        notes.append("p (Holm) is corrected for the arms that are compared by one metric, not for several metrics.")
+    if any(difference.p is not None and difference.effect is None for difference in differences):
+        notes.append("Where every seed gives the same difference, no noise is left to test it against: d_z is a dash.")
+    return notes
+
+
+def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
+    notes = [
+        f"{name} has not reached {baseline}'s final validation loss in {len(tokens.missed)} of {len(tokens.shares)} "
+        f"seeds (seed={seed_spans(tokens.missed)}); a mean without them would flatter it, so none is given."
+        for name, tokens in found
+        if tokens.missed
+    ]
+    fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
+    if fewest < FEW_VALIDATIONS:
+        notes.append(
+            f"Tokens to a loss are read off straight lines between validations, of which there are {fewest}: more of "
+            "them (trainer.val_every) make it exact."
+        )
+    return notes
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
