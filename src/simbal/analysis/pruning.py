@@ -34,7 +34,7 @@ DEFINITION = {
     "threshold (rule=relative: threshold times the token's largest)",
     "experts_prune_<threshold>": "experts computed for a token, mean over tokens and layers",
     "seconds_prune_<threshold>": "time on a clock of a pass over all tokens, head and loss included; median",
-    "time_ratio_prune_<threshold>": "time of a pass by that of plain right before or after it, geometric mean over turns",
+    "time_ratio_prune_<threshold>": "time of a pass by that of plain just before or after it, geometric mean of turns",
     "time_ratio_low_prune_<threshold>": "the lower end of its 95% interval, by Student's t of the logarithms",
     "time_ratio_high_prune_<threshold>": "the upper end of the same interval",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
@@ -77,7 +77,7 @@ class Pruning:
 
 @dataclass
 class Arm:
-    """One way to go over the tokens; `plain` is that with threshold 0, which the times of the others are held against."""
+    """One way to go over the tokens; `plain` has threshold 0, and the times of the others are held against it."""
 
     name: str  # the threshold as text, or `plain`
     pruning: Pruning
@@ -251,9 +251,9 @@ def _check(trained: TrainedRun, thresholds: list[float], repeats: int) -> None:
 
 def _notes(counted: int, repeats: int, rule: str, renorm_after: bool) -> list[str]:
     said = [
-        f"{counted:,} tokens, {repeats} turns; rule={rule}, renorm_after={renorm_after}. / plain: time by that of a pass "
-        "beside it that keeps every expert by the same code, with its 95% interval over turns; below the noise: the "
-        "interval contains 1."
+        f"{counted:,} tokens, {repeats} turns; rule={rule}, renorm_after={renorm_after}. / plain: time by that of a "
+        "pass beside it that keeps every expert by the same code, with its 95% interval over turns; below the noise: "
+        "the interval contains 1."
     ]
     if repeats < 2:
         said.append("One turn tells nothing of the noise: analysis.pruning.repeats=2 or more gives an interval.")
