@@ -80,7 +80,7 @@ def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote
     with (results / "curves.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["figure"] == "loss" and row["arm"] == "simbal"]
     assert [(row["x"], row["mean"]) for row in rows] == [("0", "4.5"), ("100", "2.5"), ("200", "1.5")]
-    assert {round(float(row["sd"]), 4) for row in rows} == {0.7071}
+    assert {(float(row["band"]), row["rival"]) for row in rows} == {(0, "lbl")}  # both seeds differ by the same
 
 
 def test_evidence_names_files_without_the_folders_of_one_machine(write_run, tmp_path):
@@ -148,8 +148,8 @@ def test_figures_are_drawn_again_from_the_results_alone_to_the_byte(study, tmp_p
     [
         (None, "there is no .*: reproduce the study first"),
         ("figure,arm\nloss,a\n", "does not hold the curves"),
-        ("figure,arm,style,x,mean,sd\nloss,a,0,x,1,\n", "does not hold the curves"),
-        ("figure,arm,style,x,mean,sd\nother,a,0,1,1,\n", "a figure 'other', which is not known"),
+        ("figure,arm,style,x,mean,band,rival\nloss,a,0,x,1,\n", "does not hold the curves"),
+        ("figure,arm,style,x,mean,band,rival\nother,a,0,1,1,\n", "a figure 'other', which is not known"),
     ],
 )
 def test_a_broken_file_of_curves_is_a_sentence(tmp_path, content, says):
