@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from simbal.config.check import resolved
 from simbal.errors import UserError
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
+from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
+from simbal.report.reproduce.rows import read_rows
+from simbal.runs.folder import RunFolder
 from tests.conftest import CONF
 from tests.golden import composing
 
@@ -122,6 +126,33 @@ def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer
     assert "| pes | 0.5 ± 0.7071 | 2.5 ± 0.7071 |" in text
     assert "| pes | simbal | 2.5 ± 0.7071 | 5 ± 1.414 |" in text
     assert "- pes: how \\*alike\\*" in text
+
+
+def test_rows_have_every_number_of_every_run_and_the_table_follows_from_them(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=place / 3)
+    write(study, "python train.py", tmp_path)
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["arm"], row["seed"]) for row in rows] == [("lbl", "0"), ("lbl", "1"), ("simbal", "0"), ("simbal", "1")]
+    assert [float(row["redundancy.pes"]) for row in rows] == [0, 1 / 3, 2 / 3, 1]  # in full precision
+    assert {run.name for run in finished(study)} == {row["run"] for row in rows}
+    record = RunFolder(finished(study)[0]).read_record()
+    assert record is not None
+    assert {key: rows[0][key] for key in record["metrics"]} == {k: str(v) for k, v in record["metrics"].items()}
+    assert [row["tokens_to_loss"] for row in rows] == ["", "", "0.5", "0.5"]  # the loss of lbl's 200 tokens after 100
+    checked = check_table(tmp_path)
+    assert checked.wrong == []
+    assert checked.verified > 8
+
+
+def test_a_loss_that_is_there_at_the_start_is_no_loss_that_is_never_reached(write_run, tmp_path):
+    for balancing, losses in {"lbl": [4.0, 3.0], "simbal": [3.0, 2.0], "none": [5.0, 4.0]}.items():
+        folder = write_run(balancing, 0, **RECORD)
+        curve(folder, losses)
+    write(Study("s", [], [], ["ppl"], folder.parent), "python train.py", tmp_path / "results")
+    arms = {arm.name: arm.by_seed[0].get("tokens_to_loss") for arm in read_rows(tmp_path / "results") or []}
+    assert arms == {"lbl": None, "none": math.inf, "simbal": 0.0}
 
 
 def test_analyses_with_other_settings_are_not_averaged(study, tmp_path):

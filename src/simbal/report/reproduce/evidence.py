@@ -1,4 +1,4 @@
-"""The studies of a scale, and what is kept of each: table, analyses, numbers of the figures, figures, origin."""
+"""The studies of a scale, and what is kept of each: table, rows, analyses, numbers of the figures, figures, origin."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.reproduce.rows import write_rows
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
@@ -82,7 +83,7 @@ def missing(keys: dict[str, Any], config: dict[str, Any]) -> str | None:
 
 
 def write(study: Study, command: str, folder: Path) -> None:
-    """Write a study's tables, analyses, curves.csv, figures and origin.json to `folder`.
+    """Write a study's tables, rows.csv, analyses, curves.csv, figures and origin.json to `folder`.
 
     Other files in the folder, which people wrote, stay.
 
@@ -99,6 +100,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_text(folder / "table.md", markdown(table))
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
+    write_rows(table.rows, folder)
     write_analyses([row.arm for row in table.rows], folder)
     write_curves(table, folder)
     draw(folder)
