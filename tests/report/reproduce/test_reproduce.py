@@ -101,11 +101,12 @@ def finished(study: Study) -> list[Path]:
     return sorted(run for run in study.folder.iterdir() if not run.name.startswith("none"))
 
 
-def analyse(run: Path, value: float, tokens: int = 8) -> None:
+def analyse(run: Path, value: float, tokens: int = 8, trained: str = "32-true") -> None:
     """What an analysis leaves in a run's folder."""
     found = {
         "settings": {"tokens": tokens}, "definition": {"pes": "how *alike*"}, "metrics": {"pes": value, "none": None},
         "layers": {"pes": [value, 2 * value], "loads": [[1, 2], [3, 4]]},
+        "precision": {"trained": trained, "analysed": "32-true"},
     }  # fmt: skip
     write_analysis(run / "analysis" / "redundancy.json", found)
 
@@ -126,6 +127,14 @@ def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer
     assert "| pes | 0.5 ± 0.7071 | 2.5 ± 0.7071 |" in text
     assert "| pes | simbal | 2.5 ± 0.7071 | 5 ± 1.414 |" in text
     assert "- pes: how \\*alike\\*" in text
+
+
+@pytest.mark.parametrize(("trained", "said"), [("32-true", False), ("bf16-true", True)])
+def test_an_analysis_in_another_precision_than_the_training_says_so(study, tmp_path, trained, said):
+    for run in finished(study):
+        analyse(run, 1.0, trained=trained)
+    write(study, "python train.py", tmp_path)
+    assert ("\n- trained in bf16-true, analysed in 32-true\n" in (tmp_path / "analyses.md").read_text()) is said
 
 
 def test_rows_have_every_number_of_every_run_and_the_table_follows_from_them(study, tmp_path):

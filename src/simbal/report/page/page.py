@@ -54,7 +54,7 @@ def html(table: Table, folder: Path) -> str:
     shown = figure_arms(table)
     differences, bars = tables.differences(table)
     drawn = read(shown, table.baseline)
-    found = cards(drawn, sensitivity([row.arm for row in table.rows]), f"{folder}")
+    found = cards(drawn, sensitivity([row.arm for row in table.rows], table.baseline), f"{folder}")
     text = _template().render(
         table=table,
         notes=notes(table),
@@ -112,7 +112,7 @@ def _losses(arms: Sequence[ShownArm]) -> list[Card]:
 
 
 def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
-    caption = "Perplexity at the end of training against a key in which arms differ; arms without it are level lines."
+    caption = "Perplexity at the end of training against a key that arms differ in; a baseline without it is level."
     axes = ("value of the key", "perplexity")
     return [_card("sensitivity", "Sensitivity", caption, lines, axes, "", log=True, log_x=True)] if lines else []
 

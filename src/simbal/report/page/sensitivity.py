@@ -9,13 +9,14 @@ from simbal.report.page.looks import MOST_ARMS, styles
 from simbal.report.page.series import Curve
 
 
-def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
-    """Return a line over each key in which arms of one balancing differ by a number; other arms are level lines.
+def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
+    """Return a line over each key in which arms of one balancing differ by a number, and the baseline's as level ones.
 
     Where they differ in several numbers, x is the one with the most values and the others tell the lines apart.
 
     Args:
         arms: of one table.
+        baseline: what the table compares with.
 
     Returns:
         The lines, in the order of the arms; none if none has three points, or if they are more than can be told apart.
@@ -23,7 +24,8 @@ def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
     found: dict[str, dict[float | None, list[float]]] = defaultdict(lambda: defaultdict(list))
     for arm in arms:
         name, x = _place(arm, arms)
-        if values := [*arm.values("val/ppl").values()]:
+        shown = x is not None or baseline in (arm.balancing, arm.name)
+        if shown and (values := [*arm.values("val/ppl").values()]):
             found[name][x] += values
     places = sorted({x for points in found.values() for x in points if x is not None})
     if len(found) > MOST_ARMS or all(len(points) < 3 for points in found.values()):

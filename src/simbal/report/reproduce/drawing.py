@@ -61,7 +61,7 @@ def _found(table: Table) -> dict[str, list[Curve]]:
     return {
         "loss": loss,
         "loss-late": series.second_half(loss),
-        "sensitivity": sensitivity([row.arm for row in table.rows]),
+        "sensitivity": sensitivity([row.arm for row in table.rows], table.baseline),
         "experts": series.over_tokens(arms, "val/unique_experts"),
         "max-vio": series.over_tokens(arms, "val/max_vio"),
         "pes": series.over_tokens(arms, "val/min_pes"),

@@ -148,7 +148,8 @@ def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
         summary = each.summary
         lines.writerow([each.analysis, each.number, each.layer, each.arm, summary.mean, summary.sd, summary.n])
     write_text(folder / "analyses.csv", text.getvalue())
-    write_text(folder / "analyses.md", _markdown(found, analyses))
+    precisions = {name: _precisions(arms, name) for name in analyses}
+    write_text(folder / "analyses.md", _markdown(found, analyses, precisions))
 
 
 def _study(name: str, keys: dict[str, Any], config: dict[str, Any]) -> Study:
@@ -207,7 +208,16 @@ def _numbers(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, flo
                 yield number, layer, value
 
 
-def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]]) -> str:
+def _precisions(arms: Sequence[Arm], name: str) -> list[str]:
+    """Return a sentence for each pair of precisions that an analysis and the training before it did not share."""
+    done = [run.analyses[name].get("precision") for arm in arms for run in arm.runs if name in run.analyses]
+    pairs = _different([(each.get("trained"), each.get("analysed")) for each in done if isinstance(each, dict)])
+    return [f"trained in {trained}, analysed in {analysed}" for trained, analysed in pairs if trained != analysed]
+
+
+def _markdown(
+    found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]], precisions: Mapping[str, Sequence[str]]
+) -> str:
     parts = ["# Analyses: mean ± standard deviation over seeds"]
     for name in sorted(analyses):
         here = [each for each in found if each.analysis == name]
@@ -220,7 +230,8 @@ def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]])
             rows = _pivot(layers, lambda each: (each.number, each.arm), lambda each: each.layer, depth)
             parts.append(markdown_table(["", "arm", *(f"layer {i}" for i in depth)], rows))
         texts = analyses[name]["definition"].items()
-        parts.append("\n".join(f"- {escape(number)}: {escape(text)}" for number, text in texts))
+        notes = [*(f"{number}: {text}" for number, text in texts), *precisions[name]]
+        parts.append("\n".join(f"- {escape(note)}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 
