@@ -15,10 +15,10 @@ unexport NAME SCALE SECONDS
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-all mutants chaos reproduce figures lint format docs dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test test-all mutants chaos reproduce figures verify-results lint format docs dashboard setup-gpu gpu-check clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the tested versions
 
@@ -48,6 +48,9 @@ reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results
 
 figures: $(STAMP) ## draw the figures in results/ again from their numbers (SCALE=cpu)
 	$(BIN)/python reproduce.py scale=$(call text,SCALE) figures=true $(ARGS)
+
+verify-results: $(STAMP) ## compute the numbers that results/ prints again from those of every run (SCALE=cpu)
+	$(BIN)/python reproduce.py scale=$(call text,SCALE) verify=true $(ARGS)
 
 lint: $(STAMP) ## linter, formatter check, order of imports and type checker
 	$(BIN)/ruff check

@@ -21,6 +21,7 @@ from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 
 KEYS = {"_target_": "simbal.analysis.downstream.downstream", "tasks": list(BENCHMARKS), "limit": 6, "batch_size": 4}
+GLUE = ["sst2", "mrpc", "rte"]
 QUESTION = "Question: Which of {} is it?\nAnswer:"
 
 
@@ -148,11 +149,28 @@ def test_the_harness_scores_local_items_offline_with_our_log_likelihoods(run, pa
     assert {name: row["chance"] for name, row in found["tasks"].items() if name in ROWS} == {
         "hellaswag": 0.25, "piqa": 0.5, "winogrande": 0.5, "sst2": 0.5, "mrpc": 0.5, "rte": 0.5,
     }  # fmt: skip
-    assert found["metrics"]["average"] == pytest.approx(sum(r["accuracy"] for r in found["tasks"].values()) / 8)
-    assert found["average_of"] == list(BENCHMARKS)
+    assert found["glue_of"] == ["sst2", "mrpc", "rte"]
+    assert found["average_of"] == ["arc_challenge", "arc_easy", "hellaswag", "piqa", "winogrande", "glue"]
+    assert found["metrics"]["glue"] == pytest.approx(sum(found["tasks"][name]["accuracy"] for name in GLUE) / 3)
     out, err = capsys.readouterr()
-    assert "Average of ARC-C, ARC-E, HellaSwag, PIQA, WinoGrande, SST-2 (GLUE), MRPC (GLUE), RTE (GLUE): " in out
+    assert "GLUE here is SST-2, MRPC, RTE, of its nine tasks" in " ".join(out.split())
+    assert "GLUE, mean of 3" in out
     assert err == ""
+
+
+def test_glue_is_one_benchmark_of_the_average_as_in_the_papers_table_5():
+    """The five benchmarks of the paper's SimBal column, and three made-up tasks whose mean is its GLUE."""
+    printed = {"arc_challenge": (23.21, 1.23), "arc_easy": (41.16, 1.01), "hellaswag": (35.74, 0.48),
+               "piqa": (66.81, 1.10), "winogrande": (52.49, 1.40),
+               "sst2": (50.73, 3.0), "mrpc": (52.73, 4.0), "rte": (51.73, 0.0)}  # fmt: skip
+    rows = {name: {"accuracy": value, "standard_error": error} for name, (value, error) in printed.items()}
+    averages = harness._averages(rows)
+    assert averages["glue"] == pytest.approx((51.73, 5 / 3))
+    assert round(averages["average"][0], 2) == 45.19  # as the paper prints it
+    of_others = 1.23**2 + 1.01**2 + 0.48**2 + 1.10**2 + 1.40**2
+    assert averages["average"][1] == pytest.approx(math.sqrt(of_others + (5 / 3) ** 2) / 6)
+    assert harness._averages({name: rows[name] for name in GLUE}).keys() == {"glue"}
+    assert harness._averages({"piqa": rows["piqa"]}) == {}
 
 
 @pytest.mark.parametrize(

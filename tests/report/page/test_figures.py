@@ -8,6 +8,7 @@ from PIL import Image
 
 from simbal.report.page import figures
 from simbal.report.page.figures import LoadMap
+from simbal.report.page.looks import color
 from simbal.report.page.series import Curve
 from simbal.report.page.svg import inline, svg
 
@@ -25,7 +26,7 @@ def test_curves_draw_each_arm_as_it_is_and_a_band_where_there_are_seeds():
     figure = figures.curves([LINE, OTHER], "training tokens", "nats")
     (lines,) = drawn(figure)
     assert [list(line.get_ydata()) for line in lines] == [LINE.means, OTHER.means]
-    assert [line.get_color() for line in lines] == [figures.color(0), figures.color(1)]
+    assert [line.get_color() for line in lines] == [color(0), color(1)]
     (band,) = figure.axes[0].collections
     assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(3.1)
 
@@ -43,11 +44,6 @@ def test_load_maps_show_every_expert_of_every_layer(count):
     assert [image.size for image in images] == [(4, 3)] * count + [(128, 1)]
     top = [images[0].convert("RGB").getpixel((x, 0)) for x in range(4)]
     assert len(set(top)) == 4
-
-
-def test_arms_are_told_apart_by_color_and_marker_or_by_dashes():
-    looks = [str(sorted(map(str, figures._look(style).items()))) for style in range(figures.MOST_ARMS)]
-    assert len(set(looks)) == figures.MOST_ARMS
 
 
 def test_a_wide_range_gets_a_logarithmic_scale_and_a_narrow_one_does_not():

@@ -6,7 +6,7 @@ import pytest
 
 from simbal.errors import UserError
 from simbal.report.page import page
-from simbal.report.page.figures import MOST_ARMS
+from simbal.report.page.looks import MOST_ARMS
 from simbal.report.report import report
 
 FIGURES = ["loss", "loss-late", "experts", "max-vio", "loads", "pes", "pes-rate-mean", "pes-rate-min", "dropping",
@@ -157,5 +157,5 @@ def test_a_caption_says_whether_there_are_bands(write_run, html):
     assert "One seed for each arm, so no bands." in html()
     write_run(seed=1)
     text = html()
-    assert "± one standard deviation." in text
+    assert "Line: mean over seeds; band: ± one standard deviation over seeds." in text
     assert "One seed" not in text.partition('id="figures"')[2].partition("</section>")[0]

@@ -1,6 +1,6 @@
 import pytest
 
-from simbal.report.page.figures import MOST_ARMS
+from simbal.report.page.looks import MOST_ARMS
 from simbal.report.page.sensitivity import sensitivity
 
 COEF, LBL, LR = "balancing.simbal.coef", "balancing.lbl.coef", "optim.lr"
@@ -8,19 +8,21 @@ COEF, LBL, LR = "balancing.simbal.coef", "balancing.lbl.coef", "optim.lr"
 
 @pytest.fixture
 def lines(sweep, table_of):
-    return lambda: {curve.name: curve for curve in sensitivity([row.arm for row in table_of(sweep).rows])}
+    return lambda: {curve.name: curve for curve in sensitivity([row.arm for row in table_of(sweep).rows], "lbl")}
 
 
-def test_a_line_goes_over_the_coefficient_and_an_arm_without_one_is_level(write_run, lines):
+def test_a_line_goes_over_the_coefficient_and_the_baseline_without_one_is_level(write_run, lines):
     for coef, ppl in ((1.0, 12.0), (0.01, 8.0), (0.1, 10.0)):
         for seed in (0, 1):
             write_run("simbal", seed, keys={COEF: coef}, metrics={"val/ppl": ppl + 2 * seed})
     write_run("lbl", metrics={"val/ppl": 9.0})
+    write_run("none", metrics={"val/ppl": 99.0})
     found = lines()
     over, level = found["simbal over coef"], found["lbl"]
-    assert (over.xs, over.means, over.sds) == ([0.01, 0.1, 1.0], [9, 11, 13], pytest.approx([2**0.5] * 3))
-    assert (level.xs, level.means, level.sds) == ([0.01, 0.1, 1.0], [9, 9, 9], None)
+    assert (over.xs, over.means, over.bands) == ([0.01, 0.1, 1.0], [9, 11, 13], pytest.approx([2**0.5] * 3))
+    assert (level.xs, level.means, level.bands) == ([0.01, 0.1, 1.0], [9, 9, 9], None)
     assert over.style != level.style
+    assert len(found) == 2  # nothing was varied in none
 
 
 def test_each_kind_of_arm_goes_over_its_own_key(write_run, lines):
@@ -39,6 +41,19 @@ def test_of_two_numbers_the_one_with_more_values_is_x_and_the_other_tells_lines_
     found = lines()
     assert [*found] == ["simbal coef=1.0 over optim.lr", "simbal coef=2.0 over optim.lr"]
     assert found["simbal coef=2.0 over optim.lr"].means == pytest.approx([2.1, 2.2, 2.3])
+
+
+def test_a_key_that_only_other_arms_have_tried_is_no_x_of_an_arm(write_run, lines):
+    """With one learning rate for lbl and two coefficients, learning rates of simbal make no line of lbl over them."""
+    for lr in (0.1, 0.2, 0.3, 0.4):
+        write_run("simbal", keys={LR: lr}, metrics={"val/ppl": lr})
+    for coef in (1.0, 2.0):
+        write_run("lbl", keys={LR: 0.1, LBL: coef}, metrics={"val/ppl": coef})
+    write_run("none", keys={LR: 0.1}, metrics={"val/ppl": 3.0})
+    found = lines()
+    assert found["lbl lr=0.1 over coef"].xs == [1.0, 2.0]
+    assert found["simbal over optim.lr"].xs == [0.1, 0.2, 0.3, 0.4]
+    assert len(found) == 2
 
 
 def test_two_points_are_no_line(write_run, lines):

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import scipy.stats
 
 from simbal.analysis.shared.finding import write_analysis
 from simbal.errors import UserError
@@ -11,7 +12,7 @@ from tests.report.page.conftest import STEPS, row, write_rows
 
 @pytest.fixture
 def arms(sweep, table_of):
-    return lambda: series.read([row.arm for row in table_of(sweep).rows])
+    return lambda: series.read([row.arm for row in table_of(sweep).rows], "lbl")
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run, arms):
@@ -20,12 +21,40 @@ def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run,
     (curve,) = series.over_tokens(arms(), "val/loss")
     assert curve.xs == [0, 100, 200, 300, 400]
     assert curve.means == [9, 8, 7, 6, 5]
-    assert curve.sds == pytest.approx([2**0.5] * 5)
+    assert curve.bands == pytest.approx([2**0.5] * 5)
 
 
 def test_one_seed_has_no_band(write_run, arms):
     write_run()
-    assert series.over_tokens(arms(), "val/loss")[0].sds is None
+    assert series.over_tokens(arms(), "val/loss")[0].bands is None
+
+
+def losses(path, *values):
+    write_rows(path, [{"step": step, "tokens": 10 * step, "val/loss": loss} for step, loss in enumerate(values)])
+
+
+def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_difference(write_run, arms):
+    """Seeds that are 5 nats apart in both arms say nothing of the distance between the two."""
+    for seed, difference in enumerate((0.1, 0.4, 0.1)):
+        losses(write_run("lbl", seed), 9 + 5 * seed, 8 + 5 * seed)
+        losses(write_run("simbal", seed), 9 + 5 * seed, 8 + 5 * seed + difference)
+        losses(write_run("none", seed + 1), 9, 8 + seed)
+    found = {curve.name: curve for curve in series.over_tokens(arms(), "val/loss")}
+    low, high = scipy.stats.ttest_1samp([0.1, 0.4, 0.1], 0).confidence_interval()
+    assert found["simbal"].bands == pytest.approx([0, (high - low) / 2])
+    assert (found["simbal"].rival, found["none"].rival) == ("lbl", None)
+    assert found["lbl"].bands is None  # its difference to itself is 0
+    assert found["none"].bands == pytest.approx([0, 1])  # other seeds
+    assert series.bands([*found.values()]) == (
+        "band: 95% interval of the paired difference to lbl; of none: ± one standard deviation over seeds"
+    )
+
+
+def test_the_sentence_on_bands_says_what_they_are_of(write_run, arms):
+    write_run(seed=0)
+    assert series.bands(series.over_tokens(arms(), "val/loss")) == "one seed for each arm, so no bands"
+    write_run(seed=1)
+    assert series.bands(series.over_tokens(arms(), "val/loss")) == "band: ± one standard deviation over seeds"
 
 
 def test_places_that_one_seed_lacks_are_left_out(write_run, arms):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from simbal.config.check import resolved
 from simbal.errors import UserError
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
+from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
+from simbal.report.reproduce.rows import read_rows
+from simbal.runs.folder import RunFolder
 from tests.conftest import CONF
 from tests.golden import composing
 
@@ -80,7 +84,7 @@ def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote
     with (results / "curves.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["figure"] == "loss" and row["arm"] == "simbal"]
     assert [(row["x"], row["mean"]) for row in rows] == [("0", "4.5"), ("100", "2.5"), ("200", "1.5")]
-    assert {round(float(row["sd"]), 4) for row in rows} == {0.7071}
+    assert {(float(row["band"]), row["rival"]) for row in rows} == {(0, "lbl")}  # both seeds differ by the same
 
 
 def test_evidence_names_files_without_the_folders_of_one_machine(write_run, tmp_path):
@@ -97,11 +101,12 @@ def finished(study: Study) -> list[Path]:
     return sorted(run for run in study.folder.iterdir() if not run.name.startswith("none"))
 
 
-def analyse(run: Path, value: float, tokens: int = 8) -> None:
+def analyse(run: Path, value: float, tokens: int = 8, trained: str = "32-true") -> None:
     """What an analysis leaves in a run's folder."""
     found = {
         "settings": {"tokens": tokens}, "definition": {"pes": "how *alike*"}, "metrics": {"pes": value, "none": None},
         "layers": {"pes": [value, 2 * value], "loads": [[1, 2], [3, 4]]},
+        "precision": {"trained": trained, "analysed": "32-true"},
     }  # fmt: skip
     write_analysis(run / "analysis" / "redundancy.json", found)
 
@@ -122,6 +127,41 @@ def test_numbers_of_analyses_are_means_over_seeds_of_the_model_and_of_each_layer
     assert "| pes | 0.5 ± 0.7071 | 2.5 ± 0.7071 |" in text
     assert "| pes | simbal | 2.5 ± 0.7071 | 5 ± 1.414 |" in text
     assert "- pes: how \\*alike\\*" in text
+
+
+@pytest.mark.parametrize(("trained", "said"), [("32-true", False), ("bf16-true", True)])
+def test_an_analysis_in_another_precision_than_the_training_says_so(study, tmp_path, trained, said):
+    for run in finished(study):
+        analyse(run, 1.0, trained=trained)
+    write(study, "python train.py", tmp_path)
+    assert ("\n- trained in bf16-true, analysed in 32-true\n" in (tmp_path / "analyses.md").read_text()) is said
+
+
+def test_rows_have_every_number_of_every_run_and_the_table_follows_from_them(study, tmp_path):
+    for place, run in enumerate(finished(study)):
+        analyse(run, value=place / 3)
+    write(study, "python train.py", tmp_path)
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["arm"], row["seed"]) for row in rows] == [("lbl", "0"), ("lbl", "1"), ("simbal", "0"), ("simbal", "1")]
+    assert [float(row["redundancy.pes"]) for row in rows] == [0, 1 / 3, 2 / 3, 1]  # in full precision
+    assert {run.name for run in finished(study)} == {row["run"] for row in rows}
+    record = RunFolder(finished(study)[0]).read_record()
+    assert record is not None
+    assert {key: rows[0][key] for key in record["metrics"]} == {k: str(v) for k, v in record["metrics"].items()}
+    assert [row["tokens_to_loss"] for row in rows] == ["", "", "0.5", "0.5"]  # the loss of lbl's 200 tokens after 100
+    checked = check_table(tmp_path)
+    assert checked.wrong == []
+    assert checked.verified > 8
+
+
+def test_a_loss_that_is_there_at_the_start_is_no_loss_that_is_never_reached(write_run, tmp_path):
+    for balancing, losses in {"lbl": [4.0, 3.0], "simbal": [3.0, 2.0], "none": [5.0, 4.0]}.items():
+        folder = write_run(balancing, 0, **RECORD)
+        curve(folder, losses)
+    write(Study("s", [], [], ["ppl"], folder.parent), "python train.py", tmp_path / "results")
+    arms = {arm.name: arm.by_seed[0].get("tokens_to_loss") for arm in read_rows(tmp_path / "results") or []}
+    assert arms == {"lbl": None, "none": math.inf, "simbal": 0.0}
 
 
 def test_analyses_with_other_settings_are_not_averaged(study, tmp_path):
@@ -148,8 +188,8 @@ def test_figures_are_drawn_again_from_the_results_alone_to_the_byte(study, tmp_p
     [
         (None, "there is no .*: reproduce the study first"),
         ("figure,arm\nloss,a\n", "does not hold the curves"),
-        ("figure,arm,style,x,mean,sd\nloss,a,0,x,1,\n", "does not hold the curves"),
-        ("figure,arm,style,x,mean,sd\nother,a,0,1,1,\n", "a figure 'other', which is not known"),
+        ("figure,arm,style,x,mean,band,rival\nloss,a,0,x,1,\n", "does not hold the curves"),
+        ("figure,arm,style,x,mean,band,rival\nother,a,0,1,1,\n", "a figure 'other', which is not known"),
     ],
 )
 def test_a_broken_file_of_curves_is_a_sentence(tmp_path, content, says):

@@ -79,6 +79,11 @@ class TrainedRun:
         """The transformer alone."""
         return self.module.model
 
+    @property
+    def precisions(self) -> dict[str, str]:
+        """The precision that the run was `trained` in, and that in which it is `analysed` on this device."""
+        return {"trained": self.record["precision"], "analysed": self.precision}
+
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Compute without gradients within the block, in the precision of the device."""

@@ -1,7 +1,5 @@
 """Draws curves and loads as matplotlib Figures, without pyplot and its global state.
 
-Colours are told apart by the colour-blind too, and every arm has a marker of its own, for prints without colour.
-Reference for the colours: Okabe and Ito, "Color Universal Design", darkened to be seen on white.
 Shapes: L MoE layers, E experts.
 """
 
@@ -20,12 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simbal.report.collect import Run
+from simbal.report.page.looks import color, look
 from simbal.report.page.series import Curve, ShownArm, broken, number
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8548c", "#b8860b", "#57606a")
-MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, MUTED, LINE = "#1f2328", "#656d76", "#d0d7de"
-MOST_ARMS = 2 * len(COLORS)  # the second half is dashed
 RC: dict[Any, Any] = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
     "axes.titlesize": 9, "axes.labelsize": 9,
@@ -69,7 +65,7 @@ def loads(arms: Sequence[ShownArm]) -> list[LoadMap]:
 def curves(
     lines: Sequence[Curve], x_label: str, y_label: str, log: bool = False, log_x: bool = False, zero: bool = False
 ) -> Figure:
-    """Draw means with bands of one standard deviation.
+    """Draw means with their bands.
 
     Args:
         lines: the arms.
@@ -147,11 +143,6 @@ def load_maps(maps: Sequence[LoadMap]) -> Figure:
     return figure
 
 
-def color(style: int) -> str:
-    """Return the colour of an arm, the same in all figures."""
-    return COLORS[style % len(COLORS)]
-
-
 def count(value: float) -> str:
     """Return a number in short: `20k`, `1.5M`, `2B`."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -187,21 +178,12 @@ def _grid(count: int) -> tuple[int, int]:
 
 def _draw(axes: Axes, lines: Sequence[Curve]) -> None:
     for line in lines:
-        look = _look(line.style)
-        if line.sds is not None:
-            low = [mean - sd for mean, sd in zip(line.means, line.sds, strict=True)]
-            high = [mean + sd for mean, sd in zip(line.means, line.sds, strict=True)]
-            axes.fill_between(line.xs, low, high, color=look["color"], alpha=0.16, linewidth=0)
-        axes.plot(line.xs, line.means, markevery=max(1, len(line.xs) // 15), **look)
+        if line.bands is not None:
+            low = [mean - band for mean, band in zip(line.means, line.bands, strict=True)]
+            high = [mean + band for mean, band in zip(line.means, line.bands, strict=True)]
+            axes.fill_between(line.xs, low, high, color=color(line.style), alpha=0.16, linewidth=0)
+        axes.plot(line.xs, line.means, markevery=max(1, len(line.xs) // 15), **look(line.style))
     axes.margins(x=0.02)
-
-
-def _look(style: int) -> dict[str, Any]:
-    return {
-        "color": color(style),
-        "marker": MARKERS[style % len(MARKERS)],
-        "linestyle": "-" if style < len(COLORS) else (0, (4, 2)),
-    }
 
 
 def _spans(values: Sequence[float]) -> bool:
@@ -238,7 +220,7 @@ def _legend_height(lines: Sequence[Curve]) -> float:
 
 def _legend(figure: Figure, lines: Sequence[Curve]) -> None:
     """Draw the legend by hand: names are cut here, and a leading underscore would hide them."""
-    handles = [Line2D([], [], **_look(line.style)) for line in lines]
+    handles = [Line2D([], [], **look(line.style)) for line in lines]
     labels = [_short(line.name) for line in lines]
     columns = _legend_columns(lines)
     figure.legend(

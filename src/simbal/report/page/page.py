@@ -20,7 +20,8 @@ from simbal.report import sections
 from simbal.report.arms import Arm
 from simbal.report.notes import notes
 from simbal.report.page import figures, series, tables
-from simbal.report.page.figures import COLORS, MOST_ARMS, loads
+from simbal.report.page.figures import loads
+from simbal.report.page.looks import COLORS, MOST_ARMS
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve, ShownArm, read
 from simbal.report.page.svg import inline, svg
@@ -52,7 +53,8 @@ def html(table: Table, folder: Path) -> str:
     """Return the page of a table whose runs lie in `folder`; the same text for the same folder."""
     shown = figure_arms(table)
     differences, bars = tables.differences(table)
-    found = cards(read(shown), sensitivity([row.arm for row in table.rows]), f"{folder}")
+    drawn = read(shown, table.baseline)
+    found = cards(drawn, sensitivity([row.arm for row in table.rows], table.baseline), f"{folder}")
     text = _template().render(
         table=table,
         notes=notes(table),
@@ -68,7 +70,7 @@ def html(table: Table, folder: Path) -> str:
         figures=[(card, _markup(card)) for card in found if card.figure is not None],
         missing=[card for card in found if card.figure is None],
         shown=shown,
-        styles={arm.name: style for style, arm in enumerate(shown)},
+        styles={arm.name: arm.style for arm in drawn},
         num_colors=len(COLORS),
         css=_source("style.css"),
         js=_source("sort.js"),
@@ -110,8 +112,7 @@ def _losses(arms: Sequence[ShownArm]) -> list[Card]:
 
 
 def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
-    caption = "Perplexity at the end of training against a key in which arms differ; arms without it are level lines. "
-    caption += "Colours are this figure's own."
+    caption = "Perplexity at the end of training against a key that arms differ in; a baseline without it is level."
     axes = ("value of the key", "perplexity")
     return [_card("sensitivity", "Sensitivity", caption, lines, axes, "", log=True, log_x=True)] if lines else []
 
@@ -192,9 +193,10 @@ def _card(
 
 def _band(curves: Sequence[Curve]) -> str:
     """Return the sentence on how to read the lines."""
-    if any(curve.sds for curve in curves):
-        return "Line: mean over seeds; band: ± one standard deviation."
-    return "One seed for each arm, so no bands."
+    said = f"{series.bands(curves)}."
+    if any(curve.bands for curve in curves):
+        return f"Line: mean over seeds; {said}"
+    return said[0].upper() + said[1:]
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from simbal.report.arms import Arm, short_label
-from simbal.report.page.figures import MOST_ARMS
+from simbal.report.page.looks import MOST_ARMS, styles
 from simbal.report.page.series import Curve
 
 
-def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
-    """Return a line over each key in which arms of one kind differ by a number; other arms are level lines.
+def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
+    """Return a line over each key in which arms of one balancing differ by a number, and the baseline's as level ones.
 
-    Where arms differ in several numbers, x is the one with the most values and the others tell the lines apart.
+    Where they differ in several numbers, x is the one with the most values and the others tell the lines apart.
 
     Args:
         arms: of one table.
+        baseline: what the table compares with.
 
     Returns:
         The lines, in the order of the arms; none if none has three points, or if they are more than can be told apart.
@@ -23,20 +24,26 @@ def sensitivity(arms: Sequence[Arm]) -> list[Curve]:
     found: dict[str, dict[float | None, list[float]]] = defaultdict(lambda: defaultdict(list))
     for arm in arms:
         name, x = _place(arm, arms)
-        if values := [*arm.values("val/ppl").values()]:
+        shown = x is not None or baseline in (arm.balancing, arm.name)
+        if shown and (values := [*arm.values("val/ppl").values()]):
             found[name][x] += values
     places = sorted({x for points in found.values() for x in points if x is not None})
     if len(found) > MOST_ARMS or all(len(points) < 3 for points in found.values()):
         return []
-    return [_line(name, style, points, places) for style, (name, points) in enumerate(found.items())]
+    return [
+        _line(name, style, points, places)
+        for style, (name, points) in zip(styles([*found]), found.items(), strict=True)
+    ]
 
 
 def _place(arm: Arm, arms: Sequence[Arm]) -> tuple[str, float | None]:
     """Return the name of an arm's line, and the arm's x on it; None: all along it."""
-    numbers = {column: cell.value for column, cell in arm.label.items() if cell.value is not None}
+    kin = [other.label for other in arms if other.balancing == arm.balancing]
+    tried = {column: len({label[column].text for label in kin}) for column in arm.label}
+    numbers = {column: cell.value for column, cell in arm.label.items() if cell.value is not None and tried[column] > 1}
     if not numbers:
         return arm.name, None
-    key = max(numbers, key=lambda column: len({other.label[column].text for other in arms}))
+    key = max(numbers, key=tried.__getitem__)
     others = {column: cell for column, cell in arm.label.items() if column != key}
     return f"{short_label(others)} over {key.removeprefix(f'balancing.{arm.balancing}.')}", numbers[key]
 

@@ -1,8 +1,8 @@
 """The curves of a sweep's arms as plain numbers, each a mean over seeds, which the figures draw."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 from simbal.errors import UserError
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
+from simbal.report.page.looks import styles
+from simbal.report.statistics import interval, summarize
+from simbal.report.table import rivals
 from simbal.runs.curves import rows
 
 Point = tuple[float, float]
@@ -26,30 +29,59 @@ class History:
 
 @dataclass(frozen=True)
 class ShownArm:
-    """An arm that the figures show; `style` numbers its colour and its marker in all of them."""
+    """An arm that the figures show."""
 
     name: str
-    style: int
+    style: int  # as in `looks`
     histories: tuple[History, ...]
+    rival: "ShownArm | None" = None  # the one that it is compared with
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of means over seeds, with standard deviations where there are several seeds."""
+    """A curve of means over seeds, with a band where there are several seeds.
+
+    Arms that share their seeds rise and fall together, so that the standard deviation over seeds says little of the
+    distance between two lines. With `rival`, the band is that of the paired difference to it.
+    """
 
     name: str
     style: int
     xs: list[float]
     means: list[float]
-    sds: list[float] | None
+    bands: list[float] | None  # half their height: a standard deviation over seeds, or with `rival` what `_paired` says
+    rival: str | None = None  # the name of the arm that the bands are of the differences to
 
 
-def read(arms: Iterable[Arm]) -> list[ShownArm]:
-    """Return the arms with the curves of their runs; `UserError` if a file is broken."""
+def read(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
+    """Return the arms with the curves of their runs.
+
+    Args:
+        arms: that the figures show.
+        baseline: what the table compares with.
+
+    Raises:
+        UserError: a file is broken.
+    """
+    alone = {
+        arm.name: ShownArm(arm.name, style, tuple(History(run, _measured(run)) for run in arm.runs))
+        for style, arm in zip(styles([arm.name for arm in arms]), arms, strict=True)
+    }
+    rival_names = {arm.name: [other.name for other in rivals(arm, arms, baseline)] for arm in arms}
     return [
-        ShownArm(arm.name, style, tuple(History(run, _measured(run)) for run in arm.runs))
-        for style, arm in enumerate(arms)
+        replace(shown, rival=alone[others[0]]) if len(others) == 1 and others[0] != name else shown
+        for (name, shown), others in zip(alone.items(), rival_names.values(), strict=True)
     ]
+
+
+def bands(curves: Sequence[Curve]) -> str:
+    """Return the sentence on what the bands around the lines are of."""
+    rivals = dict.fromkeys(curve.rival for curve in curves if curve.rival)
+    alone = [curve.name for curve in curves if curve.bands and not curve.rival]
+    said = [f"95% interval of the paired difference to {' or '.join(rivals)}"] if rivals else []
+    if alone:
+        said.append((f"of {', '.join(alone)}: " if rivals else "") + "± one standard deviation over seeds")
+    return f"band: {'; '.join(said)}" if said else "one seed for each arm, so no bands"
 
 
 def _measured(run: Run) -> list[dict[str, Any]]:
@@ -68,8 +100,8 @@ def second_half(curves: Sequence[Curve]) -> list[Curve]:
     halves = []
     for curve in curves:
         first = next(place for place, x in enumerate(curve.xs) if x >= curve.xs[-1] / 2)
-        sds = curve.sds and curve.sds[first:]
-        halves.append(Curve(curve.name, curve.style, curve.xs[first:], curve.means[first:], sds))
+        of_half = curve.bands and curve.bands[first:]
+        halves.append(replace(curve, xs=curve.xs[first:], means=curve.means[first:], bands=of_half))
     return [half for half in halves if len(half.xs) >= 3]
 
 
@@ -134,13 +166,40 @@ def _curves(arms: Sequence[ShownArm], points: Callable[[History], list[Point]]) 
     """
     curves = []
     for arm in arms:
-        by_run = [dict(found) for history in arm.histories if (found := points(history))]
-        xs = sorted(set.intersection(*map(set, by_run))) if by_run else []
-        if xs:
-            values = [[of_run[x] for of_run in by_run] for x in xs]
-            sds = [stdev(same) for same in values] if len(by_run) > 1 else None
-            curves.append(Curve(arm.name, arm.style, xs, [fmean(same) for same in values], sds))
-    return curves
+        by_seed = _by_seed(arm, points)
+        xs = sorted(set.intersection(*map(set, by_seed.values()))) if by_seed else []
+        if not xs:
+            continue
+        means = [fmean(of_seed[x] for of_seed in by_seed.values()) for x in xs]
+        curve = Curve(arm.name, arm.style, xs, means, None)
+        if len(by_seed) > 1:
+            paired = arm.rival and _paired(xs, by_seed, _by_seed(arm.rival, points))
+            sds = [stdev(of_seed[x] for of_seed in by_seed.values()) for x in xs]
+            curve = replace(curve, bands=paired or sds, rival=arm.rival.name if arm.rival and paired else None)
+        curves.append(curve)
+    compared_with = {curve.rival for curve in curves}
+    return [replace(curve, bands=None) if curve.name in compared_with else curve for curve in curves]
+
+
+def _by_seed(arm: ShownArm, points: Callable[[History], list[Point]]) -> dict[int, dict[float, float]]:
+    return {history.run.seed: dict(found) for history in arm.histories if (found := points(history))}
+
+
+def _paired(
+    xs: Sequence[float], own: dict[int, dict[float, float]], rival: dict[int, dict[float, float]]
+) -> list[float] | None:
+    """Return half of the 95% interval of the mean difference at each x; None unless the rival has all seeds and xs."""
+    if not all(seed in rival and rival[seed].keys() >= set(xs) for seed in own):
+        return None
+    halves = []
+    for x in xs:
+        differences = summarize([of_seed[x] - rival[seed][x] for seed, of_seed in own.items()])
+        assert differences  # of two seeds at least, so that there is an interval
+        low, high = interval(differences)
+        assert low is not None
+        assert high is not None
+        halves.append((high - low) / 2)
+    return halves
 
 
 def _points(history: History, key: str) -> list[Point]:

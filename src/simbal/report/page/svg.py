@@ -9,7 +9,8 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from simbal.report.page.figures import COLORS, INK, LINE, MUTED, RC
+from simbal.report.page.figures import INK, LINE, MUTED, RC
+from simbal.report.page.looks import COLORS
 
 CSS_COLORS = {INK: "--ink", MUTED: "--muted", LINE: "--line"} | {c: f"--arm{i}" for i, c in enumerate(COLORS)}
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -17,7 +17,7 @@ from simbal.report.page.svg import svg
 from simbal.report.table import Table
 
 CURVES = "curves.csv"
-HEADINGS = ["figure", "arm", "style", "x", "mean", "sd"]
+HEADINGS = ["figure", "arm", "style", "x", "mean", "band", "rival"]
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
 AXES = {
     "loss": (TOKENS, LOSS),
@@ -36,7 +36,7 @@ ZERO = ("pes-rate",)  # figures with a line at 0
 
 
 def write_curves(table: Table, folder: Path) -> None:
-    """Write means and standard deviations over seeds of every figure that there are data for.
+    """Write means over seeds, and their bands, of every figure that there are data for.
 
     Raises:
         UserError: the file of a run's curve is broken.
@@ -46,21 +46,22 @@ def write_curves(table: Table, folder: Path) -> None:
     lines.writerow(HEADINGS)
     for name, curves in _found(table).items():
         for curve in curves:
-            sds: Sequence[float | str] = curve.sds or [""] * len(curve.xs)  # one seed has none
+            bands: Sequence[float | str] = curve.bands or [""] * len(curve.xs)  # one seed has none
             lines.writerows(
-                [name, curve.name, curve.style, *point] for point in zip(curve.xs, curve.means, sds, strict=True)
+                [name, curve.name, curve.style, *point, curve.rival]
+                for point in zip(curve.xs, curve.means, bands, strict=True)
             )
     write_text(folder / CURVES, text.getvalue())
 
 
 def _found(table: Table) -> dict[str, list[Curve]]:
     """Return the curves of a table, by figure."""
-    arms = series.read(figure_arms(table))
+    arms = series.read(figure_arms(table), table.baseline)
     loss = series.over_tokens(arms, "val/loss")
     return {
         "loss": loss,
         "loss-late": series.second_half(loss),
-        "sensitivity": sensitivity([row.arm for row in table.rows]),
+        "sensitivity": sensitivity([row.arm for row in table.rows], table.baseline),
         "experts": series.over_tokens(arms, "val/unique_experts"),
         "max-vio": series.over_tokens(arms, "val/max_vio"),
         "pes": series.over_tokens(arms, "val/min_pes"),
@@ -78,6 +79,7 @@ def draw(folder: Path) -> None:
     """
     for name, curves in _read(folder / CURVES).items():
         figure = figures.curves(curves, *AXES[name], log=name in LOG, log_x=name in LOG_X, zero=name in ZERO)
+        figure.supxlabel(series.bands(curves), fontsize=7.5, color=figures.MUTED)
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
         write_text(folder / f"{name}.svg", svg(figure, f"{folder.name}-{name}"))
 
@@ -88,12 +90,13 @@ def _read(file: Path) -> dict[str, list[Curve]]:
     try:
         with file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
-                curve = Curve(row["arm"], int(row["style"]), [], [], [] if row["sd"] else None)
+                bands: list[float] | None = [] if row["band"] else None
+                curve = Curve(row["arm"], int(row["style"]), [], [], bands, row["rival"] or None)
                 curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
                 curve.xs.append(float(row["x"]))
                 curve.means.append(float(row["mean"]))
-                if curve.sds is not None:
-                    curve.sds.append(float(row["sd"]))
+                if curve.bands is not None:
+                    curve.bands.append(float(row["band"]))
     except FileNotFoundError:
         raise UserError(f"there is no {file}: reproduce the study first") from None
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The studies of a scale, and what is kept of each: table, analyses, numbers of the figures, figures, origin."""
+"""The studies of a scale, and what is kept of each: table, rows, analyses, numbers of the figures, figures, origin."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.reproduce.rows import write_rows
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
@@ -82,7 +83,7 @@ def missing(keys: dict[str, Any], config: dict[str, Any]) -> str | None:
 
 
 def write(study: Study, command: str, folder: Path) -> None:
-    """Write a study's tables, analyses, curves.csv, figures and origin.json to `folder`.
+    """Write a study's tables, rows.csv, analyses, curves.csv, figures and origin.json to `folder`.
 
     Other files in the folder, which people wrote, stay.
 
@@ -99,6 +100,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_text(folder / "table.md", markdown(table))
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
+    write_rows(table.rows, folder)
     write_analyses([row.arm for row in table.rows], folder)
     write_curves(table, folder)
     draw(folder)
@@ -146,7 +148,8 @@ def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
         summary = each.summary
         lines.writerow([each.analysis, each.number, each.layer, each.arm, summary.mean, summary.sd, summary.n])
     write_text(folder / "analyses.csv", text.getvalue())
-    write_text(folder / "analyses.md", _markdown(found, analyses))
+    precisions = {name: _precisions(arms, name) for name in analyses}
+    write_text(folder / "analyses.md", _markdown(found, analyses, precisions))
 
 
 def _study(name: str, keys: dict[str, Any], config: dict[str, Any]) -> Study:
@@ -205,7 +208,16 @@ def _numbers(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, flo
                 yield number, layer, value
 
 
-def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]]) -> str:
+def _precisions(arms: Sequence[Arm], name: str) -> list[str]:
+    """Return a sentence for each pair of precisions that an analysis and the training before it did not share."""
+    done = [run.analyses[name].get("precision") for arm in arms for run in arm.runs if name in run.analyses]
+    pairs = _different([(each.get("trained"), each.get("analysed")) for each in done if isinstance(each, dict)])
+    return [f"trained in {trained}, analysed in {analysed}" for trained, analysed in pairs if trained != analysed]
+
+
+def _markdown(
+    found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]], precisions: Mapping[str, Sequence[str]]
+) -> str:
     parts = ["# Analyses: mean ± standard deviation over seeds"]
     for name in sorted(analyses):
         here = [each for each in found if each.analysis == name]
@@ -218,7 +230,8 @@ def _markdown(found: Sequence[Found], analyses: Mapping[str, Mapping[str, Any]])
             rows = _pivot(layers, lambda each: (each.number, each.arm), lambda each: each.layer, depth)
             parts.append(markdown_table(["", "arm", *(f"layer {i}" for i in depth)], rows))
         texts = analyses[name]["definition"].items()
-        parts.append("\n".join(f"- {escape(number)}: {escape(text)}" for number, text in texts))
+        notes = [*(f"{number}: {text}" for number, text in texts), *precisions[name]]
+        parts.append("\n".join(f"- {escape(note)}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 

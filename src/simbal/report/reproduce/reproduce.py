@@ -11,23 +11,27 @@ from simbal.errors import UserError
 from simbal.files.disk import write_text
 from simbal.report.reproduce.drawing import draw
 from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
+from simbal.report.reproduce.verify import verify
 
 PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not take these from a run
 FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
 
 
 def reproduce(config: dict[str, Any], root: Path) -> None:
-    """Train, analyse and write down every study, or only draw the figures again.
+    """Train, analyse and write down every study, or only draw the figures again, or only check what is printed.
 
     Args:
         config: of conf/reproduce.yaml, resolved.
         root: the folder of train.py and evaluate.py.
 
     Raises:
-        UserError: a command has failed, or the config asks for what is not there.
+        UserError: a command has failed, the config asks for what is not there, or a printed number is wrong.
     """
     chosen, results, only = studies(config), Path(config["results_dir"]), config["only"]
     named = {name: keys for name, keys in config["scale"]["studies"].items() if only is None or name in only}
+    if config["verify"]:
+        verify(results)
+        return
     if config["figures"]:
         for name in named:
             _draw_again(results / name, asked_for=only is not None)

@@ -1,0 +1,152 @@
+"""Checks the numbers of a study's table.md against its rows.csv."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from simbal.errors import UserError
+from simbal.files.disk import read_bytes
+from simbal.report.arms import seed_spans
+from simbal.report.columns import ABSENT
+from simbal.report.reproduce.formulas import Paired
+from simbal.report.reproduce.printed import Checked, numbers
+from simbal.report.reproduce.rows import SHARE, ArmRows, read_rows, rival
+from simbal.report.statistics import holm, summarize
+
+LARGEST = 1 << 24  # bytes
+BASELINE = re.compile(r"difference to (.+) on the seeds")
+Line = dict[str, str]  # a line of a table, by heading
+
+
+def check_table(folder: Path) -> Checked:
+    """Check every number of table.md; those that are of curves, or of no run, are unverified.
+
+    Raises:
+        UserError: rows.csv, table.json or table.md is not there or broken.
+    """
+    arms, checked = read_rows(folder), Checked()
+    if arms is None:
+        raise UserError(f"there is no {folder / 'rows.csv'}: reproduce the study")
+    try:
+        keys = {title: key for key, title in json.loads(read_bytes(folder / "table.json", LARGEST))["metrics"].items()}
+        text = (folder / "table.md").read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
+    for caption, lines in _tables(text):
+        baseline = BASELINE.search(caption)
+        if baseline and "difference" in lines[0]:
+            _differences(lines, arms, keys, baseline[1], checked)
+        elif "seeds" in lines[0] and not keys.keys().isdisjoint(map(_title, lines[0])):
+            _means(lines, arms, keys, checked)
+        elif "tokens needed" in lines[0]:
+            _tokens_to_loss(lines, arms, checked)
+        else:
+            cells = [cell for line in lines for heading, cell in line.items() if heading != "arm"]
+            checked.unverified += [number for cell in cells for number in numbers(cell)]
+    return checked
+
+
+def _tables(text: str) -> Iterator[tuple[str, list[Line]]]:
+    """Yield each table of a Markdown text, after the line of text above it."""
+    caption, table = "", list[list[str]]()
+    for line in [*text.replace("\\", "").splitlines(), ""]:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in line.strip().strip("|").split(" | ")])
+            continue
+        if len(table) > 2:
+            yield caption, [dict(zip(table[0], cells, strict=False)) for cells in table[2:]]
+        table = []
+        caption = line or caption
+
+
+def _title(heading: str) -> str:
+    return heading.rstrip(" ↑↓")
+
+
+def _means(lines: Sequence[Line], arms: Sequence[ArmRows], keys: dict[str, str], checked: Checked) -> None:
+    if len(lines) != len(arms):
+        checked.wrong.append(f"table.md has {len(lines)} arms and rows.csv {len(arms)}")
+        return
+    for line, arm in zip(lines, arms, strict=True):
+        if line["balancing"] != arm.balancing:
+            checked.wrong.append(f"table.md has {line['balancing']} where rows.csv has {arm.name}")
+        if line["seeds"] != seed_spans([*arm.by_seed]):
+            checked.wrong.append(f"{arm.name}: seeds {line['seeds']} are printed, not {seed_spans([*arm.by_seed])}")
+        checked.hold(line["n"], len(arm.by_seed), f"{arm.name} n")
+        for heading, cell in line.items():
+            if key := keys.get(_title(heading)):
+                _mean(cell, arm, key, checked)
+
+
+def _mean(cell: str, arm: ArmRows, key: str, checked: Checked) -> None:
+    summary, where = summarize([*arm.values(key).values()]), f"{arm.name} {key}"
+    expected = [] if summary is None else [summary.mean] if summary.sd is None else [summary.mean, summary.sd]
+    _hold(numbers(cell), expected, where, checked)
+
+
+def _differences(
+    lines: Sequence[Line], arms: Sequence[ArmRows], keys: dict[str, str], baseline: str, checked: Checked
+) -> None:
+    by_name, found = {arm.name: arm for arm in arms}, list[tuple[Line, str, Paired]]()
+    name = ""
+    for line in lines:
+        name, key = line["arm"] or name, keys.get(_title(line["metric"]))
+        arm = by_name.get(name)
+        other = arm and rival(arm, arms, baseline)
+        if arm is None or other is None or key is None:
+            checked.wrong.append(f"{name} {line['metric']}: rows.csv has no such arm, number or baseline {baseline}")
+            continue
+        ratio = "%" in line["difference"]
+        found.append((line, key, Paired(arm.values(key), other.values(key), ratio)))
+        _difference(line, f"{name} {key}", found[-1][2], checked)
+    for key in {key for _, key, _ in found}:
+        tested = [(line, paired) for line, of, paired in found if of == key and line["p"] != ABSENT]
+        corrected = holm([paired.p for _, paired in tested])
+        for (line, _), value in zip(tested, corrected, strict=True):
+            if (printed := line.get("p (Holm)", ABSENT)) != ABSENT:
+                checked.hold(printed, value, f"{key} p (Holm)")
+
+
+def _tokens_to_loss(lines: Sequence[Line], arms: Sequence[ArmRows], checked: Checked) -> None:
+    by_name = {arm.name: [*arm.values(SHARE).values()] for arm in arms}
+    for line in lines:
+        shares = by_name.get(line["arm"], [])
+        missed = sum(map(math.isinf, shares))
+        computed: dict[str, Sequence[float]] = {"seeds": [len(shares)]}
+        if missed:
+            computed["not reached"] = [missed, len(shares)]
+        elif shares:
+            saved = Paired(dict.fromkeys(range(len(shares)), 100.0), {i: 100 * share for i, share in enumerate(shares)})
+            computed |= {"tokens needed": [100 - saved.mean], "saved": [saved.mean], "95% interval": saved.interval}
+        for heading, cell in line.items():
+            if heading != "arm":
+                _hold(numbers(cell), computed.get(heading, []), f"{line['arm']} {heading}", checked)
+
+
+def _hold(printed: Sequence[str], values: Sequence[float], where: str, checked: Checked) -> None:
+    if len(printed) != len(values):
+        checked.wrong.append(f"{where}: {len(printed)} numbers are printed, and the rows give {len(values)}")
+        return
+    for text, value in zip(printed, values, strict=True):
+        checked.hold(text, value, where)
+
+
+def _difference(line: Line, where: str, paired: Paired, checked: Checked) -> None:
+    computed: dict[str, Callable[[], Sequence[float]]] = {
+        "difference": lambda: [paired.mean],
+        "95% interval": lambda: paired.interval,
+        "p": lambda: [paired.p],
+        "d_z": lambda: [paired.effect],
+        "Welch p": lambda: [paired.welch_p],
+        "pairs": lambda: [len(paired.differences)],
+    }
+    for heading, cell in line.items():
+        printed = numbers(cell)
+        if heading in ("arm", "metric", "p (Holm)") or not printed:
+            continue
+        if heading not in computed:
+            checked.unverified += printed
+            continue
+        _hold(printed, computed[heading](), f"{where} {heading}", checked)

@@ -1,0 +1,203 @@
+"""The numbers that follow from the runs of a study: means, paired differences, their intervals and tests.
+
+They are computed by scipy.stats, not by the code that has made the tables, so that one checks the other.
+Shapes of arguments: a number's key or the last part of it, such as `ppl`, and names of arms.
+"""
+
+import ast
+import csv
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+from simbal.report.reproduce.rows import ArmRows, read_rows
+from simbal.report.statistics import holm
+
+SAME = 1e-12  # as a share of the largest value: differences that vary by less vary by rounding alone
+Values = Mapping[int, float]  # by seed
+OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
+
+
+class Paired:
+    """Treatment minus baseline on the seeds that both have; or with `ratio`, of logarithms, as a relative change."""
+
+    def __init__(self, treatment: Values, baseline: Values, ratio: bool = False) -> None:
+        if ratio:
+            treatment, baseline = ({seed: math.log(v) for seed, v in each.items()} for each in (treatment, baseline))
+        self.samples, self.ratio = ([*treatment.values()], [*baseline.values()]), ratio
+        self.differences = [treatment[seed] - baseline[seed] for seed in sorted(treatment.keys() & baseline.keys())]
+        self.largest = max(map(abs, [*treatment.values(), *baseline.values()]), default=0.0)
+
+    @property
+    def mean(self) -> float:
+        """The mean difference, in percent for a ratio."""
+        return self._shown(fmean(self.differences))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Student's 95% interval of the mean, in percent for a ratio."""
+        from scipy import stats
+
+        if self._same:
+            return self.mean, self.mean
+        low, high = stats.ttest_1samp(self.differences, 0).confidence_interval()
+        return self._shown(float(low)), self._shown(float(high))
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of the paired t test; its limit where all differences are the same."""
+        from scipy import stats
+
+        if self._same:
+            return self._limit(fmean(self.differences))
+        return float(stats.ttest_1samp(self.differences, 0).pvalue)
+
+    @property
+    def welch_p(self) -> float:
+        """The two-sided p of Welch's t test over all seeds of both; its limit where neither varies."""
+        from scipy import stats
+
+        one, other = self.samples
+        if max(max(each) - min(each) for each in self.samples) <= SAME * self.largest:
+            return self._limit(fmean(one) - fmean(other))
+        with catch_warnings():
+            simplefilter("ignore", RuntimeWarning)  # of an arm whose seeds agree: that its variance is 0 is right
+            return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+
+    @property
+    def effect(self) -> float:
+        """Cohen's d_z."""
+        return fmean(self.differences) / stdev(self.differences)
+
+    @property
+    def _same(self) -> bool:
+        return max(self.differences) - min(self.differences) <= SAME * self.largest
+
+    def _limit(self, mean: float) -> float:
+        return 1.0 if abs(mean) <= SAME * self.largest else 0.0
+
+    def _shown(self, value: float) -> float:
+        return 100 * math.expm1(value) if self.ratio else value
+
+
+class Study:
+    """The numbers of a study's folder, by formulas such as `diff(ppl, simbal, lbl)`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arms: Sequence[ArmRows] = read_rows(folder) or []
+        self.from_means = False  # whether a number of analyses.csv was needed, which has no rows
+
+    def number(self, formula: str) -> float:
+        """Return the value of a formula: functions of this class, numbers, + - * / and brackets.
+
+        Raises:
+            ValueError: it is no formula, or names what is not there.
+        """
+        try:
+            return self._value(ast.parse(formula.strip(), mode="eval").body)
+        except (SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError) as error:
+            raise ValueError(f"{formula} cannot be computed ({error})") from None
+
+    def mean(self, key: str, arm: str) -> float:
+        """Return the mean over the seeds of an arm."""
+        values = self._values(key, arm)
+        return fmean(values.values()) if values else self._of_analyses(key, arm, "mean")
+
+    def sd(self, key: str, arm: str) -> float:
+        """Return the standard deviation over the seeds of an arm."""
+        values = self._values(key, arm)
+        return stdev(values.values()) if values else self._of_analyses(key, arm, "sd")
+
+    def least(self, key: str, *arms: str) -> float:
+        """Return the smallest value of any run of these arms."""
+        return min(value for arm in arms for value in self._values(key, arm).values())
+
+    def most(self, key: str, *arms: str) -> float:
+        """Return the largest value of any run of these arms."""
+        return max(value for arm in arms for value in self._values(key, arm).values())
+
+    def value(self, key: str, arm: str, seed: int) -> float:
+        """Return the value of one run."""
+        return self._values(key, arm)[seed]
+
+    def diff(self, key: str, arm: str, baseline: str) -> float:
+        """Return the mean paired difference of two arms."""
+        return self._paired(key, arm, baseline).mean
+
+    def low(self, key: str, arm: str, baseline: str) -> float:
+        """Return the lower end of the 95% interval of that difference."""
+        return self._paired(key, arm, baseline).interval[0]
+
+    def high(self, key: str, arm: str, baseline: str) -> float:
+        """Return the upper end of the same interval."""
+        return self._paired(key, arm, baseline).interval[1]
+
+    def p(self, key: str, arm: str, baseline: str) -> float:
+        """Return the p of the paired t test."""
+        return self._paired(key, arm, baseline).p
+
+    def p_holm(self, key: str, arm: str, baseline: str) -> float:
+        """Return the same, corrected for all arms but the baseline."""
+        others = [other.name for other in self.arms if other.name != baseline]
+        return holm([self.p(key, other, baseline) for other in others])[others.index(arm)]
+
+    def lower(self, key: str, arm: str, baseline: str) -> float:
+        """Return on how many seeds an arm has the smaller value."""
+        return float(sum(difference < 0 for difference in self._paired(key, arm, baseline).differences))
+
+    def _paired(self, key: str, arm: str, baseline: str) -> Paired:
+        return Paired(self._values(key, arm), self._values(key, baseline))
+
+    def _values(self, key: str, arm: str) -> Values:
+        found = {each.name: each for each in self.arms}.get(arm)
+        if found is None:
+            raise ValueError(f"{self.folder.name} has no arm {arm}: there are {', '.join(a.name for a in self.arms)}")
+        return found.values(key) or found.values(f"val/{key}")
+
+    def _of_analyses(self, key: str, arm: str, column: str) -> float:
+        self.from_means = True
+        return self._means[key, arm][column]
+
+    @cached_property
+    def _means(self) -> dict[tuple[str, str], dict[str, float]]:
+        """Means and standard deviations of analyses.csv, by key and arm."""
+        file = self.folder / "analyses.csv"
+        if not file.exists():
+            return {}
+        with file.open(encoding="utf-8", newline="") as text:
+            rows = [row for row in csv.DictReader(text) if not row["layer"]]
+        return {
+            (f"{row['analysis']}.{row['number']}", row["arm"]): {
+                column: float(row[column]) for column in ("mean", "sd") if row[column]
+            }
+            for row in rows
+        }
+
+    def _value(self, node: ast.expr) -> float:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](self._value(node.left), self._value(node.right))
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return float(node.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+            return float(getattr(self, node.func.id)(*map(_word, node.args)))
+        raise ValueError(f"{ast.unparse(node)} is no formula: there are {', '.join(FUNCTIONS)}")
+
+
+FUNCTIONS = ("mean", "sd", "least", "most", "value", "diff", "low", "high", "p", "p_holm", "lower")
+
+
+def _word(node: ast.expr) -> Any:
+    """Return an argument: a name, with dots or in quotes, or a number."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name | ast.Attribute):
+        return ast.unparse(node)
+    raise ValueError(f"{ast.unparse(node)} is no name")

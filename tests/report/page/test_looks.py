@@ -1,0 +1,67 @@
+"""Arms look the same in every study, and different in every figure, to the colour-blind too."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.report.page.looks import COLORS, KNOWN, NUM_STYLES, color, look, styles
+
+NAMES = st.sampled_from([*KNOWN, "other", "mine"])
+ARMS = st.lists(st.builds(lambda kind, more: f"{kind}{more}", NAMES, st.sampled_from(["", " coef=1", " coef=2"])),
+                unique=True, max_size=NUM_STYLES)  # fmt: skip
+SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
+    "full": np.eye(3),
+    "protanope": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranope": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanope": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # of sRGB
+
+
+def linear(text: str) -> np.ndarray:
+    value = np.array([int(text[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    x, y, z = np.cbrt(XYZ @ rgb.clip(0, 1) / [0.9505, 1, 1.089])  # the linear part, of near black, is left out
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_ten_arms_are_told_apart_by_colour_alone_whatever_colours_one_sees(sight):
+    seen = [lab(np.array(SIGHT[sight]) @ linear(each)) for each in COLORS]
+    assert len(seen) >= 10
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 14
+
+
+def test_every_colour_is_seen_on_white():
+    """The contrast that WCAG 2.1 asks of graphics, 3 to 1."""
+    assert min(1.05 / ((XYZ @ linear(each))[1] + 0.05) for each in COLORS) > 3
+
+
+def test_styles_differ_in_colour_and_marker_or_by_dashes():
+    looks = [str(sorted(map(str, look(style).items()))) for style in range(NUM_STYLES)]
+    assert len(set(looks)) == NUM_STYLES
+
+
+def test_a_known_strategy_has_its_own_style_in_every_study():
+    assert styles(["none", "simbal"]) == [KNOWN.index("none"), KNOWN.index("simbal")]
+    assert styles(["simbal", "mine", "lbl"]) == [1, 2, 0]
+    assert color(styles(["simbal"])[0]) == "#d55e00"
+
+
+def test_of_several_arms_of_a_strategy_the_plain_one_or_the_first_has_its_style():
+    assert styles(["simbal coef=1", "simbal", "lbl"])[1:] == [1, 0]
+    assert styles(["simbal coef=1", "simbal coef=2", "lbl"]) == [1, 2, 0]
+
+
+@given(ARMS)
+def test_no_two_arms_look_the_same_and_a_plain_known_name_never_changes(names):
+    found = styles(names)
+    assert len(set(found)) == len(names)
+    assert all(0 <= style < NUM_STYLES for style in found)
+    assert all(style == KNOWN.index(name) for name, style in zip(names, found, strict=True) if name in KNOWN)
