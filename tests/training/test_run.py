@@ -154,7 +154,7 @@ def test_loss_free_bias_moves_once_per_optimizer_step_and_is_in_the_checkpoint(s
     assert bias_LE.abs().max() <= 12 * 0.5
 
 
-@pytest.mark.parametrize("balancing", ["lf", "ortho_param"])
+@pytest.mark.parametrize("balancing", ["lf", "ortho_param", "ortho_mix"])
 def test_a_bf16_model_keeps_the_strategys_numbers_in_fp32(small_spec, balancing):
     bf16 = ("trainer.precision=bf16-true", "trainer.force_precision=true")
     spec = small_spec(f"balancing={balancing}", *bf16, "trainer.max_steps=4")
@@ -162,8 +162,8 @@ def test_a_bf16_model_keeps_the_strategys_numbers_in_fp32(small_spec, balancing)
     saved = {name: tensor.dtype for name, tensor in weights(spec).items() if tensor.is_floating_point()}
     fp32 = {name for name, dtype in saved.items() if dtype == torch.float32}
     assert fp32 == {name for name in saved if "lf.bias" in name or "parametrizations" in name}
-    assert len(fp32) == {"lf": 1, "ortho_param": 2}[balancing]
-    assert rows(spec)[-1]["val/gram_deviation"] < 1e-6 or balancing == "lf"
+    assert len(fp32) == {"lf": 1, "ortho_param": 2, "ortho_mix": 4}[balancing]
+    assert rows(spec)[-1]["val/gram_deviation"] < 1e-6 or balancing != "ortho_param"
 
 
 def test_a_last_step_between_two_validations_is_validated_too(small_spec):
