@@ -8,10 +8,12 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 from simbal.attach import attach
 from simbal.balancing import (
     ErnieOrthogonalLoss,
+    FrozenRouter,
     HashRouting,
     LoadBalancingLoss,
     LossFree,
     OrthogonalInit,
+    OrthogonalMixture,
     OrthogonalParametrization,
     QuantileBalancing,
     Schedule,
@@ -27,6 +29,8 @@ from tests.attach.test_hooks import hooks
     [
         (OrthogonalInit(), "OrthogonalInit cannot be attached: it is only a start"),
         ({"param": OrthogonalParametrization()}, "param cannot be attached: it replaces the router's weight"),
+        (FrozenRouter(), "FrozenRouter cannot be attached: it is no more than requires_grad"),
+        (OrthogonalMixture(), "OrthogonalMixture cannot be attached: it replaces the router's weight"),
         ([LossFree(), HashRouting()], "LossFree and HashRouting both choose a token's experts"),
         ([SimBal(0.1), SimBal(0.2)], "several strategies of one class need names"),
         (SimBal, "is no instance of simbal.balancing.Balancing"),

@@ -16,7 +16,8 @@ FACTS = {**SIZES, "seed": 0}
 VARIANTS = {
     "lbl": [
         {"scope": "micro"}, {"scope": "global"}, {"scope": "global", "choice": "biased"}, {"gates": "sparse_raw"},
-        {"gates": "sparse_renorm", "scope": "micro"}, {"norm": "E/K", "over_layers": "mean"},
+        {"gates": "sparse_renorm"}, {"gates": "layer", "choice": "biased", "scope": "micro"},
+        {"norm": "E/K", "over_layers": "mean"},
     ],
     "simbal": [{"reduction": "mean"}],
     "lf": [{"bias_on": "scores"}, {"center": True}],

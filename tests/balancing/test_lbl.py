@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.balancing.composition import Composition
+from simbal.balancing.composition import Composition, build_strategy
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.errors import UserError
-from simbal.model.router import Router
+from simbal.model.router import Router, Routing
+from tests.balancing.cases import FACTS, registered
 from tests.balancing.example import example, mirrored, routing_of
 
 EQUATION_3 = {"gates": "dense", "scope": "sequence", "norm": "E", "choice": "unbiased", "over_layers": None}
@@ -125,6 +126,41 @@ def test_the_loss_equals_loops_over_its_definition(B, S, E, gating, data):
     assert lbl().loss(routing).item() == pytest.approx(total)
     one_group = replace(routing, num_sequences=1)
     assert lbl(scope="micro").loss(routing).item() == pytest.approx(lbl().loss(one_group).item())
+
+
+def listing(gates_BSE: torch.Tensor) -> torch.Tensor:
+    """`balance_loss` of the paper's first listing, line by line; einops.reduce("b t e -> b e", "mean") is mean(1)."""
+    _, _, num_experts = gates_BSE.shape
+    expert_mask = gates_BSE > 0.0
+    f_i = expert_mask.float().mean(1)
+    P_i = gates_BSE.mean(1)
+    loss_per_batch = num_experts * torch.sum(f_i * P_i, dim=-1)
+    return loss_per_batch.mean()
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.integers(2, 5), st.sampled_from(["softmax", "sigmoid"]), st.booleans(),
+    st.booleans(), st.data(),
+)  # fmt: skip
+def test_the_listing_is_the_papers_of_the_weights_with_which_the_layer_adds_its_experts(
+    B, S, E, gating, renormalize, steered, data
+):
+    K, seed = data.draw(st.integers(1, E)), data.draw(st.integers(0, 1000))
+    x_ND, bias_NE = torch.randn(2, B * S, E, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    part = build_strategy("lbl_listing", registered()["lbl_listing"] | {"coef": 1.0}, FACTS)
+    x_ND.requires_grad_()
+    choice_scores = (lambda logits_NE, probs_NE: logits_NE + bias_NE) if steered else None
+    routing = Routing.of_logits(x_ND, K, torch.eye(E), B, gating, renormalize, choice_scores)
+    gates_NE = torch.zeros_like(x_ND).scatter(1, routing.topk_experts_NK, routing.topk_probs_NK)
+    want = listing(gates_NE.view(B, S, E))
+    torch.testing.assert_close(part.loss(routing), want)
+    gradients = [torch.autograd.grad(loss, x_ND, retain_graph=True)[0] for loss in (part.loss(routing), want)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_counts_of_another_choice_than_the_layers_are_refused():
+    with pytest.raises(UserError, match="choice=unbiased must be biased with gates=layer"):
+        lbl(gates="layer")
 
 
 @pytest.mark.parametrize("key", ["gates", "scope", "norm", "choice", "over_layers"])

@@ -14,7 +14,8 @@ from simbal.model.transformer import Transformer
 TOLERANCE = 1e-4
 DENSE = ("balancing=none", "model.num_experts=0")
 RUNS = [
-    ("balancing=simbal", "model.init_std=0.2"), ("balancing=lbl",), ("balancing=ortho_param",), ("balancing=sinkhorn",),
+    ("balancing=simbal", "model.init_std=0.2"), ("balancing=lbl",), ("balancing=ortho_param",),
+    ("balancing=ortho_mix",), ("balancing=frozen",), ("balancing=sinkhorn",),
     ("balancing=none", "model.top_k=1"), DENSE, ("balancing=none", "model.num_experts=0", "model.top_k=0"),
     ("balancing=lbl", "model.rope_theta=300.0", "model.norm_eps=0.01", "model.init_std=0.2"),
 ]  # fmt: skip

@@ -15,10 +15,17 @@ from simbal.report.report import report
 from simbal.report.table import build
 
 
+def strategies(**coefs: float | None) -> dict:
+    """The `balancing` of a config, with each strategy's coefficient if it has one."""
+    plain = {"_target_": "simbal.balancing.simbal.SimBal"}
+    return {"balancing": {name: plain if coef is None else plain | {"coef": coef} for name, coef in coefs.items()}}
+
+
 @pytest.fixture
 def folder(write_run):
-    for balancing in ("lbl", "simbal", "lf"):
-        folder = write_run(balancing, 0, metrics={"val/ppl": 100.0, "val/max_vio": 0.5, "val/seu": 0.9}).parent
+    metrics = {"val/ppl": 100.0, "val/max_vio": 0.5, "val/seu": 0.9}
+    for name, coef in (("lbl", 0.01), ("simbal", 0.1), ("lf", None)):
+        folder = write_run(name, 0, keys=strategies(**{name: coef}), metrics=metrics).parent
     return folder
 
 
@@ -32,19 +39,44 @@ def test_a_row_has_the_numbers_of_its_balancing_and_a_dash_where_there_are_none(
     table = build("t", collect(folder), paper=True)
     headings = sections.means(table).headings
     assert headings[3:7] == ["perplexity ↓", "paper M / L", "MaxVio ↓", "SEU"]
-    assert cells(table, "simbal") == ["13.685 / 8.304", "— / 0.991"]
+    assert cells(table, "simbal") == ["13.691 ± 0.039 / 8.304", "— / 0.991"]
     assert cells(table, "lf") == ["13.708 / —", "0.505 / —"]
-    assert any("arXiv 2506.14038 (tables 3, 4, 8, 9 and 10)" in note for note in notes(table))
+    assert any("arXiv 2506.14038 (tables 3, 4, 7, 8, 9 and 10)" in note for note in notes(table))
     assert not cells(build("t", collect(folder)), "simbal")
 
 
 def test_gating_and_density_decide_too(write_run):
-    write_run("lf", 0, keys={"router.gating": "sigmoid"})
+    write_run("lf", 0, keys={"router.gating": "sigmoid"} | strategies(lf=None))
     write_run("simbal", 0, keys={"router.gating": "sigmoid"})
     table = build("t", collect(write_run("none", 0, keys={"model.num_experts": 0}).parent), paper=True)
     assert cells(table, "lf") == ["13.618 / —"]
     assert cells(table, "simbal") == ["—"]  # the paper has SimBal with a softmax alone
     assert cells(table, "none") == ["19.468 / 10.047"]
+
+
+@pytest.mark.parametrize(
+    ("coef", "cell"),
+    [(0.01, "13.687 / —"), (0.1, "13.691 ± 0.039 / 8.304"), (1, "13.716 / —"), (0.3, "—")],
+)
+def test_the_coefficient_decides_which_arm_of_the_paper_it_is(write_run, coef, cell):
+    write_run("lbl", 0, keys=strategies(lbl=0.01))
+    table = build("t", collect(write_run("simbal", 0, keys=strategies(simbal=coef)).parent), paper=True)
+    assert cells(table, "simbal")[0] == cell
+    assert cells(table, "lbl")[0] == "14.051 ± 0.026 / 8.517"
+
+
+@pytest.mark.parametrize("reading", [{"schedule": [[0, 1], [100, 0]]}, {"reduction": "mean"}])
+def test_another_reading_of_the_loss_is_no_arm_of_the_paper(write_run, reading):
+    keys = strategies(simbal=0.1)
+    keys["balancing"]["simbal"] |= reading
+    table = build("t", collect(write_run("simbal", 0, keys=keys).parent), paper=True)
+    assert "The paper reports none of these columns for these strategies." in notes(table)
+
+
+def test_of_two_strategies_both_coefficients_decide(write_run):
+    write_run("lf_simbal", 0, keys=strategies(lf=None, simbal=0.1))
+    table = build("t", collect(write_run("lf_lbl", 0, keys=strategies(lf=None, lbl=0.1)).parent), paper=True)
+    assert (cells(table, "lf_simbal")[0], cells(table, "lf_lbl")[0]) == ("13.695 / —", "—")
 
 
 def test_an_unbalanced_moe_is_not_the_papers_dense_model(write_run):
@@ -60,15 +92,15 @@ def test_columns_that_the_paper_has_not_have_no_column_beside_them(folder):
 
 def test_it_stands_on_every_surface(folder, capsys):
     report(folder, paper=True)
-    assert "13.685 / 8.304" in capsys.readouterr().out
-    assert "| 13.685 / 8.304 |" in (folder / "table.md").read_text()
-    assert "& 13.685 / 8.304 &" in (folder / "table.tex").read_text()
+    assert "13.691 ± 0.039 / 8.304" in capsys.readouterr().out
+    assert "| 13.691 ± 0.039 / 8.304 |" in (folder / "table.md").read_text()
+    assert r"& 13.691 $\pm$ 0.039 / 8.304 &" in (folder / "table.tex").read_text()
     lines = csv.DictReader((folder / "table.csv").read_text().splitlines())
     by_arm = {line["balancing"]: line for line in lines if line["metric"] == "val/seu"}
     assert (by_arm["simbal"]["paper_m"], by_arm["simbal"]["paper_l"]) == ("", "0.991")
     arms = json.loads((folder / "table.json").read_text())["arms"]
     (simbal,) = [arm for arm in arms if arm["label"]["balancing"] == "simbal"]
-    assert simbal["paper"]["val/ppl"] == {"medium": 13.685, "large": 8.304}
+    assert simbal["paper"]["val/ppl"] == {"medium": 13.691, "large": 8.304, "medium_sd": 0.039}
 
 
 def test_every_quantity_of_the_paper_is_a_metric_of_ours():

@@ -61,6 +61,9 @@ def leaves(value, path: str = ""):
         ),
         ("fsdp", (*WITH_BIAS, *MEASURED)),
         ("fsdp", ("balancing=ortho_param", *MEASURED)),
+        ("fsdp", ("balancing=ortho_mix", *MEASURED)),
+        ("fsdp", ("balancing=lf_frozen", *MEASURED)),
+        ("ddp", ("balancing=lf_frozen", *MEASURED)),
         ("fsdp", ("balancing=none", "model.num_experts=0", MEASURED[0])),
     ],
 )

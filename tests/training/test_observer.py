@@ -18,6 +18,9 @@ class Recorder:
     def __init__(self) -> None:
         self.steps, self.validations = [], []
 
+    def wants_aux_gradient(self, number):
+        return number % 2 == 0
+
     def observe_step(self, step):
         self.steps.append(step)
 
@@ -55,5 +58,6 @@ def test_an_observer_gets_each_step_and_each_validation_once(small_spec, monkeyp
         row = logged[step.number]
         assert row["train/ce"] == step.mean_losses()["ce"]
         assert row["train/grad_norm"] == step.grad_norm.item()
+        assert row["train/clipped"] == step.clipped.item()
     record = RunFolder(spec.path).read_record()
     assert record["metrics"] == recorder.validations[-1].metrics

@@ -16,7 +16,8 @@ from simbal.attach.hooks import Hooks, refuse_second
 from simbal.attach.routers import HostRouter, find_backbone, find_routers
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
-from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalParametrization
+from simbal.balancing.controls import FrozenRouter
+from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
 from simbal.balancing.step import StepInProgress
 from simbal.config.schedule import Schedule
 from simbal.errors import UserError
@@ -190,11 +191,14 @@ class Attachment:
             step.add(routings)
 
 
+PARAMETRIZED = (
+    "it replaces the router's weight by a parametrization, which would change the model's parameters and state_dict"
+)
 REASONS: dict[type[Balancing], str] = {
+    FrozenRouter: "it is no more than requires_grad: call requires_grad_(False) on the weight of each router instead",
     OrthogonalInit: "it is only a start: call torch.nn.init.orthogonal_ on the weight of each router instead",
-    OrthogonalParametrization: (
-        "it replaces the router's weight by a parametrization, which would change the model's parameters and state_dict"
-    ),
+    OrthogonalMixture: PARAMETRIZED,
+    OrthogonalParametrization: PARAMETRIZED,
 }
 
 

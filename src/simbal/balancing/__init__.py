@@ -6,14 +6,14 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
 from simbal.balancing.composition import Composition
-from simbal.balancing.controls import HashRouting, UniformRouting
+from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.balancing.logit_norm import LogitNorm
 from simbal.balancing.loss_free import LossFree
 from simbal.balancing.none import NoBalancing
-from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalParametrization
+from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
 from simbal.balancing.quantile import QuantileBalancing
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
@@ -22,8 +22,8 @@ from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Composition", "ErnieOrthogonalLoss", "FinishedStep", "HashRouting", "LoadBalancingLoss", "LogitNorm",
-    "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit", "OrthogonalParametrization",
-    "PooledLoadBalancingLoss", "Properties", "QuantileBalancing", "RouterZLoss", "Routing", "RowNorm", "Schedule",
-    "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
+    "Balancing", "Composition", "ErnieOrthogonalLoss", "FinishedStep", "FrozenRouter", "HashRouting",
+    "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit",
+    "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing",
+    "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
 ]  # fmt: skip

@@ -77,10 +77,14 @@ class Composition(nn.Module):
         """Show every strategy the routers once, at their initial weights.
 
         Raises:
-            UserError: a strategy cannot work on such routers.
+            UserError: a strategy cannot work on such routers, or its loss on weights that another has frozen.
         """
         for part in self.parts.values():
             part.prepare(routers)
+        frozen = bool(routers) and not any(p.requires_grad for router in routers for p in router.parameters())
+        for name, part in self.parts.items():
+            if frozen and part.properties.differentiable and part.properties.scope == "weights":
+                raise UserError(f"balancing: {name} is a loss on the router's weight, and here nothing trains it")
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits, (N, E), as the strategy adjusts them that does so; unchanged if none does."""

@@ -1,14 +1,16 @@
-"""Controls: experts that no router chose, which show what choosing is worth.
+"""Controls: experts that no router chose, or one that learns nothing, which show what learning to choose is worth.
 
 Reference: Hash Layers (arXiv 2106.04426); mixing of integers: splitmix64 (Steele et al., OOPSLA 2014).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.model.router import Candidates
+from simbal.model.router import Candidates, Router
 
 CHOSEN_BLINDLY = Properties(
     differentiable=False, scope="token", causal=True, revives_dead_experts=True, equivariant=False
@@ -58,6 +60,21 @@ class UniformRouting(Balancing):
     def update(self, step: FinishedStep) -> None:
         """Count the step, so that the next one draws other numbers."""
         self.step.add_(1)
+
+
+class FrozenRouter(Balancing):
+    """W stays as it was drawn: no gradient, no step of the optimizer and no weight decay; all else learns around it."""
+
+    formula = "no loss; W as drawn, never trained"
+    citation = "control"
+    router_init = "orthogonal"
+    sets_router_weight = True
+    properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Take every router's weight out of training."""
+        for router in routers:
+            router.weight_ED.requires_grad_(False)
 
 
 def uniform_numbers(keys_N: Tensor, num_experts: int, seed: int, layer: int) -> Tensor:

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties, require_unchosen
 from simbal.config.values import not_negative, one_of
+from simbal.errors import UserError
 from simbal.model.router import Router, Routing, log_scores
 
 GATES = {
     "dense": "probability of i",
     "sparse_raw": "probability of i, 0 where not chosen",
-    "sparse_renorm": "weight of i among the chosen, 0 where not chosen",
+    "sparse_renorm": "probability of i divided by that of all chosen, 0 where not chosen",
+    "layer": "weight of i in the layer's output, 0 where not chosen",
 }
 Scope = Literal["sequence", "micro", "global"]
 
@@ -47,16 +49,24 @@ class LoadBalancingLoss(Balancing):
 
         Args:
             coef: the multiplier.
-            gates: what P averages: dense (equation 3), sparse_raw, or sparse_renorm (the listing).
+            gates: what P averages: dense (equation 3), sparse_raw, sparse_renorm, or layer (the listing), which is one
+                of the two before it, as router.renormalize says, but not normalised of a sigmoid.
             scope: tokens taken together: sequence (the listing), micro (a micro-batch) or global (f over the step).
             norm: E, or E/K (OLMoE: uniform routing costs 1 instead of K).
             choice: f counts the unbiased choice, of the K largest logits, or the biased one, that was carried out.
             over_layers: sum, mean (OLMoE), or None for `optim.aux_layer_reduce`.
+
+        Raises:
+            UserError: a key has another value, or f and P are of different choices.
         """
         super().__init__()
         self.coef = not_negative("coef", coef)
         self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, get_args(Scope))
         self.norm, self.choice = one_of("norm", norm, ("E", "E/K")), one_of("choice", choice, ("unbiased", "biased"))
+        if gates == "layer" and choice != "biased":
+            raise UserError(
+                f"choice={choice} must be biased with gates=layer, whose weights are of what was carried out"
+            )
         self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
         group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the whole step)"}
         self.formula = (
@@ -67,7 +77,8 @@ class LoadBalancingLoss(Balancing):
             differentiable=True,
             scope=scope,
             causal=True,
-            revives_dead_experts=gates != "sparse_renorm",  # an expert that is not chosen has no gate there
+            revives_dead_experts=gates
+            in ("dense", "sparse_raw"),  # else an expert that is not chosen may have no gradient
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -122,6 +133,8 @@ def gates(routing: Routing, experts_NK: Tensor, kind: str) -> Tensor:
     """Return the gates that P averages, (N, E); `kind` is a key of `GATES`."""
     if kind == "dense":
         return routing.distribution_NE
+    if kind == "layer":
+        return torch.zeros_like(routing.probs_NE).scatter(-1, experts_NK, routing.topk_probs_NK)
     if kind == "sparse_raw":
         return routing.distribution_NE * chosen(experts_NK, routing)
     weights_NK = log_scores(routing.logits_NE.gather(-1, experts_NK), routing.gating).softmax(-1)

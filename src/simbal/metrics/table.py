@@ -154,6 +154,11 @@ TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
     Metric("ce", "cross-entropy", "cross-entropy in nats, mean over the tokens of the step", NATS, where="train/"),
     Metric("aux/<strategy>", "auxiliary loss", "the balancing strategy's term of train/loss", where="train/"),
     Metric("grad_norm", "gradient norm", "Euclidean norm of the gradient, before it is clipped", where="train/"),
+    Metric("clipped", "clipped to", "factor by which the gradient was scaled so that its norm is at most "
+           "optim.grad_clip; 1 where it was not", where="train/"),
+    Metric("aux_grad_norm", "gradient norm of auxiliary losses",
+           "Euclidean norm of the gradient of all train/aux/... together by the routers' weights, before clipping; the "
+           "hidden states that the routers read are held fixed", where="train/"),
     Metric("max_vio", "MaxVio", "max / mean - 1 of the tokens per expert in the step, mean over layers",
            where="train/"),
     Metric("skipped_steps", "skipped steps", "steps skipped so far for a loss or gradient that was not finite",

@@ -5,7 +5,7 @@ Shapes: B sequences, S sequence length, N = B*S tokens, D model width, E experts
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
@@ -27,6 +27,7 @@ class Routing:
     num_sequences: int  # N = num_sequences * S
     gating: str
     steered: bool  # the choice was not that of the K largest logits
+    x_ND: Tensor | None = None  # the hidden states that were routed, without gradient; of a router that keeps them
 
     @classmethod
     def of_logits(
@@ -105,6 +106,7 @@ class Router(nn.Module):
         super().__init__()
         self.weight_ED = nn.Parameter(torch.empty(num_experts, d_model))
         self.top_k, self.gating, self.renormalize, self.layer = top_k, gating, renormalize, layer
+        self.keeps_input = False  # hand x to who reads the routing
 
     def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
         """Route the hidden states of B whole sequences; products in fp32, or in the input's dtype if that is wider."""
@@ -120,9 +122,10 @@ class Router(nn.Module):
             logits_NE = F.linear(x_ND.to(wide), weight_ED.to(wide))
             if steering:
                 logits_NE = steering.adjust_logits(logits_NE)
-            return Routing.of_logits(
+            routing = Routing.of_logits(
                 logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores
             )
+            return replace(routing, x_ND=x_ND.detach()) if self.keeps_input else routing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply `fn`, but keep the dtype of a parametrised weight, as decompositions have no bf16 kernel."""

@@ -19,7 +19,7 @@ MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
 PAIRED = ("baseline", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
 WELCH = ("welch_difference", "welch_df", "welch_p")
-PAPER = ("paper_m", "paper_l")
+PAPER = ("paper_m", "paper_l", "paper_m_sd")
 SIGNS = {
     "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",

@@ -32,6 +32,8 @@ class StepResult:
     number: int  # the steps done, this one included
     losses: Sequence[Mapping[str, Tensor]]  # of each micro-batch: the scalars `loss`, `ce` and `aux/STRATEGY`
     grad_norm: Tensor  # of the whole gradient, before clipping
+    clipped: Tensor  # the factor that clipping has scaled it by; NaN where the step was skipped
+    aux_grad_norm: Tensor | None  # of `aux_gradient`; None where nobody asked for it, or there is none
     counts_LE: Tensor | None  # tokens per expert; None in a dense model, and where the step was skipped
     skipped_steps: int | None  # of the run so far, as their loss or gradient was not finite; None: none may be
 
@@ -45,6 +47,9 @@ class StepResult:
 
 class Observer(Protocol):
     """A receiver of what training finds; it changes nothing that the training depends on."""
+
+    def wants_aux_gradient(self, number: int) -> bool:
+        """Whether to measure the gradient of the auxiliary losses in step `number`; the same on every rank."""
 
     def observe_step(self, step: StepResult) -> None:
         """Receive a finished optimizer step, before Lightning calls `on_train_batch_end`."""
@@ -99,6 +104,8 @@ class LitMoE(L.LightningModule):
         self.balancing_step = StepInProgress(self.balancing)
         self._losses: list[dict[str, Tensor]] = []  # of each micro-batch so far
         self._grad_norm = torch.zeros(())  # before clipping
+        self._clipped = torch.tensor(torch.nan)
+        self._aux_gradients: list[Tensor] = []  # (L, E, D) of each micro-batch so far, if it is asked for
 
     def configure_model(self) -> None:
         """Share the model among the ranks if each is to hold a part; called before every fit and validation."""
@@ -131,13 +138,35 @@ class LitMoE(L.LightningModule):
 
         `window_BT` holds the inputs and, shifted by one, the targets.
         """
+        measured = any(observer.wants_aux_gradient(self.global_step + 1) for observer in self.observers)
+        for router in self.model.routers:
+            router.keeps_input = measured
         head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
         self.balancing_step.add(routings)
         aux = self.balancing_step.losses(routings, self.global_step)
+        if measured and aux:
+            self._aux_gradients += self.aux_gradient(routings, window_BT[:, :-1])
         loss = torch.stack([head.loss, *aux.values()]).sum()
         losses = {"loss": loss, "ce": head.nll_N.mean()} | {f"aux/{name}": part for name, part in aux.items()}
         self._losses.append({name: part.detach() for name, part in losses.items()})
         return losses
+
+    def aux_gradient(self, routings: Sequence[Routing], tokens_BS: Tensor) -> list[Tensor]:
+        """Return the gradient of the auxiliary losses of one micro-batch by the routers' weights, (L, E, D).
+
+        The hidden states that the routers read are held fixed: what the losses do to them is not in it. The list is
+        empty where no router is trained.
+        """
+        again = [
+            router.forward(routing.x_ND, tokens_BS, self.balancing)  # no hook of fsdp sees this second pass
+            for router, routing in zip(self.model.routers, routings, strict=True)
+            if routing.x_ND is not None
+        ]
+        weights = [routing.router_weight_ED for routing in again]
+        if not all(weight_ED.requires_grad for weight_ED in weights):
+            return []
+        losses = torch.stack([*self.balancing_step.losses(again, self.global_step).values()])
+        return [torch.stack(torch.autograd.grad(losses.sum(), weights, materialize_grads=True))]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Make the optimizer step, once for all its micro-batches, and finish it."""
@@ -151,11 +180,22 @@ class LitMoE(L.LightningModule):
         """Update the strategies once the optimizer has made step `step` (from 0) at rate `lr`, and begin the next."""
         balancing_step = self.balancing_step
         skipped = self.skipped_steps if self.skip_nonfinite else None
-        finished = StepResult(step + 1, self._losses, self._grad_norm, balancing_step.counts_LE, skipped)
+        finished = StepResult(
+            step + 1, self._losses, self._grad_norm, self._clipped, self._aux_grad_norm(), balancing_step.counts_LE,
+            skipped,
+        )  # fmt: skip
         self._begin_step()
         with whole_routers(self.model) as weights:
             balancing_step.finish(weights, lr, step)
         return finished
+
+    def _aux_grad_norm(self) -> Tensor | None:
+        """Return the norm of the mean of the step's `aux_gradient` over micro-batches and ranks."""
+        if not self._aux_gradients:
+            return None
+        mean_LED = sum_over_ranks(torch.stack(self._aux_gradients).mean(0)) / world_size()
+        norm: Tensor = torch.linalg.vector_norm(mean_LED)
+        return norm
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip the norm of the whole gradient to `optim.grad_clip`, 0 being no bound.
@@ -167,7 +207,9 @@ class LitMoE(L.LightningModule):
         loss = sum_over_ranks(torch.stack([losses["loss"] for losses in self._losses]).sum())
         self._grad_norm = whole(norm)
         if (self._grad_norm + loss).isfinite():
-            nn.utils.clip_grads_with_norm_(self.parameters(), self.optim.grad_clip or float("inf"), norm)
+            bound = self.optim.grad_clip or float("inf")
+            nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
+            self._clipped = (bound / (self._grad_norm + 1e-6)).clamp(max=1)  # as torch does it
         else:
             self._skip_step(loss)
 

@@ -1,11 +1,13 @@
 """The optimizer, AdamW: its learning-rate schedule, and which parameters decay."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from simbal.balancing.orthogonal import Mixture
 from simbal.config.schema import OptimConfig
 
 
@@ -22,17 +24,21 @@ def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
 
 
 def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, object]]:
-    """Return AdamW's two groups: what decays, and what does not.
+    """Return AdamW's two groups, of what is trained: what decays, and what does not.
 
-    Matrices decay, norm gains do not, and routers do if `decay_router`, but never what parametrises a router: decay
-    would shrink the signs that torch keeps on the diagonal of an orthogonal parametrization, to 0.
+    Matrices decay, norm gains do not, and routers do if `decay_router`, but never the vectors of Householder
+    reflections: decay would shrink the signs that torch keeps on their diagonal, to 0.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         path = name.split(".")
-        decays = parameter.ndim > 1 and (optim.decay_router or "router" not in path) and "parametrizations" not in path
-        (decayed if decays else plain).append(parameter)
+        decays = parameter.ndim > 1 and (optim.decay_router or "router" not in path)
+        if "parametrizations" in path:
+            computed: Any = model.get_submodule(".".join(path[:-1]))
+            decays &= isinstance(computed[0], Mixture)
+        if parameter.requires_grad:
+            (decayed if decays else plain).append(parameter)
     return [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 

@@ -36,6 +36,7 @@ from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import on_devices
 from simbal.training.ranks import Ranks, local_devices, together
+from simbal.training.rounding import Rounding
 from simbal.training.stop import TrialPruning
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
 from simbal.training.validation import ValidationTimes, is_validated
@@ -136,7 +137,7 @@ def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
 def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
     """Write the record of a run that has reached its last step, and remove the checkpoints that it needs no more."""
     checkpoints = folder.path / "checkpoints"
-    notices = [*notices, *checkpoint.warnings(checkpoints)]
+    notices = [*notices, *run["warnings"], *checkpoint.warnings(checkpoints)]
     folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": notices})
     checkpoint.remove_periodic(checkpoints)
     print(f"val/ppl {run['metrics']['val/ppl']:.3f}  {folder.path}")
@@ -182,7 +183,7 @@ def fit(
 
     Returns:
         The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`,
-        `documents` and `skipped_steps`.
+        `documents`, `skipped_steps` and `warnings`.
 
     Raises:
         DivergedError, PrunedError, StoppedError: training ended before.
@@ -193,7 +194,8 @@ def fit(
     pes = PES(keys.pes_every, keys.pes_tokens)
     telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
     module.observers.append(telemetry)
-    trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
+    rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
+    trainer = build_trainer(spec, folder, telemetry, rounding, accelerator, precision)
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
@@ -215,7 +217,9 @@ def fit(
     measured = final_metrics(telemetry, trainer, module) | {"documents": write_documents(folder, telemetry)}
     loggers.finish(trainer, spec, measured["metrics"])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
-    return speed | measured | {"curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps}
+    return speed | measured | {
+        "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps, "warnings": rounding.warnings,
+    }  # fmt: skip
 
 
 def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
@@ -239,13 +243,15 @@ def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None
     return digest((folder / DOCUMENTS_FILE).read_bytes())
 
 
-def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
+def build_trainer(
+    spec: RunSpec, folder: Path, telemetry: Telemetry, rounding: Rounding, accelerator: str, precision: str
+) -> L.Trainer:
     """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     times = ValidationTimes(keys.val_every, keys.val_at)
-    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder)]
+    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder), rounding]
     if keys.progress_bar and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):

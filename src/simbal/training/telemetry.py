@@ -127,6 +127,10 @@ class Telemetry(Callback):
             return []
         return [renamed_row(json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
+    def wants_aux_gradient(self, number: int) -> bool:
+        """Whether step `number` is logged."""
+        return self._logs(number)
+
     def observe_step(self, step: StepResult) -> None:
         """Keep a finished step for `on_train_batch_end`."""
         self._finished = step
@@ -148,7 +152,7 @@ class Telemetry(Callback):
         """Write a row when a logged step is complete."""
         assert isinstance(module, LitMoE)
         step, self._finished = self._finished, None
-        logged = step is not None and (step.number % self.log_every == 0 or step.number == self.max_steps)
+        logged = step is not None and self._logs(step.number)
         row = self._row(step, trainer.optimizers[0].param_groups[0]["lr"]) if step and logged else {}
         self.seconds += time.perf_counter() - self._started
         if step is None:
@@ -172,12 +176,18 @@ class Telemetry(Callback):
         self._write(trainer, self._place(step) | metrics | {"layers": self.validation.layers})
         self._shown["val"] = f"val {metrics['val/loss']:.3f}"
 
+    def _logs(self, number: int) -> bool:
+        return number % self.log_every == 0 or number == self.max_steps
+
     def _place(self, step: int) -> dict[str, Any]:
         return {"step": step, "tokens": step * self.tokens_per_step}
 
     def _row(self, step: StepResult, lr: float) -> dict[str, Any]:
         row = self._place(step.number) | {f"train/{name}": mean for name, mean in step.mean_losses().items()}
         row["train/grad_norm"] = step.grad_norm.item()
+        row["train/clipped"] = step.clipped.item()
+        if step.aux_grad_norm is not None:
+            row["train/aux_grad_norm"] = step.aux_grad_norm.item()
         if step.counts_LE is not None:
             row["train/max_vio"] = max_vio(sum_over_ranks(step.counts_LE)).mean().item()
         if step.skipped_steps is not None:
