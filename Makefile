@@ -34,8 +34,8 @@ sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table 
 test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
 	$(BIN)/pytest -n 2 -m "not slow" --durations=10 $(ARGS)
 
-test-all: $(STAMP) ## all tests, slow ones too, with ten times the examples
-	$(BIN)/pytest -n 2 --durations=10 --hypothesis-profile=thorough $(ARGS)
+test-all: $(STAMP) ## all tests, slow ones too (ten times the examples: ARGS=--hypothesis-profile=thorough)
+	$(BIN)/pytest -n 2 --durations=10 $(ARGS)
 
 mutants: $(STAMP) ## does `make test` see each of 73 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -23,8 +23,8 @@ settings.load_profile("quick")
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (
     "model.num_layers=2", "model.d_model=16", "model.num_heads=2", "model.d_expert=8", "model.num_experts=4",
-    "model.top_k=2", "trainer.max_steps=12", "trainer.val_every=6", "trainer.log_every=2", "trainer.ckpt_every=4",
-    "trainer.global_batch=8", "trainer.micro_batch=8",
+    "model.top_k=2", "trainer.max_steps=12", "trainer.val_every=6", "trainer.val_at=none",
+    "trainer.log_every=2", "trainer.ckpt_every=4", "trainer.global_batch=8", "trainer.micro_batch=8",
     "trainer.progress_bar=false", "trainer.accelerator=cpu", "optim.warmup_steps=2", "optim.lr=1e-2", "logger=none",
 )  # fmt: skip
 MARKOV = (

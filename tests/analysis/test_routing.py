@@ -162,7 +162,7 @@ def test_a_run_has_the_numbers_of_its_own_validation(trained, overrides):
         assert record["metrics"][name] == pytest.approx(run.record["metrics"][f"val/{name}"], rel=1e-5)
         assert record["layers"][name] == pytest.approx(run.record["layers"][f"val/{name}"], rel=1e-5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["tokens"] == 16 * record["sequences"] == 16 * len(run.windows_WT)
+    assert record["tokens"] == 16 * record["sequences"] == 16 * len(run.validation.windows_WT)
     assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])
     assert all(-1 <= value <= 1 for value in record["layers"]["similarity_correlation"])
     assert sum(record["choice_overlap"]["pairs"]) == 64 * 2

@@ -5,6 +5,7 @@ Each promise is a function that raises AssertionError if it is broken.
 
 import torch
 
+from simbal.data.loader import HeldOut
 from tests.balancing.cases import SIZES, Case
 from tests.balancing.loss_checks import losses
 from tests.balancing.tiny_training import batch_of, module_of, outcome, recompute, same, state, tiny_module, train
@@ -45,10 +46,10 @@ def evaluation_has_no_effect(case: Case) -> None:
     module = module_of(strategy, case.gating)
     train(module, range(2))
     module.eval()
-    before, losses_seen = state(module), []
+    before, losses_seen, window_BT = state(module), [], batch_of(7)
     for strategy.coef in (0.0, 10.0):
         module.on_validation_epoch_start()
-        module.validation_step(batch_of(7), 0)
+        module.validation_step(HeldOut(window_BT, torch.zeros_like(window_BT[:, 1:])), 0)
         losses_seen.append(module.totals.nats)
     assert same(before, state(module), exactly=True)
     assert losses_seen[0] == losses_seen[1]

@@ -1,11 +1,14 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simbal.data.loader import TrainBatches, ValidationBatches, batch_windows, windows_of
+from simbal.data.loader import TrainBatches, ValidationSplit, batch_windows, windows_of
 from simbal.errors import UserError
 
 TOKENS = np.arange(1000, dtype=np.uint16)  # a window of TOKENS starts with its own position
@@ -134,10 +137,45 @@ def test_a_state_that_lightning_would_accumulate_out_of_phase_is_refused():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_validation_windows_come_in_file_order_each_to_one_rank(world_size):
-    windows = windows_of(TOKENS, SEQ_LEN)
-    ranks = [ValidationBatches(windows, 16, rank, world_size) for rank in range(world_size)]
+    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), np.array([1000], np.uint64), 0)
+    ranks = [split.batches(None, 16, rank, world_size) for rank in range(world_size)]
     for rank, loader in enumerate(ranks):
-        seen = [(batch[:, 0] // SEQ_LEN).tolist() for batch in loader]
+        seen = [(batch.windows_BT[:, 0] // SEQ_LEN).tolist() for batch in loader]
         assert joined(seen) == list(range(rank, NUM_WINDOWS, world_size))
         assert len(seen) == len(loader)
         assert {len(batch) for batch in seen[:-1]} <= {16}
+
+
+ENDS = np.array([15, 16, 400, 1000], np.uint64)
+
+
+def test_each_target_has_the_document_that_holds_it():
+    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, 0)
+    (batch, *_) = split.batches(None, 2)
+    documents_of_tokens = np.repeat([0, 1, 2, 3], [15, 1, 384, 600])
+    assert batch.documents_BS.tolist() == documents_of_tokens[batch.windows_BT[:, 1:]].tolist()
+    assert (batch.documents_BS.dtype, batch.documents_BS.shape) == (torch.int64, (2, SEQ_LEN))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 1200), st.integers(1, 1200))
+def test_drawn_windows_are_in_file_order_and_a_smaller_part_is_in_a_larger_one(seed, few, many):
+    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, seed)
+    part, whole = (split.drawn(tokens).tolist() for tokens in sorted((few, many)))
+    assert part == sorted(set(part))
+    assert set(part) <= set(whole) <= set(range(NUM_WINDOWS))
+    assert len(part) == min(NUM_WINDOWS, max(1, min(few, many) // SEQ_LEN))
+
+
+def test_windows_are_drawn_over_the_whole_split_alike():
+    """Each of 99 windows is in a draw of 33 with probability 1/3: 3,000 draws, within 5 standard errors of 1000."""
+    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, 0)
+    drawn = np.zeros(NUM_WINDOWS)
+    for seed in range(3000):
+        drawn[replace(split, seed=seed).drawn(330)] += 1
+    assert abs(drawn - 1000).max() < 5 * np.sqrt(3000 * 2 / 9)
+
+
+def test_coverage_counts_the_documents_of_the_drawn_windows():
+    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, 0)
+    assert split.coverage(None) == split.coverage(10**9) == 4
+    assert split.coverage(10) == len(np.unique(split.documents(split.drawn(10))))

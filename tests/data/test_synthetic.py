@@ -11,7 +11,7 @@ SYMBOLS, BRANCHING = 31, 4
 
 @pytest.fixture
 def chain(keys):
-    """`chain(seed=1)`: documents of 500 symbols, one row each, without their end of text."""
+    """`chain(chain_seed=1)`: documents of 500 symbols, one row each, without their end of text."""
 
     def walk(split="train", **changed):
         documents = {"vocab_size": SYMBOLS + 1, "branching": BRANCHING, "documents": 100, "document_tokens": 500}
@@ -42,7 +42,7 @@ def test_the_entropy_rate_is_the_logarithm_of_the_branching(chain):
 
 def test_a_document_is_a_function_of_the_seed_and_its_number(chain):
     assert np.array_equal(chain(documents=40), chain()[:40])
-    assert not np.array_equal(chain(seed=1), chain())
+    assert not np.array_equal(chain(chain_seed=1), chain())
 
 
 def test_validation_has_documents_of_its_own(chain):

@@ -31,10 +31,13 @@ def data(markov):
 
 def test_validation_is_cut_to_the_tokens_asked_for(data):
     def held_out(**changed):
-        return torch.cat(list(data(**changed).val_dataloader()))
+        return torch.cat([batch.windows_BT for batch in data(**changed).val_dataloader()])
 
     assert len(held_out()) == 16
-    assert torch.equal(held_out(validation_tokens=5 * 64 + 63), held_out()[:5])
+    few = held_out(validation_tokens=5 * 64 + 63)
+    assert len(few) == 5
+    assert all(any(torch.equal(window, other) for other in held_out()) for window in few)
+    assert not torch.equal(few, held_out(validation_tokens=5 * 64, seed=1))
     assert len(held_out(validation_tokens=10**9)) == 16
 
 
@@ -62,7 +65,7 @@ class Recorder(LightningModule):
         return self.weight * batch.float().mean()
 
     def validation_step(self, batch):
-        self.validated.append(batch.tolist())
+        self.validated.append(batch.windows_BT.tolist())
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -111,5 +114,5 @@ def test_a_resumed_lightning_run_sees_the_batches_of_an_uninterrupted_one(data, 
 
 def test_lightning_validates_on_every_window_once(data, tmp_path):
     validated = fit(data(), 4, tmp_path).validated
-    windows = [window.tolist() for batch in data().val_dataloader() for window in batch]
+    windows = [window.tolist() for batch in data().val_dataloader() for window in batch.windows_BT]
     assert list(chain.from_iterable(validated[:4])) == windows

@@ -32,7 +32,7 @@ IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 SYNTHETIC = {
     "source": "synthetic", "vocab_size": 64, "seq_len": 16, "validation_tokens": None, "validation_one_in": 4,
     "tokenizer_path": None, "threads": 1, "document_mask": False, "branching": 2, "documents": 8,
-    "document_tokens": 40, "seed": 0,
+    "document_tokens": 40, "seed": None, "chain_seed": 0,
 }  # fmt: skip
 ENCODINGS = ("idna", "punycode", "undefined", "hex", "rot13", "unicode_escape", "utf-7", "utf-16", "utf-32", "cp037")
 ANYTHING = st.recursive(

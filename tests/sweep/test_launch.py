@@ -91,7 +91,7 @@ def test_jobs_that_compose_to_one_run_are_run_once(app):
 
 
 def test_each_corpus_is_prepared_once_for_all_its_runs(app):
-    app.run("-m", "seed=0-1", "data.seed=3,4")
+    app.run("-m", "seed=0-1", "data.chain_seed=3,4")
     assert sorted(app.lines("prepared")) == ["3", "4"]
 
 

@@ -49,7 +49,7 @@ def test_an_observer_gets_each_step_and_each_validation_once(small_spec, monkeyp
     spec = small_spec("trainer.micro_batch=4")
     train(spec)
     assert [step.number for step in recorder.steps] == [*range(1, 13)]
-    assert len(recorder.validations) == 3  # before the first step, and after steps 6 and 12
+    assert len(recorder.validations) == 4  # before the first step, after steps 6 and 12, and of the whole split
     logged = {row["step"]: row for row in rows(spec) if "train/loss" in row}
     for step in recorder.steps[1::2]:
         row = logged[step.number]

@@ -1,15 +1,10 @@
 """The part that both sweepers share: the launcher, and the overrides of an arm."""
 
-from typing import TYPE_CHECKING
-
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 class LaunchingSweeper(Sweeper):

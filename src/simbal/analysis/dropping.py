@@ -53,7 +53,7 @@ def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: li
 
     Args:
         trained: the run.
-        tokens: from the start of the validation split; None: all of it.
+        tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         drops: numbers of experts to drop, at most E - K; None: 0 to E - K.
 

@@ -132,7 +132,7 @@ def pruning(
 
     Args:
         trained: the run.
-        tokens: from the start of the validation split; None: all of it.
+        tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; seconds depend on it.
         thresholds: each between 0 and 1.
         rule: what the threshold is held against: the weight, or its share of the token's largest.

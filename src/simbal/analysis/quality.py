@@ -1,4 +1,4 @@
-"""The analysis `quality`: how well a run predicts its validation set, with standard errors.
+"""The analysis `quality`: how well a run predicts its validation split, with standard errors.
 
 Shapes: B sequences, S sequence length, N tokens, G documents, V vocabulary.
 """
@@ -17,7 +17,7 @@ from simbal.metrics import language
 from simbal.model.router import Steering
 
 DEFINITION = {
-    "loss": "cross-entropy in nats, mean over the validation set's tokens; no auxiliary loss, no z-loss",
+    "loss": "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
     "ppl": "exp of loss",
     "bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
     "<number>_se": "its standard error: standard deviation over bootstrap resamples of whole documents",
@@ -29,7 +29,7 @@ def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples:
 
     Args:
         trained: the run.
-        tokens: from the start of the validation split; None: all of it.
+        tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         resamples: of the bootstrap, at least 2.
         seed: of the bootstrap.
@@ -66,21 +66,15 @@ def document_sums(
     title: str = "quality",  # title of the progress bar
 ) -> Tensor:
     """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64."""
-    byte_len_V, eot = trained.module.bytes_of_token_V, trained.store.meta["eot"]
-    parts, document = [], 0
+    byte_len_V = trained.module.bytes_of_token_V
+    sums_G3 = torch.zeros(len(trained.validation.ends_G), 3, dtype=torch.float64)
     batches = track(
         trained.predict(batch_size, tokens, steering), title, trained.num_batches(batch_size, tokens), transient=True
     )
     for batch in batches:
         targets_N = batch.windows_BT[:, 1:].flatten()
-        ends_N = (targets_N == eot).long()
-        documents_N = document + ends_N.cumsum(0) - ends_N  # the end of text is the last token of its document
-        document += int(ends_N.sum())
         values_N3 = torch.stack([batch.nll_BS.flatten(), torch.ones_like(targets_N), byte_len_V[targets_N]], 1).double()
-        parts.append((documents_N.cpu(), values_N3.cpu()))
-    sums_G3 = torch.zeros(document + 1, 3, dtype=torch.float64)
-    for documents_N, values_N3 in parts:
-        sums_G3.index_add_(0, documents_N, values_N3)
+        sums_G3.index_add_(0, batch.documents_BS.flatten().cpu(), values_N3.cpu())
     return sums_G3[sums_G3[:, 1] > 0]
 
 
@@ -98,4 +92,4 @@ def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
 
 def _table(numbers: dict[str, float], spread: dict[str, float]) -> Table:
     rows = ([name, f"{value:.4f}", f"{spread[name]:.4f}"] for name, value in numbers.items())
-    return numbers_table("quality on the validation set", ("", "value", "standard error"), rows)
+    return numbers_table("quality on the validation split", ("", "value", "standard error"), rows)

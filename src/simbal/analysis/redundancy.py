@@ -39,7 +39,7 @@ def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Find
 
     Args:
         trained: the run.
-        tokens: from the start of the validation split; None: all of it.
+        tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it bounds the memory and does not change the numbers.
 
     Raises:

@@ -69,7 +69,7 @@ def routing(
 
     Args:
         trained: the run.
-        tokens: from the start of the validation split; None: all of it.
+        tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         pairs: of tokens in the random sample, at least 2.
         bins: of cos(x, x'), equal parts of [-1, 1].

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_class
 from torch import Tensor, nn
 
 import simbal
@@ -196,6 +195,8 @@ def any_class(name: str, target: object) -> type[Balancing]:
     Raises:
         UserError: there is none, or it is no strategy.
     """
+    from hydra.utils import get_class  # strategies without a config need no Hydra
+
     try:
         spec = find_spec(str(target).partition(".")[0])
         found = get_class(str(target)) if spec and spec.origin else None

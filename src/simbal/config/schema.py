@@ -90,7 +90,10 @@ class DataConfig:
     source: Annotated[str, Key("pysource, files, dclm or synthetic")]
     vocab_size: Annotated[int, Key("token ids; a text has the first of cl100k_base", least=2, most=LARGEST_VOCABULARY)]
     seq_len: Annotated[int, Key("tokens of a sequence", least=1)]
-    validation_tokens: Annotated[int | None, Key("from the start of the validation split, in windows; null: all of it")]
+    validation_tokens: Annotated[
+        int | None,
+        Key("drawn for validations along the way; the last is on all that is held out; null: all are"),
+    ]
     validation_one_in: Annotated[
         int, Key("one document in so many is held out, by its hash; not used by dclm", least=1)
     ]
@@ -100,6 +103,9 @@ class DataConfig:
     ]
     threads: Annotated[int | None, Key("that encode text; null: as many as cores", least=1, hashed=False, before=None)]
     document_mask: Annotated[bool, Key("true: attention stays within a document", before=False)]
+    seed: Annotated[
+        int | None, Key("of the order of batches and the windows of validation; null: seed", least=0, before=None)
+    ]
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ class SyntheticConfig(DataConfig):
     branching: Annotated[int, Key("successors of each token, equally probable: entropy rate ln(branching)")]
     documents: Annotated[int, Key("for training", least=1)]
     document_tokens: Annotated[int, Key("length of each", least=1)]
-    seed: Annotated[int, Key("of the chain", least=0)]
+    chain_seed: Annotated[int, Key("of the chain", least=0, before=0)]
 
 
 @dataclass(frozen=True)
@@ -199,6 +205,9 @@ class TrainerConfig:
     ]
     compile: Annotated[bool, Key("blocks by torch.compile: the same to rounding", before=False)]
     val_every: Annotated[int, Key("steps; also validated before the first and after the last", least=1)]
+    val_at: Annotated[
+        Literal["log", "none"], Key("log: also after 1, 2, 4, 8 ... steps, up to val_every", before="none")
+    ]
     log_every: Annotated[int, Key("steps between lines of metrics.jsonl", least=1)]
     ckpt_every: Annotated[int, Key("steps between checkpoints, of which the two newest stay", least=1, hashed=False)]
     ckpt_seconds: Annotated[
@@ -212,7 +221,7 @@ class TrainerConfig:
     pes_every: Annotated[
         int, Key("steps between measurements of the experts' similarity (PES); 0: never", least=0, before=0)
     ]
-    pes_tokens: Annotated[int, Key("of the validation split, for PES", least=1, before=2048)]
+    pes_tokens: Annotated[int, Key("for PES, drawn from the validation split", least=1, before=2048)]
     progress_bar: Annotated[bool, Key("on the terminal, of preparing and training", hashed=False)]
 
 
@@ -249,7 +258,7 @@ class Config:
     """The whole configuration of one run."""
 
     name: Annotated[str, Key("outputs/<name>/ holds the runs and their table", hashed=False)]
-    seed: Annotated[int, Key("of weights and data order", least=0)]
+    seed: Annotated[int, Key("of the weights and, unless data.seed is given, of the data order", least=0)]
     baseline: Annotated[str, Key("the `balancing` that the table's differences are taken from", hashed=False)]
     columns: Annotated[
         list[str] | None,
@@ -266,6 +275,11 @@ class Config:
     optim: Annotated[OptimConfig, Key("how it is learnt")]
     trainer: Annotated[TrainerConfig, Key("how long, in which pieces, on what")]
     logger: Annotated[LoggerConfig, Key("where curves go as well", hashed=False)]
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the data order and of the windows of validation."""
+        return self.seed if self.data.seed is None else self.data.seed
 
 
 DATA: Mapping[str, type[DataConfig]] = {

@@ -3,14 +3,15 @@
 A window is one sequence and its last target: window i of a split holds its tokens [i*S, i*S + S + 1). Sequences cross
 documents.
 
-Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, S sequence length, T = S + 1.
+Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, G documents, S sequence
+length, T = S + 1.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -126,30 +127,82 @@ class TrainBatches:
         self._yielded = state["step"] * self.accumulation
 
 
+class HeldOut(NamedTuple):
+    """A batch of the validation split: windows, (B, T), and the document of each of their targets, (B, S); int64."""
+
+    windows_BT: Tensor
+    documents_BS: Tensor
+
+
+@dataclass(frozen=True)
+class ValidationSplit:
+    """The windows of the validation split, and which of them stand for all.
+
+    A part is drawn at random over the whole split, by the seed of the data alone: it is the same for every arm, and a
+    smaller part is in a larger one.
+    """
+
+    windows_WT: NDArray[Any]
+    ends_G: NDArray[np.uint64]  # the position after each of the G documents
+    seed: int
+
+    @classmethod
+    def of(cls, store: Store, seq_len: int, seed: int) -> Self:
+        """Return the split of a store in windows of `seq_len` tokens and the last target."""
+        return cls(windows_of(store.tokens("validation"), seq_len), store.document_ends("validation"), seed)
+
+    def drawn(self, tokens: int | None) -> NDArray[np.int64]:
+        """Return the indices, in file order, of as many windows as fit `tokens`, at least one; all for None."""
+        if tokens is None:
+            return np.arange(len(self.windows_WT))
+        wanted = max(1, tokens // (self.windows_WT.shape[1] - 1))
+        order = np.random.Generator(np.random.PCG64([self.seed, 0, 1])).permutation(len(self.windows_WT))
+        return np.sort(order[:wanted])  # an epoch of the training split has two numbers
+
+    def documents(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of the document of each target of these windows, (B, S)."""
+        seq_len = self.windows_WT.shape[1] - 1
+        targets_BS = windows_B[:, None] * seq_len + np.arange(1, seq_len + 1)
+        documents_BS: NDArray[np.int64] = np.searchsorted(self.ends_G, targets_BS, side="right")
+        return documents_BS
+
+    def coverage(self, tokens: int | None) -> int:
+        """Return how many documents the windows for `tokens` touch."""
+        return len(np.unique(self.documents(self.drawn(tokens)))) if tokens is not None else len(self.ends_G)
+
+    def batches(self, tokens: int | None, micro_batch: int, rank: int = 0, world_size: int = 1) -> "ValidationBatches":
+        """Return the windows for `tokens` as batches; of several ranks each has a part."""
+        return ValidationBatches(self, self.drawn(tokens), micro_batch, rank, world_size)
+
+
 class ValidationBatches:
-    """Validation windows in file order, (B, T) int64, the last batch smaller.
+    """Windows of the validation split in file order as `HeldOut`, the last batch smaller.
 
     Rank r of R has every R-th window from r on.
     """
 
-    def __init__(self, windows_WT: NDArray[Any], micro_batch: int, rank: int = 0, world_size: int = 1) -> None:
-        self._windows_WT, self._fewest = windows_WT[rank::world_size], len(windows_WT) // world_size
-        self._micro_batch = micro_batch
+    def __init__(
+        self, split: ValidationSplit, windows_W: NDArray[np.int64], micro_batch: int, rank: int, world_size: int
+    ) -> None:
+        self._split, self._micro_batch = split, micro_batch
+        self._windows_W, self._fewest = windows_W[rank::world_size], len(windows_W) // world_size
 
     def __len__(self) -> int:
-        return math.ceil(len(self._windows_WT) / self._micro_batch)
+        return math.ceil(len(self._windows_W) / self._micro_batch)
 
     @property
     def on_every_rank(self) -> int:
         """The number of batches that all ranks have; some may have one more."""
         return math.ceil(self._fewest / self._micro_batch)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        for start in range(0, len(self._windows_WT), self._micro_batch):
-            yield _gather(self._windows_WT, slice(start, start + self._micro_batch))
+    def __iter__(self) -> Iterator[HeldOut]:
+        for start in range(0, len(self._windows_W), self._micro_batch):
+            windows_B = self._windows_W[start : start + self._micro_batch]
+            documents_BS = torch.from_numpy(self._split.documents(windows_B))
+            yield HeldOut(_gather(self._split.windows_WT, windows_B), documents_BS)
 
 
-def _gather(windows_WT: NDArray[Any], which: NDArray[np.int64] | slice) -> Tensor:
+def _gather(windows_WT: NDArray[Any], which: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(windows_WT[which].astype(np.int64))
 
 
@@ -172,17 +225,18 @@ class TokenData(LightningDataModule):
         self._train = {"seed": seed, "global_batch": global_batch, "max_steps": max_steps}
         self._micro_batch = micro_batch
         self._train_WT = windows_of(store.tokens("train"), seq_len)
-        held_out_WT = windows_of(store.tokens("validation"), seq_len)
-        self._validation_WT = held_out_WT[: validation_tokens and validation_tokens // seq_len]
+        self.validation, self.validation_tokens = ValidationSplit.of(store, seq_len, seed), validation_tokens
+        held_out_WT = self.validation.windows_WT
         for split, windows_WT, needed in (("train", self._train_WT, global_batch), ("validation", held_out_WT, 1)):
             if len(windows_WT) < needed:
                 raise UserError(
                     f"the {split} data hold {len(store.tokens(split))} tokens, that is {len(windows_WT)} windows of "
                     f"data.seq_len={seq_len}, but a batch needs {needed}: give more text"
                 )
-        if len(self._validation_WT) < devices:
+        windows = len(self.validation.drawn(validation_tokens))
+        if windows < devices:
             raise UserError(
-                f"{len(self._validation_WT)} windows of the validation data are less than trainer.devices={devices}: "
+                f"{windows} windows of the validation data are less than trainer.devices={devices}: "
                 "give more text, or raise data.validation_tokens"
             )
 
@@ -204,12 +258,16 @@ class TokenData(LightningDataModule):
         )
 
     def val_dataloader(self) -> ValidationBatches:
-        """Return this rank's part of the validation windows."""
-        return ValidationBatches(self._validation_WT, self._micro_batch, *self._place())
+        """Return this rank's part of the validation windows along the way."""
+        return self.held_out(self.validation_tokens)
 
-    def whole_validation(self) -> ValidationBatches:
-        """Return the validation windows of all ranks."""
-        return ValidationBatches(self._validation_WT, self._micro_batch)
+    def held_out(self, tokens: int | None) -> ValidationBatches:
+        """Return this rank's part of the validation windows for `tokens`; None: of the whole split."""
+        return self.validation.batches(tokens, self._micro_batch, *self._place())
+
+    def held_out_of_all_ranks(self, tokens: int) -> ValidationBatches:
+        """Return all validation windows for `tokens`."""
+        return self.validation.batches(tokens, self._micro_batch)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

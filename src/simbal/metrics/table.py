@@ -3,6 +3,9 @@
 A key is where a quantity was measured and its name: `val/max_vio` of a validation, `train/max_vio` of a training step,
 `routing.max_vio` of the analysis `routing`. A number of the whole run has no place in front: `tokens_per_second`.
 
+A validation along the way is of `data.validation_tokens` tokens drawn from the validation split, and the one in a run's
+record of all of it.
+
 A new metric of the validation is one more entry of VALIDATION: it stands in record.json and metrics.jsonl, by layer
 too, and in the tables and their definitions.
 
@@ -26,7 +29,7 @@ NATS = "nats"
 
 
 class Sums(Protocol):
-    """The sums over a validation set from which its metrics follow; float64 and int64."""
+    """The sums over validation windows from which its metrics follow; float64 and int64."""
 
     nats: float  # cross-entropy
     tokens: int
@@ -85,7 +88,7 @@ def _gram_deviations(sums: Sums) -> Tensor:
 VALIDATION = (
     Metric(
         "loss", "validation loss",
-        "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
+        "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
         NATS, "{:.4f}", "lower", whole=lambda sums: sums.nats / sums.tokens,
     ),
     Metric(
@@ -98,17 +101,17 @@ VALIDATION = (
         whole=lambda sums: language.bits_per_byte(sums.nats, sums.num_bytes),
     ),
     Metric(
-        "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation set, mean over layers",
+        "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation split, mean over layers",
         "", "{:.3f}", "lower", column=True, by_layer=lambda sums: routing.max_vio(sums.counts_LE), over_layers=_mean,
     ),
     Metric(
         "tokens_per_expert", "load",
-        "tokens of the validation set that chose each expert, by layer; a token counts K times",
+        "tokens of the validation split that chose each expert, by layer; a token counts K times",
         "tokens", by_layer=lambda sums: sums.counts_LE,
     ),
     Metric(
         "unique_experts", "experts used",
-        "experts chosen at least once on the validation set, summed over layers",
+        "experts chosen at least once on the validation split, summed over layers",
         "experts", "{:.1f}", "higher", column=True, by_layer=lambda sums: routing.unique_experts(sums.counts_LE),
         over_layers=sum,
     ),
@@ -130,13 +133,13 @@ VALIDATION = (
 SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
     Metric(
         "pes", "PES",
-        "mean cosine over pairs of experts of their outputs on a token, mean over trainer.pes_tokens tokens of the "
-        "validation set, by layer",
+        "mean cosine over pairs of experts of their outputs on a token, mean over trainer.pes_tokens tokens "
+        "drawn from the validation split, by layer",
     ),
     Metric(
         "min_pes", "min PES",
         "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
-        "trainer.pes_tokens tokens of the validation set",
+        "trainer.pes_tokens tokens drawn from the validation split",
         "", "{:.4f}", "lower", column=True, over_layers=min,
     ),
     Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),

@@ -3,8 +3,9 @@
     config.yaml    the resolved config and the chosen options; written first
     progress.json  where a running job is, for the live view; replaced while it runs
     metrics.jsonl  curves, one JSON object per logged step
-    record.json    how the run ended, with checksums of itself and of the curves; written last and atomically. One that
-                   was found damaged is kept as record.json.damaged
+    documents.json nats, tokens and bytes of the last validation by document
+    record.json    how the run ended, with checksums of itself and of the two before; written last and atomically. One
+                   that was found damaged is kept as record.json.damaged
     prune.json     a sweep's request that the run stop; only while it is being stopped
     checkpoints/   tensorboard/   train.log
 
@@ -29,7 +30,7 @@ from simbal.runs.record import digest, parse_record, sealed
 from simbal.runs.spec import RunSpec
 
 PRUNE_FILE, CONSOLE_FILE = "prune.json", "console.log"
-CONFIG_FILE, CURVES_FILE = "config.yaml", "metrics.jsonl"
+CONFIG_FILE, CURVES_FILE, DOCUMENTS_FILE = "config.yaml", "metrics.jsonl", "documents.json"
 RECORD_FILE, DAMAGED_FILE = "record.json", "record.json.damaged"
 LARGEST_CONFIG, LARGEST_RECORD, LARGEST_CURVES = 1 << 20, 1 << 24, 1 << 30  # bytes; two million rows of curves
 BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a key without indentation begins
@@ -122,7 +123,7 @@ class RunFolder:
         file = self.path / name
         try:
             record = parse_record(read_bytes(file, LARGEST_RECORD))
-            self._require_curves(record.get("curves"))
+            self._require_written(record)
             numbers = {key: record[key] for key in ("metrics", "definitions", "layers") if key in record}
             return record | {key: renamed(part) for key, part in numbers.items() if isinstance(part, dict)}
         except FileNotFoundError:
@@ -132,10 +133,11 @@ class RunFolder:
         except ValueError as error:
             raise DamagedRecordError(file, str(error)) from None
 
-    def _require_curves(self, written: dict[str, Any] | None) -> None:
-        """Raise `ValueError` unless the curves have the size and sha256 that the record says."""
-        if written is not None and self._digest(CURVES_FILE, LARGEST_CURVES) != written:
-            raise ValueError(f"{CURVES_FILE} is not what the run has written")
+    def _require_written(self, record: dict[str, Any]) -> None:
+        """Raise `ValueError` unless curves and documents have the size and sha256 that the record says."""
+        for key, file in (("curves", CURVES_FILE), ("documents", DOCUMENTS_FILE)):
+            if (written := record.get(key)) is not None and self._digest(file, LARGEST_CURVES) != written:
+                raise ValueError(f"{file} is not what the run has written")
 
     def _digest(self, name: str, largest: int) -> dict[str, Any]:
         """Return a file's size and sha256 (see `digest`); a file that is missing counts as empty."""

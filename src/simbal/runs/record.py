@@ -78,7 +78,8 @@ KEYS: dict[str, Rule] = {
     "device": TEXT, "threads": COUNT, "backend": ANYTHING, "backend_choice": ANYTHING, "router_init": ANYTHING,
     "precision": TEXT, "parameters": ANYTHING, "step": COUNT, "steps": COUNT, "skipped_steps": COUNT, "tokens": COUNT,
     "epochs": NUMBER, "started": TEXT, "ended": TEXT, "seconds": NUMBER, "tokens_per_second": NUMBER,
-    "curves": (_is_digest, "a size and a sha256"), "config": (_is_digest, "a size and a sha256"),
+    "curves": (_is_digest, "a size and a sha256"), "documents": (_is_digest, "a size and a sha256"),
+    "config": (_is_digest, "a size and a sha256"),
     "metrics": (_is_numbers_by_name, "numbers by name"),
     "layers": (_is_layers, "numbers by layer"),
 }  # fmt: skip

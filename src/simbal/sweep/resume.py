@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -119,14 +120,15 @@ def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
 
 
 def _data(job: Job) -> str:
-    return json.dumps(as_dict(job.spec.config.data), sort_keys=True)
+    """Return the keys that decide a job's corpus, or how it is split, as JSON; the order of batches is none of them."""
+    return json.dumps(as_dict(replace(job.spec.config.data, seed=None)), sort_keys=True)
 
 
 def _prepare_data(jobs: Sequence[Job]) -> dict[str, str]:
     """Prepare each corpus once, with its progress bar, rather than in every job at once.
 
     Returns:
-        The fingerprint of the tokens, by the group `data` as JSON.
+        The fingerprint of the tokens, by `_data`.
     """
     from simbal.data.store import prepare
 

@@ -134,7 +134,7 @@ def build_data(spec: RunSpec, store: Store) -> TokenData:
     data, trainer = spec.config.data, spec.config.trainer
     return TokenData(
         store,
-        seed=spec.config.seed,
+        seed=spec.config.data_seed,
         seq_len=data.seq_len,
         global_batch=trainer.global_batch,
         micro_batch=trainer.micro_batch,

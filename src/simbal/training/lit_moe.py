@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
 from simbal.config.schema import OptimConfig
-from simbal.data.loader import TrainBatches
+from simbal.data.loader import HeldOut, TrainBatches
 from simbal.distributed import sum_over_ranks, whole, world_size
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Routing
@@ -199,11 +199,12 @@ class LitMoE(L.LightningModule):
         """Begin every validation with empty sums."""
         self.totals = ValidationTotals()
 
-    def validation_step(self, window_BT: Tensor, batch_idx: int) -> None:
-        """Add a batch of the validation set to the sums; `window_BT` as in training."""
-        targets_BS = window_BT[:, 1:]
-        head, routings = self(window_BT[:, :-1], targets_BS)
-        self.totals.add(head.nll_N, self.bytes_of_token_V[targets_BS.flatten()], routings)
+    def validation_step(self, batch: HeldOut, batch_idx: int) -> None:
+        """Add a batch of the validation split to the sums."""
+        targets_BS = batch.windows_BT[:, 1:]
+        head, routings = self(batch.windows_BT[:, :-1], targets_BS)
+        target_bytes_N, documents_N = self.bytes_of_token_V[targets_BS.flatten()], batch.documents_BS.flatten()
+        self.totals.add(head.nll_N, target_bytes_N, documents_N, routings)
 
     def on_validation_epoch_end(self) -> None:
         """Hand the metrics of the validation to the observers.

@@ -19,14 +19,15 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from simbal.data.loader import TokenData
+from simbal.data.loader import TokenData, ValidationSplit
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
 from simbal.errors import UserError, redacted
-from simbal.files.disk import refusals_of_disk, remedy, remove_parts
+from simbal.files.disk import refusals_of_disk, remedy, remove_parts, write_json
 from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
-from simbal.runs.folder import RunFolder
+from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
+from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
 from simbal.training import checkpoint, ending, loggers, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision, transformer_shape
@@ -37,8 +38,10 @@ from simbal.training.parallel import on_devices
 from simbal.training.ranks import Ranks, local_devices, together
 from simbal.training.stop import TrialPruning
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
+from simbal.training.validation import ValidationTimes, is_validated
 
 log = logging.getLogger("simbal")
+FEW_DOCUMENTS = 30
 EXPECTED_WARNINGS = (
     ".*does not have many workers",  # our loader is a memory map
     ".*exists and is not empty",  # the checkpoints of the run that is continued
@@ -82,16 +85,42 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
             tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
-            announce(spec, run, tight)
-            notices = [*filter(None, (tight, folder.set_aside_damaged_record()))]
+            notices = [*filter(None, (tight,)), *few_documents(spec, data.validation)]
+            announce(spec, run, notices)
+            notices += filter(None, (folder.set_aside_damaged_record(),))
         with ending.recorded(folder, run, keys, ranks):
             measured = fit(spec, folder.path, module, data, device.type, precision)
             if is_first():
                 finish(folder, run | measured, notices)
 
 
-def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
-    """Print and log what is about to be trained, with a warning if memory is `tight`.
+def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
+    """Yield a warning where the run is measured on so few documents that they say little about others.
+
+    Those of a Markov chain differ by chance alone.
+    """
+    config, held_out = spec.config, len(validation.ends_G)
+    if config.data.source == "synthetic":
+        return
+    if held_out < FEW_DOCUMENTS:
+        yield (
+            f"the validation split has {held_out} documents, and fewer than {FEW_DOCUMENTS} say little about others: "
+            "hold out more text, as by a smaller data.validation_one_in"
+        )
+        return
+    asked = {"data.validation_tokens": config.data.validation_tokens}
+    if config.trainer.pes_every and config.model.num_experts:
+        asked["trainer.pes_tokens"] = config.trainer.pes_tokens
+    for key, tokens in asked.items():
+        if (documents := validation.coverage(tokens)) < FEW_DOCUMENTS:
+            yield (
+                f"{key}={tokens} are of {documents} of {held_out:,} documents, and fewer than {FEW_DOCUMENTS} say "
+                "little about others: raise it"
+            )
+
+
+def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
+    """Print and log what is about to be trained, with what to be careful of.
 
     A run that is too short for its warm-up gets a note: in a trial run that is no mistake, in a long one it may be.
     """
@@ -99,9 +128,7 @@ def announce(spec: RunSpec, run: dict[str, Any], tight: str | None) -> None:
     if warmup_steps >= max_steps:
         ends = f"trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}"
         lines.append(f"note: {ends}: the rate only rises")
-    if tight:
-        lines.append(f"warning: {tight}")
-    for line in lines:
+    for line in [*lines, *(f"warning: {caution}" for caution in cautions)]:
         print(line)
         log.info(line)
 
@@ -151,11 +178,11 @@ def require_space(folder: Path, module: LitMoE) -> None:
 def fit(
     spec: RunSpec, folder: Path, module: LitMoE, data: TokenData, accelerator: str, precision: str
 ) -> dict[str, Any]:
-    """Train to the last step, on every rank alike; validate at the start, after each `val_every`-th step and the last.
+    """Train to the last step, on every rank alike; validate along the way, and at last on the whole validation split.
 
     Returns:
-        The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves` and
-        `skipped_steps`.
+        The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`,
+        `documents` and `skipped_steps`.
 
     Raises:
         DivergedError, PrunedError, StoppedError: training ended before.
@@ -177,14 +204,15 @@ def fit(
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
     telemetry.rewind(start.curves)
     loggers.attach(trainer, spec, folder, start.step, telemetry.rows)
-    if start.step % keys.val_every == 0 and not telemetry.validated(start.step):
+    if is_validated(start.step, keys.val_every, keys.val_at) and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys.max_steps)
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
-    if telemetry.validation is None or not telemetry.validated(keys.max_steps):
+    if not telemetry.validated(keys.max_steps):
         validate(keys.max_steps)
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
-    measured = final_metrics(telemetry, trainer, module)
+    trainer.validate(module, data.held_out(None), verbose=False)
+    measured = final_metrics(telemetry, trainer, module) | {"documents": write_documents(folder, telemetry)}
     loggers.finish(trainer, spec, measured["metrics"])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {"curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps}
@@ -200,12 +228,24 @@ def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> d
     return {"layers": layers | similarity.pop("layers"), "metrics": metrics | similarity}
 
 
+def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None:
+    """Write documents.json, the sums of the last validation by document, and return its size and sha256."""
+    if not is_first():
+        return None
+    assert telemetry.validation is not None
+    nats, tokens, num_bytes = telemetry.validation.documents_G3.T.tolist()
+    sums = {"nats": nats, "tokens": [*map(int, tokens)], "bytes": [*map(int, num_bytes)]}
+    write_json(folder / DOCUMENTS_FILE, sums)
+    return digest((folder / DOCUMENTS_FILE).read_bytes())
+
+
 def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
     """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
-    callbacks: list[Callback] = [telemetry, saving, TrialPruning(folder)]
+    times = ValidationTimes(keys.val_every, keys.val_at)
+    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder)]
     if keys.progress_bar and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -219,7 +259,7 @@ def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator
         max_steps=keys.max_steps,
         max_epochs=-1,
         accumulate_grad_batches=accumulate,
-        val_check_interval=keys.val_every * accumulate,
+        val_check_interval=keys.val_every * accumulate,  # `ValidationTimes` says when
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=1,  # of `self.log`, which nothing here uses

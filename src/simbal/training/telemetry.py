@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean
@@ -17,7 +16,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from simbal.data.loader import TokenData
 from simbal.distributed import from_first, is_first, sum_over_ranks
@@ -35,7 +33,7 @@ from simbal.training.validation import Validation
 
 @dataclass(frozen=True)
 class PES:
-    """The measurement of PES, at every `every`-th step (0: never), on the first `tokens` tokens of the validation set.
+    """The measurement of PES, at every `every`-th step (0: never), on `tokens` tokens drawn from the validation split.
 
     Every rank measures the same.
     """
@@ -58,27 +56,17 @@ class PES:
         Returns:
             A part of a row of metrics.jsonl: `val/min_pes`, `val/mean_pes` and, in `layers`, `val/pes` of each layer.
         """
-        training = module.training
+        data, training = cast(TokenData, trainer.datamodule), module.training  # type: ignore[attr-defined]
         module.eval()
         try:
             with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
-                for windows_BT in self._windows(trainer):
-                    module.model(windows_BT[:, :-1].to(module.device), module.balancing)
+                for batch in data.held_out_of_all_ranks(self.tokens):
+                    module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
         finally:
             module.train(training)
         pes_L = seen.similarity_LN.mean(1).tolist()
         metrics = {metric.key: metric.over_layers(pes_L) for metric in SIMILARITY if metric.over_layers}
         return metrics | {"layers": {"val/pes": pes_L}}
-
-    def _windows(self, trainer: L.Trainer) -> Iterator[Tensor]:
-        """Yield batches of whole windows, (B, T), of `tokens` tokens or, if that is less than one window, one."""
-        left = None
-        for windows_BT in cast(TokenData, trainer.datamodule).whole_validation():  # type: ignore[attr-defined]
-            left = max(1, self.tokens // (windows_BT.shape[1] - 1)) if left is None else left
-            yield windows_BT[:left]
-            left -= len(windows_BT)
-            if left <= 0:
-                return
 
 
 class Telemetry(Callback):

@@ -1,19 +1,48 @@
-"""Sums over the validation set, and the metrics that follow from them.
+"""When a run validates, the sums over the validation windows, and the metrics that follow from them.
 
-Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, G documents.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from simbal.distributed import sum_over_ranks
+from simbal.distributed import largest, sum_over_ranks
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
 from simbal.metrics.table import VALIDATION
 from simbal.model.router import Routing
+
+
+def next_validation(step: int, every: int, at: str) -> int:
+    """Return the first step after `step` that ends with a validation.
+
+    That is a multiple of `every`; with `at` = log also a power of two below `every`.
+    """
+    power = 1 << step.bit_length()
+    return power if at == "log" and power < every else (step // every + 1) * every
+
+
+def is_validated(step: int, every: int, at: str) -> bool:
+    """Whether a validation follows `step`; the one before the first step counts as following step 0."""
+    return step == 0 or next_validation(step - 1, every, at) == step
+
+
+class ValidationTimes(Callback):
+    """Lightning's validations, after the steps that `next_validation` says."""
+
+    def __init__(self, every: int, at: str) -> None:
+        self.every, self.at = every, at
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Set the number of micro-batches, from the first on, at multiples of which Lightning validates."""
+        following = next_validation(trainer.global_step, self.every, self.at)
+        trainer.val_check_batch = following * trainer.accumulate_grad_batches
 
 
 @dataclass(frozen=True)
@@ -22,27 +51,36 @@ class Validation:
 
     metrics: dict[str, float | None]
     layers: dict[str, list[Any]]
+    documents_G3: Tensor  # nats, tokens and bytes of each document, up to the last that was seen; fp64
 
 
 class ValidationTotals:
-    """Sums over the validation set; float64 and int64, so that the metrics do not depend on the batch size."""
+    """Sums over validation windows; float64 and int64, so that the metrics do not depend on the batch size."""
 
     def __init__(self) -> None:
         self.nats, self.tokens, self.num_bytes, self.sequences = 0.0, 0, 0, 0
         self.counts_LE, self.seu_L, self.entropy_L = torch.tensor(0), torch.tensor(0.0), torch.tensor(0.0)
+        self.documents_G3 = torch.zeros(0, 3, dtype=torch.float64)
         self.router_weights: list[Tensor] = []
 
-    def add(self, nll_N: Tensor, target_bytes_N: Tensor, routings: list[Routing]) -> None:
-        """Add one batch: nats and bytes of each target, and the routing of each layer."""
+    def add(self, nll_N: Tensor, target_bytes_N: Tensor, documents_N: Tensor, routings: list[Routing]) -> None:
+        """Add one batch: nats, bytes and document of each target, and the routing of each layer."""
         self.nats += nll_N.double().sum().item()
         self.tokens += len(nll_N)
         self.num_bytes += int(target_bytes_N.sum())
+        self._extend(int(documents_N.max()) + 1)
+        values_N3 = torch.stack([nll_N, torch.ones_like(nll_N), target_bytes_N], 1).double().cpu()
+        self.documents_G3.index_add_(0, documents_N.cpu(), values_N3)
         if not routings:
             return
         self.sequences += routings[0].num_sequences
         self.counts_LE = self.counts_LE + torch.stack([r.tokens_per_expert_E for r in routings]).cpu()
         self.seu_L = self.seu_L + torch.stack([_sequence_expert_use(r).sum() for r in routings]).cpu()
         self.entropy_L = self.entropy_L + torch.stack([_entropy_sum(r) for r in routings]).cpu()
+
+    def _extend(self, documents: int) -> None:
+        """Make room for the sums of so many documents."""
+        self.documents_G3 = F.pad(self.documents_G3, (0, 0, 0, max(0, documents - len(self.documents_G3))))
 
     def over_ranks(self) -> "ValidationTotals":
         """Return the sums over all ranks, on every rank."""
@@ -52,6 +90,8 @@ class ValidationTotals:
         total.tokens, total.num_bytes, total.sequences = sum_over_ranks(counted).tolist()
         total.counts_LE, total.seu_L = sum_over_ranks(self.counts_LE), sum_over_ranks(self.seu_L)
         total.entropy_L = sum_over_ranks(self.entropy_L)
+        self._extend(largest(len(self.documents_G3)))
+        total.documents_G3 = sum_over_ranks(self.documents_G3)
         return total
 
     def summary(self, router_weights: list[Tensor]) -> Validation:
@@ -72,7 +112,7 @@ class ValidationTotals:
                 layers[metric.key] = metric.by_layer(self).tolist()
             if metric.over_layers:
                 metrics[metric.key] = metric.over_layers(layers[metric.key]) if router_weights else None
-        return Validation(metrics, layers)
+        return Validation(metrics, layers, self.documents_G3)
 
 
 def _sequence_expert_use(routing: Routing) -> Tensor:

@@ -72,7 +72,7 @@ def finish(spec):
 
 
 def prepare(config, progress):
-    note("prepared", getattr(config, "seed", config.source))
+    note("prepared", getattr(config, "chain_seed", config.source))
     tokens = json.loads(Path("behaviour.json").read_text()).get("tokens", "b")
     return types.SimpleNamespace(fingerprints={"tokens": tokens})
 

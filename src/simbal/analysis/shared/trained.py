@@ -3,7 +3,6 @@
 Shapes: B sequences, S sequence length, T = S + 1, W windows, D model width.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
 from simbal.config.values import whole_number
-from simbal.data.loader import windows_of
+from simbal.data.loader import HeldOut, ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
@@ -56,6 +55,7 @@ class Predicted:
     """A batch of validation windows, with the model's predictions for it."""
 
     windows_BT: Tensor
+    documents_BS: Tensor  # the document of each target
     nll_BS: Tensor  # -log p of each target, in nats
     routings: list[Routing]  # of each MoE layer; none if dense
 
@@ -69,7 +69,7 @@ class TrainedRun:
     record: dict[str, Any]
     store: Store
     module: LitMoE
-    windows_WT: Any  # of the whole validation split, a view of the store
+    validation: ValidationSplit
     device: torch.device
     precision: str
     places: DataPlaces  # the user's; those in the run's own config are not followed
@@ -91,18 +91,14 @@ class TrainedRun:
         with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
             yield
 
-    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[Tensor]:
-        """Yield windows (B, T) in file order, on the device: the first `tokens` of validation, or all of it."""
-        for start in range(0, len(self._windows(tokens)), batch_size):
-            windows_BT = self._windows(tokens)[start : start + batch_size].astype("int64")
-            yield torch.from_numpy(windows_BT).to(self.device)
+    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[HeldOut]:
+        """Yield validation windows on the device, in file order: those drawn for `tokens`, as in training, or all."""
+        for windows_BT, documents_BS in self.validation.batches(tokens, batch_size):
+            yield HeldOut(windows_BT.to(self.device), documents_BS.to(self.device))
 
     def num_batches(self, batch_size: int, tokens: int | None = None) -> int:
         """Return how many batches `batches` yields."""
-        return math.ceil(len(self._windows(tokens)) / batch_size)
-
-    def _windows(self, tokens: int | None) -> Any:
-        return self.windows_WT[: tokens and max(1, tokens // self.spec.config.data.seq_len)]
+        return len(self.validation.batches(tokens, batch_size))
 
     def predict(
         self, batch_size: int, tokens: int | None = None, steering: Steering | None = None
@@ -112,12 +108,12 @@ class TrainedRun:
         Routers choose as the run's strategies say, or as `steering` does.
         """
         steering = steering or self.module.balancing
-        for windows_BT in self.batches(batch_size, tokens):
+        for windows_BT, documents_BS in self.batches(batch_size, tokens):
             with self.inference():
                 hidden_BSD, routings = self.model(windows_BT[:, :-1], steering)
                 targets_BS = windows_BT[:, 1:]
                 loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), 0.0)
-            yield Predicted(windows_BT, loss.nll_N.view_as(targets_BS), routings)
+            yield Predicted(windows_BT, documents_BS, loss.nll_N.view_as(targets_BS), routings)
 
 
 def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces()) -> TrainedRun:
@@ -142,8 +138,8 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces(
     module = build_module(spec, store, device, precision)
     steps = record["steps"] if checkpoint.name == FINAL else None
     module.load_state_dict(weights_of(checkpoint, spec.hash, module, steps))
-    windows_WT = windows_of(store.tokens("validation"), spec.config.data.seq_len)
-    return TrainedRun(path, spec, record, store, module.eval().to(device), windows_WT, device, precision, places)
+    validation = ValidationSplit.of(store, spec.config.data.seq_len, spec.config.data_seed)
+    return TrainedRun(path, spec, record, store, module.eval().to(device), validation, device, precision, places)
 
 
 def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> Store:

@@ -43,7 +43,7 @@ class Synthetic:
     branching: int
     documents: int
     document_tokens: int
-    seed: int
+    chain_seed: int
     validation_one_in: int
 
     def __post_init__(self) -> None:
@@ -68,12 +68,12 @@ class Synthetic:
             yield Document(split, "chain", content, digest_of(content), (index + 1) / total)
 
     def _successors(self, symbol: int) -> list[int]:
-        random = np.random.default_rng([self.seed, CHAIN, symbol])
+        random = np.random.default_rng([self.chain_seed, CHAIN, symbol])
         return [int(successor) for successor in random.choice(self.vocab_size - 1, self.branching, replace=False)]
 
     def _walk(self, successors: list[list[int]], index: int) -> NDArray[np.int64]:
         """Return the symbols of document `index`: the first drawn from all, then one successor after the other."""
-        random = np.random.default_rng([self.seed, WALK, index])
+        random = np.random.default_rng([self.chain_seed, WALK, index])
         symbols = [int(random.integers(self.vocab_size - 1))]
         for choice in random.integers(self.branching, size=self.document_tokens - 1).tolist():
             symbols.append(successors[symbols[-1]][choice])
