@@ -121,9 +121,8 @@ def recipe_of(model: Any, accelerator: str, settings: dict[str, Any]) -> Recipe:
     usual = {
         "steps": keys["max_steps"],
         "precision": automatic if keys["precision"] == "auto" else keys["precision"],
-        "val_at": keys.get("val_at"),
         "final_validation_tokens": HELD_OUT[source],
-        **{key: keys[key] for key in ("global_batch", "micro_batch", "val_every", "pes_every", "pes_tokens")},
+        **{key: keys[key] for key in ("global_batch", "micro_batch", "val_every", "val_at", "pes_every", "pes_tokens")},
         **{key: data[key] for key in ("seq_len", "vocab_size", "validation_tokens")},
     }
     changed = {key: value for key, value in settings.items() if value is not None}

@@ -122,6 +122,15 @@ def test_tokens_up_to_the_baselines_loss_follow_from_the_rows_too(tmp_path, old,
     assert wrong.startswith("lbl coef=0.01 scope=sequence")
 
 
+def test_a_column_that_the_rows_do_not_decide_is_not_verified(copy):
+    replace(copy / "significance/table.md", "| pairs |", "| pairs | detectable |")
+    replace(copy / "significance/table.md", "| 0.250 | 5 |", "| 0.250 | 5 | 7.7 |")
+    replace(copy / "significance/table.md", "| not reached |", "| not reached | saved by slope |")
+    replace(copy / "significance/table.md", "in 3 of 5 seeds |", "in 3 of 5 seeds | 8.8% |")
+    checked = check_table(copy / "significance")
+    assert (checked.wrong, checked.unverified) == ([], ["7.7", "8.8"])
+
+
 def without(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "significance" / name).unlink()
 

@@ -17,6 +17,7 @@ from simbal.report.statistics import holm, summarize
 
 LARGEST = 1 << 24  # bytes
 BASELINE = re.compile(r"difference to (.+) on the seeds")
+OF_SHARES = ("tokens needed", "saved", "95% interval", "seeds", "not reached")  # headings of what rows.csv decides
 Line = dict[str, str]  # a line of a table, by heading
 
 
@@ -121,8 +122,10 @@ def _tokens_to_loss(lines: Sequence[Line], arms: Sequence[ArmRows], checked: Che
             saved = Paired(dict.fromkeys(range(len(shares)), 100.0), {i: 100 * share for i, share in enumerate(shares)})
             computed |= {"tokens needed": [100 - saved.mean], "saved": [saved.mean], "95% interval": saved.interval}
         for heading, cell in line.items():
-            if heading != "arm":
+            if heading in OF_SHARES:
                 _hold(numbers(cell), computed.get(heading, []), f"{line['arm']} {heading}", checked)
+            elif heading != "arm":
+                checked.unverified += numbers(cell)
 
 
 def _hold(printed: Sequence[str], values: Sequence[float], where: str, checked: Checked) -> None:
