@@ -64,6 +64,7 @@ def leaves(value, path: str = ""):
         ("fsdp", ("balancing=ortho_mix", *MEASURED)),
         ("fsdp", ("balancing=lf_frozen", *MEASURED)),
         ("ddp", ("balancing=lf_frozen", *MEASURED)),
+        ("fsdp", ("balancing=simbal", *MEASURED)),
         ("fsdp", ("balancing=none", "model.num_experts=0", MEASURED[0])),
     ],
 )

@@ -111,6 +111,7 @@ def of_parameters(counted: Parameters, printed: Printed | None) -> Table:
         "FFN": (counted.ffn, counted.ffn_active),
         "router": (counted.router, counted.router),
         "norms": (counted.norms, counted.norms),
+        **({"biases": (counted.bias, counted.bias_active)} if counted.bias else {}),
         "total": (counted.total, counted.active),
     }
     paper = {
@@ -171,7 +172,8 @@ def flops_notes(
         if _short(counted.total) != _short(printed.total):
             said.append(
                 f"The paper's total is that of biases on the experts, {counted.total_with_biases(attention=False):,}, "
-                f"or on experts and attention, {counted.total_with_biases(attention=True):,}; here no layer has any."
+                f"or on experts and attention, {counted.total_with_biases(attention=True):,}; the former is "
+                "what model.bias=true makes."
             )
     return said
 

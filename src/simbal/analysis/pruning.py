@@ -204,7 +204,7 @@ def _forward(layer: MoELayer, pruning: Pruning, kept_L: list[int], index: int) -
         kept_L[index] += len(plan.order_R)
         if not len(plan.order_R):
             return torch.zeros_like(x_BSD), routing
-        y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD)
+        y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD, layer.biases)
         return y_ND.view_as(x_BSD), routing
 
     return forward

@@ -57,6 +57,7 @@ class ModelConfig:
     rope_theta: Annotated[float, Key("base of the rotary embeddings", above=0)]
     norm_eps: Annotated[float, Key("added to the mean square in RMSNorm", least=0)]
     init_std: Annotated[float, Key("standard deviation of the initial weights, truncated at three", above=0)]
+    bias: Annotated[bool, Key("true: the matrices of experts, or of a dense feed-forward, have biases", before=False)]
 
 
 @dataclass(frozen=True)

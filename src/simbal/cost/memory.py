@@ -136,7 +136,7 @@ def device_memory(strategy: str, shape: TransformerShape, step: Step, gpus: int)
         return alone
     weights = weights_of(shape)
     part = step.stored * sum(w.copies * math.ceil(w.size[0] / gpus) * math.prod(w.size[1:]) for w in weights)
-    feed_forwards = count(weights, "ffn", "router")
+    feed_forwards = count(weights, "ffn", "bias", "router")
     together = count(weights) - feed_forwards + min(2, shape.num_layers) * feed_forwards // shape.num_layers
     return replace(alone, weights=part, gradients=part, moments=2 * part, sharing=2 * step.stored * together)
 

@@ -15,11 +15,13 @@ FP32 = 4  # bytes of a weight as it is made
 # 1,000 or 4,000 layers of 8 channels: 20 to 27 KiB
 OBJECTS_OF_A_LAYER = 24 << 10
 
+PARTS = ("embedding", "head", "attention", "ffn", "bias", "router", "norms")
+
 
 class Weights(NamedTuple):
     """Equally large weights of one part of a model."""
 
-    part: str  # embedding | head | attention | ffn | router | norms
+    part: str  # embedding | head | attention | ffn | bias | router | norms
     copies: int
     size: tuple[int, ...]
 
@@ -41,16 +43,18 @@ class Parameters:
     ffn_active: int  # 3 D F L, times K of a mixture
     router: int  # D E L
     norms: int  # (2 L + 1) D
+    bias: int  # (2 F + D) L, times E of a mixture; 0 without
+    bias_active: int  # (2 F + D) L, times K of a mixture; 0 without
 
     @property
     def total(self) -> int:
         """The number of all parameters."""
-        return self.embedding + self.head + self.attention + self.ffn + self.router + self.norms
+        return self.embedding + self.head + self.attention + self.ffn + self.router + self.norms + self.bias
 
     @property
     def active(self) -> int:
         """The number of parameters that one token passes through."""
-        return self.total - self.ffn + self.ffn_active
+        return self.total - self.ffn + self.ffn_active - self.bias + self.bias_active
 
     @property
     def without_embedding(self) -> int:
@@ -60,7 +64,7 @@ class Parameters:
     @property
     def matrices(self) -> int:
         """M: active parameters that a token's vector is multiplied by."""
-        return self.without_embedding - self.norms
+        return self.without_embedding - self.norms - self.bias_active
 
     @property
     def every_expert(self) -> float:
@@ -70,11 +74,11 @@ class Parameters:
     def total_with_biases(self, attention: bool) -> int:
         """Return the total with a bias for each output of an expert's three matrices, and with `attention` of its four.
 
-        The models here have none. The paper prints 627M for MoE-M, which is true with biases alone.
+        The first is what `model.bias=true` makes, and the paper prints 627M for MoE-M, which is true with biases alone.
         """
         shape = self.shape
         experts = shape.num_layers * max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
-        return self.total + experts + (4 * shape.d_model * shape.num_layers if attention else 0)
+        return self.total - self.bias + experts + (4 * shape.d_model * shape.num_layers if attention else 0)
 
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L D (S + 1).
@@ -104,6 +108,9 @@ def weights_of(shape: TransformerShape) -> list[Weights]:
         Weights("ffn", L, (E, 2, shape.d_expert, D)),
         Weights("ffn", L, (E, shape.d_expert, D)),
     ] if E else [Weights("ffn", L, (2, width, D)), Weights("ffn", L, (width, D))]  # fmt: skip
+    if shape.bias:
+        of_mixture = [Weights("bias", L, (E, 2, shape.d_expert)), Weights("bias", L, (E, D))]
+        feed_forward += of_mixture if E else [Weights("bias", L, (2, width)), Weights("bias", L, (D,))]
     return [
         Weights("embedding", 1, (V, D)),
         Weights("head", 1, (V, D)),
@@ -117,9 +124,10 @@ def weights_of(shape: TransformerShape) -> list[Weights]:
 def parameters(shape: TransformerShape) -> Parameters:
     """Return the parameter counts of a model of this shape, which is not built."""
     weights = weights_of(shape)
-    of_part = {part: count(weights, part) for part in ("embedding", "head", "attention", "ffn", "router", "norms")}
-    active = of_part["ffn"] * shape.top_k // shape.num_experts if shape.num_experts else of_part["ffn"]
-    return Parameters(shape, ffn_active=active, **of_part)
+    of_part = {part: count(weights, part) for part in PARTS}
+    chosen, of = (shape.top_k, shape.num_experts) if shape.num_experts else (1, 1)
+    active = {f"{part}_active": of_part[part] * chosen // of for part in ("ffn", "bias")}
+    return Parameters(shape, **active, **of_part)
 
 
 def count(weights: Iterable[Weights], *parts: str) -> int:
@@ -144,6 +152,6 @@ def count_parameters(model: Transformer) -> dict[str, int]:
         "total": counted.total,
         "active": counted.active,
         "embedding": counted.embedding,
-        "experts": counted.ffn,
+        "experts": counted.ffn + counted.bias,
         "router": counted.router,
     }

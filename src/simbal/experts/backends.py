@@ -15,20 +15,33 @@ from torch import Tensor
 
 from simbal.experts.dispatch import RoutingPlan
 
+Biases = tuple[Tensor, Tensor]  # b13_E2F and b2_ED, which are added to the products with w13_E2FD and w2_EFD
 
-def reference(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
+
+def reference(
+    x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor, biases: Biases | None = None
+) -> Tensor:
     """Compute the experts one after the other, (N, D): what every backend computes.
 
-    y_t = sum_k p_tk W2_e^T (silu(Wgate_e x_t) * (Wup_e x_t)) with e the k-th expert of token t.
+    y_t = sum_k p_tk W2_e^T (silu(Wgate_e x_t) * (Wup_e x_t)) with e the k-th expert of token t; with biases
+    y_t = sum_k p_tk (W2_e^T (silu(Wgate_e x_t + b1_e) * (Wup_e x_t + b3_e)) + b2_e).
     """
     y_ND = torch.zeros_like(x_ND)
     p_R = plan.weights_NK.reshape(-1)[plan.order_R].to(x_ND.dtype)
     begin = 0
     # unbind: indexing w[e] in a loop would build a zero gradient of the whole stack for every expert
-    for end, w13_2FD, w2_FD in zip(plan.ends_E.tolist(), w13_E2FD.unbind(), w2_EFD.unbind(), strict=True):
+    added = [(b13_2F, b2_D) for b13_2F, b2_D in zip(*map(Tensor.unbind, biases), strict=True)] if biases else None
+    for e, (end, w13_2FD, w2_FD) in enumerate(
+        zip(plan.ends_E.tolist(), w13_E2FD.unbind(), w2_EFD.unbind(), strict=True)
+    ):
         token = plan.tokens_R[begin:end]
         gate, up = (x_ND[token] @ w.T for w in w13_2FD)
-        y_ND = y_ND.index_add(0, token, (F.silu(gate) * up) @ w2_FD * p_R[begin:end, None])
+        if added:
+            gate, up = gate + added[e][0][0], up + added[e][0][1]
+        out = (F.silu(gate) * up) @ w2_FD
+        if added:
+            out = out + added[e][1]
+        y_ND = y_ND.index_add(0, token, out * p_R[begin:end, None])
         begin = end
     return y_ND
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from simbal.errors import UserError
 from simbal.experts import backends, fused, megablocks
+from simbal.experts.backends import Biases
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks_ops import install
 
@@ -86,12 +87,18 @@ BACKENDS = {
 }
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> Choice:
+def choose(
+    name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int, bias: bool = False
+) -> Choice:
     """Return the backend to use and the reason, as they are written into the run record.
 
     Raises:
-        UserError: `name` is unknown, or cannot run with this device, dtype and these widths.
+        UserError: `name` is unknown, or cannot run with this device, dtype and these widths, or has no biases.
     """
+    if bias and name == "auto":
+        return Choice("reference", "auto chose reference: it alone has the biases of model.bias=true")
+    if bias and name in BACKENDS.keys() - {"reference"}:
+        raise UserError(f"experts.backend={name} has no biases, as model.bias=true wants: use experts=reference")
     if name == "auto":
         return _automatic(device, dtype, d_model, d_expert)
     if name not in BACKENDS:
@@ -101,12 +108,22 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, d_model: int, d_
     return Choice(name, f"{name}, as experts.backend says")
 
 
-def apply_experts(name: str, x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
-    """Run the backend `name` in the compute dtype, with autocast off: grouped_mm is not registered with it."""
+def apply_experts(
+    name: str, x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor, biases: Biases | None = None
+) -> Tensor:
+    """Run the backend `name` in the compute dtype, with autocast off: grouped_mm is not registered with it.
+
+    Biases are for `reference` alone.
+    """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
     with torch.autocast(device, enabled=False):
-        return BACKENDS[name].run(x_ND.to(dtype), plan, w13_E2FD.to(dtype), w2_EFD.to(dtype))
+        operands = x_ND.to(dtype), plan, w13_E2FD.to(dtype), w2_EFD.to(dtype)
+        if biases is None:
+            return BACKENDS[name].run(*operands)
+        assert name == "reference", "`choose` refuses the others"
+        b13_E2F, b2_ED = biases
+        return backends.reference(*operands, (b13_E2F.to(dtype), b2_ED.to(dtype)))
 
 
 def _automatic(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> Choice:

@@ -62,6 +62,8 @@ def require_expressible(spec: RunSpec, where: object) -> None:
     reason = ""
     if spec.config.data.document_mask:
         reason = "data.document_mask=true: attention there goes beyond the document"
+    elif spec.config.model.bias:
+        reason = "model.bias=true: experts of Mixtral have no biases, and neither has the Llama that is written"
     elif spec.config.model.num_experts and router.gating != "softmax":
         reason = f"router.gating={router.gating}: Mixtral gates by a softmax"
     elif spec.config.model.num_experts and not router.renormalize:

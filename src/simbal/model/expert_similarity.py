@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simbal.experts.backends import Biases
 from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.moe import FeedForward, MoELayer
 
@@ -24,7 +25,7 @@ class Watched:
 
     def measure(self, index: int, layer: MoELayer, inputs: tuple[Tensor, ...]) -> None:
         """Measure one batch of the MoE layer `index`, ahead of its forward pass."""
-        running = layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD)
+        running = layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD, layer.biases)
         self._parts[index].append(running.similarity_N.double().cpu())
         self.zero_outputs_L[index] += running.zero_outputs
 
@@ -46,14 +47,18 @@ def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched
 
 
 @torch.no_grad()
-def layer_similarity(x_ND: Tensor, w13_E2FD: Tensor, w2_EFD: Tensor) -> RunningSimilarity:
+def layer_similarity(x_ND: Tensor, w13_E2FD: Tensor, w2_EFD: Tensor, biases: Biases | None = None) -> RunningSimilarity:
     """Run every expert on every token in the compute dtype; no tensor is larger than one expert's (N, D) or (N, F)."""
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
     running = RunningSimilarity()
     with torch.autocast(device, enabled=False):
         x_ND = x_ND.to(dtype)
-        for w13_2FD, w2_FD in zip(w13_E2FD, w2_EFD, strict=True):
+        for expert, (w13_2FD, w2_FD) in enumerate(zip(w13_E2FD, w2_EFD, strict=True)):
             gate_NF, up_NF = (F.linear(x_ND, w_FD.to(dtype)) for w_FD in w13_2FD)
-            running.add((F.silu(gate_NF) * up_NF) @ w2_FD.to(dtype))
+            if biases is None:
+                running.add((F.silu(gate_NF) * up_NF) @ w2_FD.to(dtype))
+            else:
+                b13_2F, b2_D = biases[0][expert].to(dtype), biases[1][expert].to(dtype)
+                running.add((F.silu(gate_NF + b13_2F[0]) * (up_NF + b13_2F[1])) @ w2_FD.to(dtype) + b2_D)
     return running

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
+from simbal.model.moe import BIASES
 from simbal.model.transformer import Transformer
 
 
@@ -21,11 +22,13 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Set norm gains to 1, routers as `init_router` does, and others to normal with `std`, truncated at 3 std."""
+    """Set biases to 0, routers as `init_router` does, and matrices to normal with `std`, truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
     weights = generator(seed, "weights")
-    for parameter in model.parameters():
-        if parameter.ndim > 1 and id(parameter) not in routers:
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] in BIASES:
+            parameter.zero_()
+        elif parameter.ndim > 1 and id(parameter) not in routers:
             nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=weights)
     router_weights = generator(seed, "router")
     for router in model.routers:

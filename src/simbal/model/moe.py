@@ -8,44 +8,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simbal.experts.backends import Biases
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.model.matmul import linear
 from simbal.model.router import Router, Routing, Steering
 
+BIASES = ("b13_E2F", "b2_ED", "b13_2F", "b2_D")  # the names of those below
+
 
 class MoELayer(nn.Module):
     """A mixture of experts, y_t = sum_k p_tk expert_e(x_t) with e the k-th expert of token t.
 
+    With `bias`, each of an expert's three matrices adds one, as in the paper's equation 1.
+
     It is dropless: every chosen expert computes every token sent to it.
     """
 
-    def __init__(self, router: Router, d_model: int, d_expert: int, backend: str | None) -> None:
+    def __init__(self, router: Router, d_model: int, d_expert: int, backend: str | None, bias: bool = False) -> None:
         super().__init__()
         num_experts = len(router.weight_ED)
         assert backend is not None, "a mixture of experts needs a backend"
         self.router, self.backend, self.apply_experts = router, backend, apply_experts
         self.w13_E2FD = nn.Parameter(torch.empty(num_experts, 2, d_expert, d_model))
         self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
+        self.b13_E2F = nn.Parameter(torch.empty(num_experts, 2, d_expert)) if bias else None
+        self.b2_ED = nn.Parameter(torch.empty(num_experts, d_model)) if bias else None
+
+    @property
+    def biases(self) -> Biases | None:
+        """The biases of gate and up (E, 2, F) and of down (E, D), or None."""
+        return None if self.b13_E2F is None or self.b2_ED is None else (self.b13_E2F, self.b2_ED)
 
     def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
         """Return the experts' weighted sum, (B, S, D), and the router's decisions."""
         x_ND = x_BSD.flatten(0, 1)
         routing = self.router(x_ND, tokens_BS, steering)
         plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
-        y_ND = self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD)
+        y_ND = self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD, self.biases)
         return y_ND.view_as(x_BSD), routing
 
 
 class FeedForward(nn.Module):
-    """A dense SwiGLU, y = W2^T (silu(Wgate x) * (Wup x)), in the layout of one expert."""
+    """A dense SwiGLU, y = W2^T (silu(Wgate x) * (Wup x)), in the layout of one expert; with `bias` as there."""
 
-    def __init__(self, d_model: int, d_hidden: int) -> None:
+    def __init__(self, d_model: int, d_hidden: int, bias: bool = False) -> None:
         super().__init__()
         self.w13_2FD = nn.Parameter(torch.empty(2, d_hidden, d_model))
         self.w2_FD = nn.Parameter(torch.empty(d_hidden, d_model))
+        self.b13_2F = nn.Parameter(torch.empty(2, d_hidden)) if bias else None
+        self.b2_D = nn.Parameter(torch.empty(d_model)) if bias else None
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Return the output, in the shape of `x_BSD`."""
-        gate_BSF, up_BSF = linear(x_BSD, self.w13_2FD.flatten(0, 1)).chunk(2, -1)
-        return linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)
+        gate_up_BSF = linear(x_BSD, self.w13_2FD.flatten(0, 1))
+        if self.b13_2F is not None:
+            gate_up_BSF = gate_up_BSF + self.b13_2F.flatten().to(gate_up_BSF.dtype)
+        gate_BSF, up_BSF = gate_up_BSF.chunk(2, -1)
+        y_BSD = linear(F.silu(gate_BSF) * up_BSF, self.w2_FD.T)
+        return y_BSD if self.b2_D is None else y_BSD + self.b2_D.to(y_BSD.dtype)

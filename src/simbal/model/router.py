@@ -110,22 +110,26 @@ class Router(nn.Module):
 
     def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
         """Route the hidden states of B whole sequences; products in fp32, or in the input's dtype if that is wider."""
+        # the weight once: a parametrised one is computed at each access
+        routing = self.route(x_ND, self.weight_ED, tokens_BS, steering)
+        return replace(routing, x_ND=x_ND.detach()) if self.keeps_input else routing
+
+    def route(self, x_ND: Tensor, weight_ED: Tensor, tokens_BS: Tensor, steering: Steering | None) -> Routing:
+        """Route as `forward` does, with this weight."""
 
         def choice_scores(logits_NE: Tensor, probs_NE: Tensor) -> Tensor:
             if steering is None:
                 return logits_NE
             return steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE))
 
-        weight_ED = self.weight_ED  # once: a parametrised weight is computed at each access
         wide = torch.promote_types(x_ND.dtype, torch.float32)
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = F.linear(x_ND.to(wide), weight_ED.to(wide))
             if steering:
                 logits_NE = steering.adjust_logits(logits_NE)
-            routing = Routing.of_logits(
+            return Routing.of_logits(
                 logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores
             )
-            return replace(routing, x_ND=x_ND.detach()) if self.keeps_input else routing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply `fn`, but keep the dtype of a parametrised weight, as decompositions have no bf16 kernel."""

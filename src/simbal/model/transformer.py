@@ -1,4 +1,6 @@
-"""The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings, no biases.
+"""The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings.
+
+Biases are in feed-forwards at most.
 
 Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
@@ -36,6 +38,7 @@ class TransformerShape:
     norm_eps: float
     gating: str
     renormalize: bool
+    bias: bool = False  # of the matrices of every feed-forward
     document_end: int | None = None  # the token after which attention sees nothing before; None: it sees all the past
 
 
@@ -50,10 +53,10 @@ class Block(nn.Module):
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
                 Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer),
-                shape.d_model, shape.d_expert, backend,
+                shape.d_model, shape.d_expert, backend, shape.bias,
             )
             if shape.num_experts
-            else FeedForward(shape.d_model, max(1, shape.top_k) * shape.d_expert)
+            else FeedForward(shape.d_model, max(1, shape.top_k) * shape.d_expert, shape.bias)
         )  # fmt: skip
 
     def forward(

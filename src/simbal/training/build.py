@@ -71,7 +71,7 @@ def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choic
     if not model.num_experts:
         return None
     named = spec.config.experts.backend
-    return choose(named, device, PRECISIONS[precision], model.d_model, model.d_expert)
+    return choose(named, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
 
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
@@ -86,6 +86,7 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
         top_k=model.top_k,
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
+        bias=model.bias,
         vocab_size=spec.config.data.vocab_size,
         gating=router.gating,
         renormalize=router.renormalize,

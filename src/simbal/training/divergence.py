@@ -33,7 +33,7 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
     found: list[dict[str, float | None]] = []
     moe_layers = [layer for layer in model.feed_forwards if isinstance(layer, MoELayer)]
     for layer, moe in enumerate(moe_layers):
-        weights = {"router": list(moe.router.parameters()), "experts": [moe.w13_E2FD, moe.w2_EFD]}
+        weights = {"router": list(moe.router.parameters()), "experts": [moe.w13_E2FD, moe.w2_EFD, *(moe.biases or ())]}
         statistics: dict[str, float | None] = {}
         for name, parameters in weights.items():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -157,14 +157,14 @@ class LitMoE(L.LightningModule):
         The hidden states that the routers read are held fixed: what the losses do to them is not in it. The list is
         empty where no router is trained.
         """
+        if not all(routing.router_weight_ED.requires_grad for routing in routings):
+            return []
+        weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # fsdp sees only its own
         again = [
-            router.forward(routing.x_ND, tokens_BS, self.balancing)  # no hook of fsdp sees this second pass
-            for router, routing in zip(self.model.routers, routings, strict=True)
+            router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing)
+            for router, routing, weight_ED in zip(self.model.routers, routings, weights, strict=True)
             if routing.x_ND is not None
         ]
-        weights = [routing.router_weight_ED for routing in again]
-        if not all(weight_ED.requires_grad for weight_ED in weights):
-            return []
         losses = torch.stack([*self.balancing_step.losses(again, self.global_step).values()])
         return [torch.stack(torch.autograd.grad(losses.sum(), weights, materialize_grads=True))]
 

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from simbal.balancing.orthogonal import Mixture
 from simbal.config.schema import OptimConfig
+from simbal.model.moe import BIASES
 
 
 def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
@@ -26,7 +27,7 @@ def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
 def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, object]]:
     """Return AdamW's two groups, of what is trained: what decays, and what does not.
 
-    Matrices decay, norm gains do not, and routers do if `decay_router`, but never the vectors of Householder
+    Matrices decay, norm gains and biases do not, and routers do if `decay_router`, but never the vectors of Householder
     reflections: decay would shrink the signs that torch keeps on their diagonal, to 0.
     """
     decayed: list[nn.Parameter] = []
@@ -34,6 +35,7 @@ def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, obj
     for name, parameter in model.named_parameters():
         path = name.split(".")
         decays = parameter.ndim > 1 and (optim.decay_router or "router" not in path)
+        decays &= path[-1] not in BIASES
         if "parametrizations" in path:
             computed: Any = model.get_submodule(".".join(path[:-1]))
             decays &= isinstance(computed[0], Mixture)

@@ -10,10 +10,11 @@ from collections import defaultdict
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from simbal.distributed import is_first, sum_over_ranks
+from simbal.model.moe import BIASES
 from simbal.model.transformer import Transformer
 from simbal.training.lit_moe import LitMoE
 
@@ -51,7 +52,7 @@ class Rounding(Callback):
         counts: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.int64))
         for name, entries in watched(module.model).items():
             moved = int((entries != self._start[name]).sum())
-            counts[kind(name, module.model.get_parameter(name))] += torch.tensor([moved, entries.numel()])
+            counts[kind(name)] += torch.tensor([moved, entries.numel()])
         self._start = {}
         for of_kind, moved_and_all in counts.items():
             moved, total = sum_over_ranks(moved_and_all).tolist()
@@ -78,9 +79,11 @@ def watched(model: Transformer) -> dict[str, Tensor]:
     return found
 
 
-def kind(name: str, parameter: nn.Parameter) -> str:
+def kind(name: str) -> str:
     """Return what a weight of a Transformer is called in a sentence."""
-    if parameter.ndim == 1:
+    if name.rpartition(".")[2] in BIASES:
+        return "biases"
+    if "norm" in name:
         return "norm gains"
     if "router" in name:
         return "routers"

@@ -195,7 +195,8 @@ def fit(
     telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
     module.observers.append(telemetry)
     rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
-    trainer = build_trainer(spec, folder, telemetry, rounding, accelerator, precision)
+    trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
+    trainer.callbacks.append(rounding)  # type: ignore[attr-defined]
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
@@ -243,15 +244,13 @@ def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None
     return digest((folder / DOCUMENTS_FILE).read_bytes())
 
 
-def build_trainer(
-    spec: RunSpec, folder: Path, telemetry: Telemetry, rounding: Rounding, accelerator: str, precision: str
-) -> L.Trainer:
+def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
     """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     times = ValidationTimes(keys.val_every, keys.val_at)
-    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder), rounding]
+    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder)]
     if keys.progress_bar and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):
