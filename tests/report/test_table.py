@@ -2,10 +2,13 @@
 
 import csv
 import json
+from math import log
+from statistics import fmean, stdev
 
 import pytest
 from rich.console import Console
 
+from simbal.errors import UserError
 from simbal.report import report as terminal
 from simbal.report.arms import seed_spans, short_label
 from simbal.report.collect import collect
@@ -46,16 +49,24 @@ def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):
 def test_the_difference_is_paired_by_seed(two_arms):
     baseline, treatment = table_of(two_arms).rows
     difference = treatment.differences["val/ppl"]
-    assert (difference.mean, difference.pairs) == (-3.0, 3)
-    assert difference.low == pytest.approx(-3 - 4.302652730 / 3**0.5)  # sd 1, t(0.975, 2)
+    logs = [log(97 / 101), log(100 / 103), log(103 / 105)]
+    assert (difference.mean, difference.pairs) == (pytest.approx(fmean(logs)), 3)
+    assert difference.low == pytest.approx(fmean(logs) - 4.302652730 * stdev(logs) / 3**0.5)  # t(0.975, 2)
     assert not baseline.differences
     assert "tokens_per_second" not in treatment.differences
+
+
+def test_a_perplexity_that_has_no_logarithm_is_refused_with_its_run(write_run):
+    write_run("lbl", 0)
+    run = write_run("simbal", 0, metrics={"val/ppl": 0.0})
+    with pytest.raises(UserError, match=f"{run} cannot be compared: its val/ppl is 0.0, which must be above 0"):
+        table_of(run.parent)
 
 
 def test_any_arm_can_be_the_baseline(two_arms):
     baseline, treatment = table_of(two_arms, "simbal").rows
     assert (baseline.arm.name, treatment.arm.name) == ("simbal", "lbl")
-    assert treatment.differences["val/ppl"].mean == 3.0
+    assert treatment.differences["val/ppl"].mean > 0
 
 
 def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run):
@@ -161,7 +172,7 @@ def test_no_number_is_cut_short_however_narrow_the_terminal(two_arms, width):
     text = shown(table_of(two_arms), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
-    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-3.000", "9,000"):
+    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-2.9%", "9,000"):
         assert number in text
 
 
@@ -170,8 +181,9 @@ def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
     rows = list(csv.DictReader((two_arms / "table.csv").read_text().splitlines()))
     (row,) = [row for row in rows if row["balancing"] == "simbal" and row["metric"] == "val/ppl"]
     assert (row["mean"], row["n"], row["seeds"]) == ("100.0", "3", "0 1 2")
-    assert (row["baseline"], row["difference"], row["pairs"]) == ("lbl", "-3.0", "3")
+    assert (row["baseline"], row["scale"], row["pairs"]) == ("lbl", "ln", "3")
     arm = json.loads((two_arms / "table.json").read_text())["arms"][1]
+    assert arm["differences"]["val/ppl"]["mean"] == float(row["difference"])
     values = [run["values"]["val/ppl"] for run in arm["runs"]]
     assert arm["summaries"]["val/ppl"]["mean"] == sum(values) / len(values)
     assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]

@@ -17,7 +17,7 @@ from simbal.report.table import Row, Table
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
-PAIRED = ("baseline", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+PAIRED = ("baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
 WELCH = ("welch_difference", "welch_df", "welch_p")
 PAPER = ("paper_m", "paper_l")
 SIGNS = {
@@ -82,7 +82,7 @@ def tidy_csv(table: Table) -> str:
     """Return CSV with one line per arm and metric, floats in full precision; empty where there is nothing to say.
 
     `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
-    seeds that never reached the baseline's loss.
+    seeds that never reached the baseline's loss. Where `scale` is ln, differences are of natural logarithms.
     """
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
@@ -121,7 +121,7 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
     if summary:
         line |= asdict(summary)
     if difference:
-        paired = (baseline, difference.mean, difference.low, difference.high, difference.pairs)
+        paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
         line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
         if difference.welch:
             line |= zip(WELCH, asdict(difference.welch).values(), strict=True)

@@ -94,6 +94,10 @@ def _of_tests(rows: Sequence[Row]) -> list[str]:
     if not differences:
         return []
     notes = ["Intervals are 95% each, not corrected for how many there are."]
+    if any(difference.scale == "ln" for difference in differences):
+        notes.append(
+            "A difference in percent is that of the geometric means: mean, interval and tests are of logarithms."
+        )
     if any(difference.p is not None for difference in differences):
         notes.append(
             "p is two-sided, of the paired t test; d_z is the mean of the differences by their standard deviation; "
@@ -101,8 +105,11 @@ def _of_tests(rows: Sequence[Row]) -> list[str]:
         )
     if any(difference.p_holm is not None for difference in differences):
         notes.append("p (Holm) is corrected for the arms that are compared by one metric, not for several metrics.")
-    if any(difference.p is not None and difference.effect is None for difference in differences):
-        notes.append("Where every seed gives the same difference, no noise is left to test it against: d_z is a dash.")
+    if any(difference.pairs > 1 and difference.p is None for difference in differences):
+        notes.append(
+            "Where every seed gives the same difference, no noise was measured to test it against: interval, p and d_z "
+            "are dashes."
+        )
     return notes
 
 

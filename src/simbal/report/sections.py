@@ -9,7 +9,7 @@ from simbal.report import paper
 from simbal.report.arms import seed_spans, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
-from simbal.report.statistics import PairedDifference, Summary
+from simbal.report.statistics import PairedDifference, Summary, relative
 from simbal.report.table import Row, Table, TokensToLoss
 from simbal.runs.record import error_of
 
@@ -99,10 +99,11 @@ def differences(table: Table) -> Section:
 
 def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
     """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
-    signed = metric.number.replace("{:", "{:+")
+    number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
+    mean, low, high = (_on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
     return (
-        number_cell(signed, difference.mean),
-        interval_cell(signed, difference.low, difference.high),
+        number_cell(number, mean),
+        interval_cell(number, low, high),
         _p(difference.p),
         _p(difference.p_holm),
         number_cell("{:+.2f}", difference.effect),
@@ -155,6 +156,11 @@ def absence(run: Run) -> tuple[str, str]:
 def folder_link(run: Run) -> str:
     """Return a link to a run's folder, relative to the folder of its sweep."""
     return f"./{quote(run.path.name)}/"
+
+
+def _on_scale(difference: PairedDifference, value: float | None) -> float | None:
+    """Return a difference as it is shown: one of logarithms as a relative change."""
+    return value if value is None or difference.scale == "difference" else relative(value)
 
 
 def _p(p: float | None) -> Cell:

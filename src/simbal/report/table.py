@@ -193,13 +193,24 @@ def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool
     if len(others) != 1 or others[0] is arm:
         return row
     (other,) = others
-    compared = [metric.key for metric in metrics if metric.compared]
-    differences = {key: paired_difference(arm.values(key), other.values(key)) for key in compared}
+    compared = [metric for metric in metrics if metric.compared]
+    differences = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
     return replace(
         row,
         differences={key: difference for key, difference in differences.items() if difference},
         tokens_to_loss=tokens_to_loss(*({run.seed: run.loss_curve for run in either.runs} for either in (arm, other))),
     )
+
+
+def _values(arm: Arm, metric: Metric) -> dict[int, float]:
+    """Return a metric by seed; `UserError` for a ratio with a value that is not above 0."""
+    values = arm.values(metric.key)
+    for run in arm.runs:
+        if metric.ratio and values.get(run.seed, 1.0) <= 0:
+            raise UserError(
+                f"{run.path} cannot be compared: its {metric.key} is {values[run.seed]}, which must be above 0"
+            )
+    return values
 
 
 def _correct(rows: Sequence[Row], key: str) -> None:
