@@ -14,7 +14,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("dispatch", "backends", "select"),
     "cost": ("parameters", "memory"),
-    "report": ("statistics", "table", "notes", "columns", "arms", "collect", "paper", "report"),
+    "report": ("statistics", "conclusion", "table", "notes", "columns", "arms", "collect", "paper", "report"),
 }
 
 

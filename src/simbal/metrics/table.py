@@ -56,6 +56,7 @@ class Metric:
     column: bool = False  # among the columns of a table for which none are chosen
     compared: bool = True  # whether its difference to the baseline is shown
     ratio: bool = False  # whether arms differ in it by a factor: differences are then taken of its logarithms
+    margin: bool = False  # whether equivalence_margin, in nats per token, is meant for its differences
     whole: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
@@ -87,11 +88,11 @@ VALIDATION = (
     Metric(
         "loss", "validation loss",
         "cross-entropy in nats, mean over the tokens of the validation set; no auxiliary loss, no z-loss",
-        NATS, "{:.4f}", "lower", whole=lambda sums: sums.nats / sums.tokens,
+        NATS, "{:.4f}", "lower", margin=True, whole=lambda sums: sums.nats / sums.tokens,
     ),
     Metric(
         "ppl", "perplexity", "exp of val/loss",
-        "", "{:.3f}", "lower", column=True, ratio=True,
+        "", "{:.3f}", "lower", column=True, ratio=True, margin=True,
         whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
     ),
     Metric(

@@ -87,7 +87,7 @@ def of_analysis(key: str) -> Metric:
     """
     analysis, _, name = key.partition(".")
     perplexity = name.startswith("ppl_") and not name.endswith("_se")
-    known = NAMED.get(name, Metric(name, key, "", ratio=perplexity))
+    known = NAMED.get(name, Metric(name, key, "", ratio=perplexity, margin=perplexity))
     return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
 
 

@@ -18,6 +18,7 @@ from simbal.report.table import Row, Table
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
 PAIRED = ("baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+CONCLUDED = ("detectable", "p_equivalent", "conclusion")
 WELCH = ("welch_difference", "welch_df", "welch_p")
 PAPER = ("paper_m", "paper_l")
 SIGNS = {
@@ -86,7 +87,7 @@ def tidy_csv(table: Table) -> str:
     """
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
-    headings = ["metric", *MEAN, *PAIRED, *WELCH, *paper]
+    headings = ["metric", *MEAN, *PAIRED, *CONCLUDED, *WELCH, *paper]
     writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
@@ -103,6 +104,7 @@ def as_json(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
         "baseline": table.baseline,
+        "equivalence_margin": table.margin,
         "metrics": {metric.key: metric.title for metric in table.metrics},
         "arms": [_arm(row, table.metrics) for row in table.rows],
         "without_result": [
@@ -123,6 +125,7 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
     if difference:
         paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
         line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
+        line |= zip(CONCLUDED, (difference.detectable, difference.p_equivalent, difference.conclusion), strict=True)
         if difference.welch:
             line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
     if metric.key in row.reported:

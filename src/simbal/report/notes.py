@@ -6,6 +6,7 @@ from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import seed_spans
 from simbal.report.paper import NOTE
+from simbal.report.statistics import relative
 from simbal.report.table import Row, Table, rivals
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
@@ -15,7 +16,11 @@ FEW_VALIDATIONS = 10
 def notes(table: Table) -> list[str]:
     """Return the notes of a table in their order, each one or more sentences."""
     rows, baseline = table.rows, table.baseline
-    found = [*why_no_difference(rows, baseline), *warnings(rows, baseline), *(of_paper(rows) if table.paper else [])]
+    found = [
+        *why_no_difference(rows, baseline),
+        *warnings(rows, baseline, table.margin),
+        *(of_paper(rows) if table.paper else []),
+    ]
     return [printable(note) for note in found + footer(rows, table.metrics)]
 
 
@@ -42,9 +47,9 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
     return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
 
 
-def warnings(rows: Sequence[Row], baseline: str | None) -> list[str]:
+def warnings(rows: Sequence[Row], baseline: str | None, margin: float | None) -> list[str]:
     """Return what a reader must know of so few seeds and so many tests, as notes."""
-    return [*_of_seeds(rows), *_of_tests(rows), *_of_tokens(rows, baseline)]
+    return [*_of_seeds(rows), *_of_tests(rows), *_of_conclusions(rows, margin), *_of_tokens(rows, baseline)]
 
 
 def of_paper(rows: Sequence[Row]) -> list[str]:
@@ -111,6 +116,24 @@ def _of_tests(rows: Sequence[Row]) -> list[str]:
             "are dashes."
         )
     return notes
+
+
+def _of_conclusions(rows: Sequence[Row], margin: float | None) -> list[str]:
+    """Return two sentences on what the words and the detectable differences mean."""
+    if not any(difference.sd for row in rows for difference in row.differences.values()):
+        return []
+    equivalent = (
+        f"the arms are equivalent if a test at 5% (TOST) shows that a loss differs by less than {margin:g} nats per "
+        f"token, a perplexity by {relative(margin):.1%} (equivalence_margin)"
+        if margin is not None
+        else "none are equivalent, as the runs name several margins (choose one with equivalence_margin=)"
+    )
+    return [
+        "An arm is better or worse (higher or lower where neither is good) if p, or p (Holm) where there is one, is "
+        f"below 0.05; else {equivalent}; else the difference is not resolved.",
+        "Detectable is the true difference that so many pairs with this spread show at p < 0.05 with 80% power: an arm "
+        "whose difference is not resolved may well be better or worse by less.",
+    ]
 
 
 def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 It is what report.py does, and the end of a sweep.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,24 @@ from simbal.report.columns import Cell, choose, named_by_runs
 from simbal.report.notes import notes
 from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
+from simbal.runs.record import is_number
 
-KINDS: dict[str, tuple[type, str]] = {
-    "baseline": (str, "the balancing that differences are taken from"),
-    "columns": (list, "a list such as [ppl,min_pes]"),
-    "paper": (bool, "true or false"),
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "baseline": (lambda value: isinstance(value, str), "the balancing that differences are taken from"),
+    "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
+    "paper": (lambda value: isinstance(value, bool), "true or false"),
+    "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
 }
 TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
 TESTS = ("p", "p (Holm)", "d_z", "Welch p")
 
 
 def report(
-    folder: Path, baseline: str | None = None, columns: Sequence[str] | None = None, paper: bool = False
+    folder: Path,
+    baseline: str | None = None,
+    columns: Sequence[str] | None = None,
+    paper: bool = False,
+    equivalence_margin: float | None = None,
 ) -> None:
     """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
@@ -42,6 +48,7 @@ def report(
         columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
             the usual ones.
         paper: set what the paper reports of the same strategies beside each number.
+        equivalence_margin: nats per token; None takes the one that the runs' own configs name.
 
     Raises:
         UserError: as `collect`, `choose`, `LastSweep.of` and `build` do.
@@ -51,7 +58,7 @@ def report(
     chosen = named_by_runs(finished) if columns is None else columns
     metrics = None if chosen is None else choose(chosen, finished)
     missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing)
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin)
     out = console()
     show(table, out)
     export.export(table, folder)
@@ -67,13 +74,13 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         key, equals, text = line.partition("=")
         if not equals or key not in KINDS:
-            raise UserError(f"{line}: give baseline=..., columns=[...] or paper=true")
-        kind, meaning = KINDS[key]
+            raise UserError(f"{line}: give {', '.join(f'{name}=' for name in KINDS)}")
+        allowed, meaning = KINDS[key]
         try:
             keys[key] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError):  # also for a number that Python does not read
             keys[key] = None
-        if not isinstance(keys[key], kind):
+        if not allowed(keys[key]):
             raise UserError(f"{line}: {key} must be {meaning}")
     return keys
 

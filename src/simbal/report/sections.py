@@ -13,7 +13,9 @@ from simbal.report.statistics import PairedDifference, Summary, relative
 from simbal.report.table import Row, Table, TokensToLoss
 from simbal.runs.record import error_of
 
-DIFFERENCE_HEADINGS = ("difference", "95% interval", "p", "p (Holm)", "d_z", "Welch p", "pairs")
+DIFFERENCE_HEADINGS = (
+    "difference", "95% interval", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p", "pairs",
+)  # fmt: skip
 TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "seeds", "not reached")
 SMALLEST_P = 0.001  # below it the digits mean nothing with so few seeds
 
@@ -104,6 +106,8 @@ def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell
     return (
         number_cell(number, mean),
         interval_cell(number, low, high),
+        Cell(difference.conclusion),
+        number_cell(number.replace("+", ""), _on_scale(difference, difference.detectable)),
         _p(difference.p),
         _p(difference.p_holm),
         number_cell("{:+.2f}", difference.effect),

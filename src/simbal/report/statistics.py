@@ -40,6 +40,7 @@ class PairedDifference:
     """
 
     mean: float
+    sd: float | None  # of the differences, with n - 1 in the denominator
     low: float | None  # lower end of Student's 95% interval
     high: float | None
     pairs: int
@@ -48,6 +49,9 @@ class PairedDifference:
     welch: Welch | None
     scale: Scale = "difference"
     p_holm: float | None = None  # corrected for the arms that are compared; None of a single one
+    detectable: float | None = None  # the true difference that so many pairs show with 80% power
+    p_equivalent: float | None = None  # of TOST within the margin, corrected as p_holm is
+    conclusion: str = "not resolved"
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -85,10 +89,11 @@ def paired_difference(
     largest = max(abs(values[seed]) for values in (treatment, baseline) for seed in shared)
     largest = max(largest, 1.0) if ratio else largest  # a logarithm is rounded as the number 1 is
     if differences.sd is None or differences.sd <= ROUNDING * largest:
-        return PairedDifference(differences.mean, None, None, differences.n, None, None, welch, scale)
+        return PairedDifference(differences.mean, None, None, None, differences.n, None, None, welch, scale)
     p = _p_of_t(differences.mean / (differences.sd / sqrt(differences.n)), differences.n - 1)
     effect = differences.mean / differences.sd
-    return PairedDifference(differences.mean, *interval(differences), differences.n, p, effect, welch, scale)
+    low, high = interval(differences)
+    return PairedDifference(differences.mean, differences.sd, low, high, differences.n, p, effect, welch, scale)
 
 
 def interval(summary: Summary) -> tuple[float | None, float | None]:

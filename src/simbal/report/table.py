@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from simbal.errors import UserError
 from simbal.files import strict_json
@@ -12,6 +13,7 @@ from simbal.metrics.table import Metric
 from simbal.report.arms import Arm, group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
+from simbal.report.conclusion import concluded, examined
 from simbal.report.paper import Reported, reported
 from simbal.report.statistics import PairedDifference, Summary, holm, interval, paired_difference, summarize
 
@@ -62,6 +64,7 @@ class Table:
     absent: list[tuple[str, Run]]  # failed, diverged, killed, pruned, damaged and unfinished runs, each with its label
     paper: bool = False  # whether the paper's numbers were asked for
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
+    margin: float | None = None  # nats per token, of equivalence; None: the runs name several
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def build(
     metrics: Sequence[Metric] | None = None,
     paper: bool = False,
     missing: Mapping[str, str] | None = None,
+    margin: float | None = None,
 ) -> Table:
     """Build the table, which compares arms with the one whose balancing is `baseline` and whose other keys are equal.
 
@@ -107,21 +111,26 @@ def build(
         metrics: the columns; None takes the usual ones.
         paper: whether the paper's numbers stand beside ours.
         missing: label by folder name of the runs that were never started.
+        margin: of equivalence, in nats per token; None takes the runs' own `equivalence_margin`.
 
     Raises:
-        UserError: the curve of a run is broken.
+        UserError: the curve of a run is broken, or a perplexity is not above 0.
     """
     finished = [run for run in runs if run.finished]
     columns = label_columns([run.spec for run in runs])
     metrics = usual(finished) if metrics is None else metrics
-    baseline = _own_baseline(runs) if baseline is None else baseline
+    baseline = _own(runs, "baseline") if baseline is None else baseline
+    margin = _own(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group(finished, columns), baseline, metrics, paper)
+    for metric in metrics:
+        _conclude(rows, metric, margin)
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}))
+    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin)
 
 
-def _own_baseline(runs: Sequence[Run]) -> str | None:
-    named = {str(run.spec.config.baseline) for run in runs}
+def _own(runs: Sequence[Run], key: str) -> Any:
+    """Return a key of the runs' configs that is the same in all; None where it is not."""
+    named = {getattr(run.spec.config, key) for run in runs}
     return named.pop() if len(named) == 1 else None
 
 
@@ -136,8 +145,6 @@ def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric]
     """
     rows = [_row(arm, rivals(arm, arms, baseline), metrics, paper) for arm in arms]
     rows.sort(key=lambda row: row.arm.balancing != baseline)
-    for metric in metrics:
-        _correct(rows, metric.key)
     return rows
 
 
@@ -213,10 +220,21 @@ def _values(arm: Arm, metric: Metric) -> dict[int, float]:
     return values
 
 
-def _correct(rows: Sequence[Row], key: str) -> None:
-    """Fill in Holm's p where several arms are compared by one metric."""
-    compared = [row.differences for row in rows if key in row.differences]
-    tested = [(differences, p) for differences in compared if (p := differences[key].p) is not None]
+def _conclude(rows: Sequence[Row], metric: Metric, margin: float | None) -> None:
+    """Fill in what the differences by one metric conclude, with Holm's p where several arms are compared."""
+    compared = [row.differences for row in rows if metric.key in row.differences]
+    found = [examined(differences[metric.key], metric, margin) for differences in compared]
     if len(compared) > 1:
-        for (differences, _), p_holm in zip(tested, holm([p for _, p in tested]), strict=True):
-            differences[key] = replace(differences[key], p_holm=p_holm)
+        different, same = (_corrected([getattr(one, p) for one in found]) for p in ("p", "p_equivalent"))
+        found = [
+            replace(one, p_holm=p_holm, p_equivalent=p_equivalent)
+            for one, p_holm, p_equivalent in zip(found, different, same, strict=True)
+        ]
+    for differences, one in zip(compared, found, strict=True):
+        differences[metric.key] = replace(one, conclusion=concluded(one, metric.better))
+
+
+def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return Holm's p of those that are known."""
+    corrected = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(corrected) for p in p_values]
