@@ -12,7 +12,8 @@ from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.notes import notes
 from simbal.report.report import report
-from simbal.report.table import build, first_reach, tokens_to_loss
+from simbal.report.table import build
+from simbal.report.tokens_to_loss import first_reach, tokens_to_loss
 from simbal.runs.curves import curve, rows
 
 BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]

@@ -11,13 +11,15 @@ from typing import Any
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.table import Metric
 from simbal.report.columns import ABSENT, Cell
+from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.sections import Section, absence, sections
-from simbal.report.table import Row, Table
+from simbal.report.table import Table
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
 PAIRED = ("baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+DOCUMENTS = ("documents_error", "documents_low", "documents_high", "documents")
 CONCLUDED = ("detectable", "p_equivalent", "conclusion")
 WELCH = ("welch_difference", "welch_df", "welch_p")
 PAPER = ("paper_m", "paper_l")
@@ -87,7 +89,7 @@ def tidy_csv(table: Table) -> str:
     """
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
-    headings = ["metric", *MEAN, *PAIRED, *CONCLUDED, *WELCH, *paper]
+    headings = ["metric", *MEAN, *PAIRED, *CONCLUDED, *DOCUMENTS, *WELCH, *paper]
     writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
@@ -126,6 +128,8 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
         paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
         line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
         line |= zip(CONCLUDED, (difference.detectable, difference.p_equivalent, difference.conclusion), strict=True)
+        if difference.over_documents:
+            line |= zip(DOCUMENTS, asdict(difference.over_documents).values(), strict=True)
         if difference.welch:
             line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
     if metric.key in row.reported:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import seed_spans
+from simbal.report.comparison import Row, rivals
 from simbal.report.paper import NOTE
 from simbal.report.statistics import relative
-from simbal.report.table import Row, Table, rivals
+from simbal.report.table import Table
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
@@ -99,6 +100,12 @@ def _of_tests(rows: Sequence[Row]) -> list[str]:
     if not differences:
         return []
     notes = ["Intervals are 95% each, not corrected for how many there are."]
+    if documents := {one.over_documents.documents for one in differences if one.over_documents}:
+        notes.append(
+            "The 95% interval is about other seeds on the same validation documents, the one over documents about "
+            f"other documents for the same seeds (a bootstrap of the {_range([*documents])} that there are): neither "
+            "has both."
+        )
     if any(difference.scale == "ln" for difference in differences):
         notes.append(
             "A difference in percent is that of the geometric means: mean, interval and tests are of logarithms."

@@ -30,7 +30,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
 }
 TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
-TESTS = ("p", "p (Holm)", "d_z", "Welch p")
+TESTS, CONCLUSION = ("p", "p (Holm)", "d_z", "Welch p"), ("conclusion", "detectable")
+SPLITS = ((), (TESTS,), ((*CONCLUSION, *TESTS),), (CONCLUSION, TESTS))  # tried in turn: the columns of further tables
 
 
 def report(
@@ -159,15 +160,19 @@ def _show_fitting(section: Section, out: Console) -> None:
 
 
 def _layouts(section: Section) -> Iterator[list[Layout]]:
-    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then the tests apart."""
-    tests = [heading for heading in section.headings if heading in TESTS]
-    others = [heading for heading in section.headings if heading not in TESTS]
-    for parts in ([section], [section.select(others), section.select(tests)] if tests else [section]):
+    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then some apart."""
+    for parts in [_split(section, *moved) for moved in SPLITS] if "p" in section.headings else [[section]]:
         short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
         for drawn, two_lines in ((parts, False), (short, False), (short, True)):
             for width in TEXT_WIDTHS:
                 yield [Layout(part, width, two_lines=two_lines) for part in drawn]
     yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1], two_lines=True) for part in short]
+
+
+def _split(section: Section, *moved: Sequence[str]) -> list[Section]:
+    """Return the section without the columns that are moved, and one of each group of them."""
+    kept = [heading for heading in section.headings if not any(heading in group for group in moved)]
+    return [section.select(headings) for headings in (kept, *moved)]
 
 
 def _two_lines(title: str) -> str:

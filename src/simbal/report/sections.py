@@ -9,12 +9,15 @@ from simbal.report import paper
 from simbal.report.arms import seed_spans, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
+from simbal.report.comparison import Row
 from simbal.report.statistics import PairedDifference, Summary, relative
-from simbal.report.table import Row, Table, TokensToLoss
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import TokensToLoss
 from simbal.runs.record import error_of
 
 DIFFERENCE_HEADINGS = (
-    "difference", "95% interval", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p", "pairs",
+    "difference", "95% interval", "over documents", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p",
+    "pairs",
 )  # fmt: skip
 TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "seeds", "not reached")
 SMALLEST_P = 0.001  # below it the digits mean nothing with so few seeds
@@ -87,7 +90,11 @@ def compared(table: Table) -> list[tuple[Row, Metric]]:
 
 
 def differences(table: Table) -> Section:
-    """Return the section with a row for each arm and metric; the corrected p only where several arms are compared."""
+    """Return the section with a row for each arm and metric.
+
+    The corrected p stands there only where several arms are compared, and the interval over documents only where the
+    runs have documents.
+    """
     rows, arms = [], []
     for row, metric in compared(table):
         name = "" if row.arm.name in arms else row.arm.name
@@ -95,17 +102,24 @@ def differences(table: Table) -> Section:
         arms.append(row.arm.name)
     title = f"paired difference to {table.baseline} on the seeds that both have"
     whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
-    corrected = any(difference.p_holm is not None for row in table.rows for difference in row.differences.values())
-    return whole if corrected else whole.select([h for h in DIFFERENCE_HEADINGS if h != "p (Holm)"])
+    found = [row.differences[metric.key] for row, metric in compared(table)]
+    unused = {
+        "p (Holm)": all(difference.p_holm is None for difference in found),
+        "over documents": all(difference.over_documents is None for difference in found),
+    }
+    return whole.select([heading for heading in DIFFERENCE_HEADINGS if not unused.get(heading)])
 
 
 def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
     """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
+    over = difference.over_documents
+    documents = [_on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None))]
     number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
     mean, low, high = (_on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
     return (
         number_cell(number, mean),
         interval_cell(number, low, high),
+        interval_cell(number, *documents),
         Cell(difference.conclusion),
         number_cell(number.replace("+", ""), _on_scale(difference, difference.detectable)),
         _p(difference.p),

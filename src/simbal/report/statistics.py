@@ -6,7 +6,8 @@ from math import expm1, hypot, inf, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-CONFIDENCE = 0.95
+from simbal.report.documents import CONFIDENCE, OverDocuments
+
 ROUNDING = 1e-12  # as a share of the largest value: values that differ by less differ by rounding alone
 Scale = Literal["difference", "ln"]  # ln: of natural logarithms, so that exp of it is a ratio
 
@@ -52,6 +53,7 @@ class PairedDifference:
     detectable: float | None = None  # the true difference that so many pairs show with 80% power
     p_equivalent: float | None = None  # of TOST within the margin, corrected as p_holm is
     conclusion: str = "not resolved"
+    over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity
 
 
 def summarize(values: Sequence[float]) -> Summary | None:

@@ -18,13 +18,14 @@ from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report import sections
 from simbal.report.arms import Arm
+from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.page import figures, series, tables
 from simbal.report.page.figures import COLORS, MOST_ARMS, loads
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve, ShownArm, read
 from simbal.report.page.svg import inline, svg
-from simbal.report.table import LastSweep, Row, Table
+from simbal.report.table import LastSweep, Table
 
 PES = "Cosine between the outputs of two experts, mean over all pairs: lower is less redundant."
 WITH_PES = "train with trainer.pes_every=100 (steps between measurements)"

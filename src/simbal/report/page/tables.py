@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from simbal.report import sections
 from simbal.report.arms import Arm
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
+from simbal.report.comparison import Row
 from simbal.report.sections import Section
-from simbal.report.table import Row, Table
+from simbal.report.table import Table
 from simbal.runs.spec import result_keys
 
 
