@@ -6,7 +6,8 @@ from math import isfinite, sqrt
 from typing import Literal
 
 from simbal.metrics.table import Metric
-from simbal.report.statistics import CONFIDENCE, PairedDifference, student_quantile
+from simbal.report.documents import CONFIDENCE
+from simbal.report.statistics import PairedDifference, student_quantile
 
 POWER = 0.8
 ALPHA = 1 - CONFIDENCE

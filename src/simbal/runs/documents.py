@@ -39,12 +39,17 @@ def document_sums(run_path: Path) -> DocumentSums | None:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{file} is broken: {error}") from None
-    nats, tokens = (said.get(key) if isinstance(said, dict) else None for key in ("nats", "tokens"))
+    nats, tokens = _lists(said)
     if not (_are_numbers(nats) and _are_numbers(tokens) and all(isinstance(count, int) for count in tokens)):
         raise UserError(f"{file} is broken: it must have nats and tokens of each document, none below 0")
     if len(nats) != len(tokens):
         raise UserError(f"{file} is broken: it has nats of {len(nats):,} documents and tokens of {len(tokens):,}")
     return DocumentSums([*map(float, nats)], tokens)
+
+
+def _lists(said: Any) -> tuple[Any, Any]:
+    """Return what stands under `nats` and `tokens`, of any kind."""
+    return (said.get("nats"), said.get("tokens")) if isinstance(said, dict) else (None, None)
 
 
 def _are_numbers(values: Any) -> bool:
