@@ -15,6 +15,7 @@ from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.notes import notes
 from simbal.report.report import report
+from simbal.report.statistics import holm
 from simbal.report.table import build
 
 
@@ -67,6 +68,60 @@ def test_any_arm_can_be_the_baseline(two_arms):
     baseline, treatment = table_of(two_arms, "simbal").rows
     assert (baseline.arm.name, treatment.arm.name) == ("simbal", "lbl")
     assert treatment.differences["val/ppl"].mean > 0
+
+
+@pytest.fixture
+def coefficients(write_run):
+    """lbl, and simbal with three coefficients, each better than the one before."""
+    for seed in range(3):
+        write_run("lbl", seed, metrics={"val/ppl": 20.0 + seed})
+        for coef, gain in ((0.1, 1.0), (0.2, 2.0), (0.3, 3.0)):
+            keys = {"balancing.simbal.coef": coef}
+            run = write_run("simbal", seed, keys=keys, metrics={"val/ppl": 20.0 + seed - gain - seed * coef})
+    return run.parent
+
+
+def test_one_of_several_arms_of_a_balancing_is_the_baseline_by_its_name(coefficients):
+    first, *others = table_of(coefficients, "simbal coef=0.2").rows
+    assert (first.arm.name, first.differences) == ("simbal coef=0.2", {})
+    assert {row.arm.name: row.differences["val/ppl"].mean < 0 for row in others} == {
+        "lbl": False, "simbal coef=0.1": False, "simbal coef=0.3": True,
+    }  # fmt: skip
+    assert not any(note.startswith("No difference") for note in notes(table_of(coefficients, "simbal coef=0.2")))
+
+
+@pytest.mark.parametrize("name", ["simbal coef=0.20", "simba", "zzz"])
+def test_a_baseline_that_no_arm_is_is_refused_with_the_nearest(coefficients, name):
+    with pytest.raises(UserError, match=f"baseline={name}: no arm is that; there is .*simbal"):
+        report(coefficients, name)
+
+
+def test_every_pair_is_compared_and_corrected_over_all_pairs(coefficients):
+    report(coefficients, compare="all")
+    table = build("t", collect(coefficients), pairs=True)
+    assert [(row.arm.name, row.other.name) for row in table.pairs] == [
+        ("simbal coef=0.1", "lbl"),
+        ("simbal coef=0.2", "lbl"),
+        ("simbal coef=0.2", "simbal coef=0.1"),
+        ("simbal coef=0.3", "lbl"),
+        ("simbal coef=0.3", "simbal coef=0.1"),
+        ("simbal coef=0.3", "simbal coef=0.2"),
+    ]
+    found = [row.differences["val/ppl"] for row in table.pairs]
+    assert [one.p_holm for one in found] == pytest.approx(holm([one.p for one in found]))
+    logs = table.pairs[1].differences["val/ppl"].mean - table.pairs[0].differences["val/ppl"].mean
+    assert found[2].mean == pytest.approx(logs)
+    assert not any(row.differences for row in table.rows)
+    assert "corrected for the pairs of arms by one metric" in " ".join(notes(table))
+    kept = json.loads((coefficients / "table.json").read_text())["pairs"]
+    lines = [*csv.DictReader((coefficients / "table.csv").read_text().splitlines())]
+    paired = [line for line in lines if line["difference"] and line["metric"] == "val/ppl"]
+    assert [float(line["difference"]) for line in paired] == [one["differences"]["val/ppl"]["mean"] for one in kept]
+    assert [line["baseline"] for line in paired] == [one["other"] for one in kept]
+    for file in ("table.md", "table.tex", "index.html"):
+        text = (coefficients / file).read_text()
+        assert "simbal coef=0.3 - simbal coef=0.2" in text
+        assert "of every two arms" in text
 
 
 def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run):

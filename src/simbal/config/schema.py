@@ -250,7 +250,9 @@ class Config:
 
     name: Annotated[str, Key("outputs/<name>/ holds the runs and their table", hashed=False)]
     seed: Annotated[int, Key("of weights and data order", least=0)]
-    baseline: Annotated[str, Key("the `balancing` that the table's differences are taken from", hashed=False)]
+    baseline: Annotated[
+        str, Key("the `balancing` or the arm that the table's differences are taken from", hashed=False)
+    ]
     equivalence_margin: Annotated[
         float,
         Key("nats per token: arms that surely differ by less are equivalent", above=0, hashed=False, before=0.026),

@@ -33,18 +33,27 @@ def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric]
 
     Args:
         arms: all that the table has.
-        baseline: balancing of the arms to compare with.
+        baseline: balancing of the arms to compare with, or the name of one.
         metrics: the columns.
         paper: whether to set the paper's numbers beside ours.
     """
     rows = [_row(arm, rivals(arm, arms, baseline), metrics, paper) for arm in arms]
-    rows.sort(key=lambda row: row.arm.balancing != baseline)
+    rows.sort(key=lambda row: not row.arm.answers_to(baseline))
     return rows
 
 
+def every_pair(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Row]:
+    """Return a row for every two arms, the later minus the earlier, without the numbers of the arms themselves."""
+    arms = [row.arm for row in rows]
+    pairs = [(arm, other) for place, arm in enumerate(arms) for other in arms[:place]]
+    return [Row(arm, {}, other, differences(arm, other, metrics)) for arm, other in pairs]
+
+
 def rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
-    """Return the arms to compare with: they have the baseline's balancing, and all else is the same."""
-    return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
+    """Return the arms to compare with: the one of that name, or those of that balancing with all else the same."""
+    if any(other.balancing == baseline for other in arms):
+        return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
+    return [other for other in arms if other.name == baseline]
 
 
 def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool) -> Row:

@@ -14,6 +14,7 @@ from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.sections import Section, absence, sections
+from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
@@ -98,6 +99,10 @@ def tidy_csv(table: Table) -> str:
             writer.writerow(label | _metric_line(row, metric, table.baseline))
         if row.tokens_to_loss:
             writer.writerow(label | _tokens_line(row, table.baseline))
+    for row in table.pairs:
+        for key, difference in row.differences.items():
+            assert row.other
+            writer.writerow(_texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name))
     return text.getvalue()
 
 
@@ -109,6 +114,11 @@ def as_json(table: Table) -> dict[str, Any]:
         "equivalence_margin": table.margin,
         "metrics": {metric.key: metric.title for metric in table.metrics},
         "arms": [_arm(row, table.metrics) for row in table.rows],
+        "pairs": [
+            {"arm": row.arm.name, "other": row.other.name, "differences": _differences(row)}
+            for row in table.pairs
+            if row.other
+        ],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent
@@ -125,15 +135,20 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
     if summary:
         line |= asdict(summary)
     if difference:
-        paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
-        line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
-        line |= zip(CONCLUDED, (difference.detectable, difference.p_equivalent, difference.conclusion), strict=True)
-        if difference.over_documents:
-            line |= zip(DOCUMENTS, asdict(difference.over_documents).values(), strict=True)
-        if difference.welch:
-            line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
+        line |= _difference_line(difference, baseline)
     if metric.key in row.reported:
         line |= zip(PAPER, row.reported[metric.key], strict=True)
+    return line
+
+
+def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
+    paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
+    line: dict[str, Any] = dict(zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True))
+    line |= zip(CONCLUDED, (difference.detectable, difference.p_equivalent, difference.conclusion), strict=True)
+    if difference.over_documents:
+        line |= zip(DOCUMENTS, asdict(difference.over_documents).values(), strict=True)
+    if difference.welch:
+        line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
     return line
 
 
@@ -160,10 +175,14 @@ def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
             for run in row.arm.runs
         ],
         "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
-        "differences": {key: asdict(paired) for key, paired in row.differences.items()},
+        "differences": _differences(row),
         "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
         "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
     }
+
+
+def _differences(row: Row) -> dict[str, Any]:
+    return {key: asdict(difference) for key, difference in row.differences.items()}
 
 
 def _texts(label: Mapping[str, Cell]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ It is what report.py does, and the end of a sweep.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.table import Table as Grid
 from simbal.errors import UserError
 from simbal.files.console import console, new_grid
 from simbal.report import export, sections
-from simbal.report.collect import collect
+from simbal.report.collect import Run, collect
 from simbal.report.columns import Cell, choose, named_by_runs
 from simbal.report.notes import notes
 from simbal.report.sections import Section
@@ -24,7 +25,8 @@ from simbal.report.table import LastSweep, Table, build
 from simbal.runs.record import is_number
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "baseline": (lambda value: isinstance(value, str), "the balancing that differences are taken from"),
+    "baseline": (lambda value: isinstance(value, str), "the balancing or the arm that differences are taken from"),
+    "compare": (lambda value: value == "all", "all, for every two arms"),
     "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
     "paper": (lambda value: isinstance(value, bool), "true or false"),
     "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
@@ -40,26 +42,29 @@ def report(
     columns: Sequence[str] | None = None,
     paper: bool = False,
     equivalence_margin: float | None = None,
+    compare: str | None = None,
 ) -> None:
     """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
     Args:
         folder: outputs/<name>.
-        baseline: the balancing to compare with; None takes the one that the runs' own configs name.
+        baseline: the balancing or the arm to compare with; None takes the one that the runs' own configs name.
         columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
             the usual ones.
         paper: set what the paper reports of the same strategies beside each number.
         equivalence_margin: nats per token; None takes the one that the runs' own configs name.
+        compare: `all` compares every two arms.
 
     Raises:
-        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do.
+        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do, and for a baseline that no arm is.
     """
     runs = collect(folder)
     finished = [run for run in runs if run.finished]
     chosen = named_by_runs(finished) if columns is None else columns
     metrics = None if chosen is None else choose(chosen, finished)
     missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin)
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin, compare == "all")
+    _check_baseline(table, runs)
     out = console()
     show(table, out)
     export.export(table, folder)
@@ -84,6 +89,14 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
         if not allowed(keys[key]):
             raise UserError(f"{line}: {key} must be {meaning}")
     return keys
+
+
+def _check_baseline(table: Table, runs: Sequence[Run]) -> None:
+    """Raise `UserError` unless the baseline is an arm's balancing or name, or what the configs of the runs say."""
+    known = [row.arm.name for row in table.rows] + [run.spec.choices["balancing"] for run in runs]
+    if table.baseline is not None and table.baseline not in (*known, *(run.spec.config.baseline for run in runs)):
+        nearest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)
+        raise UserError(f"baseline={table.baseline}: no arm is that; there is {', '.join(nearest)}")
 
 
 def show(table: Table, out: Console) -> None:

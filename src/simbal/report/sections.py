@@ -86,7 +86,7 @@ def mean_cell(number: str, summary: Summary | None, seeds: int | None = None) ->
 
 def compared(table: Table) -> list[tuple[Row, Metric]]:
     """Return the arms and metrics that the section of differences has rows for, in their order."""
-    return [(row, metric) for row in table.rows for metric in table.metrics if metric.key in row.differences]
+    return [(row, metric) for row in table.compared for metric in table.metrics if metric.key in row.differences]
 
 
 def differences(table: Table) -> Section:
@@ -97,10 +97,17 @@ def differences(table: Table) -> Section:
     """
     rows, arms = [], []
     for row, metric in compared(table):
-        name = "" if row.arm.name in arms else row.arm.name
-        rows.append([Cell(name), Cell(metric.heading), *difference_cells(metric, row.differences[metric.key])])
-        arms.append(row.arm.name)
-    title = f"paired difference to {table.baseline} on the seeds that both have"
+        name = f"{row.arm.name} - {row.other.name}" if table.pairs and row.other else row.arm.name
+        rows.append(
+            [
+                Cell("" if name in arms else name),
+                Cell(metric.heading),
+                *difference_cells(metric, row.differences[metric.key]),
+            ]
+        )
+        arms.append(name)
+    to = "of every two arms" if table.pairs else f"to {table.baseline}"
+    title = f"paired difference {to} on the seeds that both have"
     whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
     found = [row.differences[metric.key] for row, metric in compared(table)]
     unused = {

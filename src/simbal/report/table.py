@@ -1,7 +1,7 @@
 """The table of a folder's runs, a pure function of them: a row for each arm, and how far it is from the baseline's."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from simbal.metrics.table import Metric
 from simbal.report.arms import group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
-from simbal.report.comparison import Row, compare, conclude
+from simbal.report.comparison import Row, compare, conclude, every_pair
 
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
 
@@ -31,6 +31,12 @@ class Table:
     paper: bool = False  # whether the paper's numbers were asked for
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
     margin: float | None = None  # nats per token, of equivalence; None: the runs name several
+    pairs: list[Row] = field(default_factory=list)  # every two arms, if they were asked for; then `rows` compare none
+
+    @property
+    def compared(self) -> list[Row]:
+        """The rows that have differences."""
+        return [row for row in self.pairs or self.rows if row.differences]
 
 
 @dataclass(frozen=True)
@@ -67,17 +73,19 @@ def build(
     paper: bool = False,
     missing: Mapping[str, str] | None = None,
     margin: float | None = None,
+    pairs: bool = False,
 ) -> Table:
     """Build the table, which compares arms with the one whose balancing is `baseline` and whose other keys are equal.
 
     Args:
         name: what stands above it.
         runs: those of one folder.
-        baseline: None takes the runs' own `baseline` key.
+        baseline: a balancing or the name of an arm; None takes the runs' own `baseline` key.
         metrics: the columns; None takes the usual ones.
         paper: whether the paper's numbers stand beside ours.
         missing: label by folder name of the runs that were never started.
         margin: of equivalence, in nats per token; None takes the runs' own `equivalence_margin`.
+        pairs: compare every two arms; tokens to a loss are still those to the baseline's.
 
     Raises:
         UserError: the curve of a run is broken, or a perplexity is not above 0.
@@ -88,9 +96,12 @@ def build(
     baseline = _own(runs, "baseline") if baseline is None else baseline
     margin = _own(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group(finished, columns), baseline, metrics, paper)
-    conclude(rows, metrics, margin)
+    every = every_pair(rows, metrics) if pairs else []
+    if every:
+        rows = [replace(row, differences={}) for row in rows]
+    conclude(every or rows, metrics, margin)
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin)
+    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every)
 
 
 def _own(runs: Sequence[Run], key: str) -> Any:

@@ -93,7 +93,7 @@ def figure_arms(table: Table) -> list[Arm]:
 
     def rank(row: Row) -> tuple[bool, float]:
         losses = row.arm.values("val/loss").values()
-        return row.arm.balancing != table.baseline, sum(losses) / len(losses) if losses else float("inf")
+        return not row.arm.answers_to(table.baseline), sum(losses) / len(losses) if losses else float("inf")
 
     best = sorted(table.rows, key=rank)[:MOST_ARMS]
     return [row.arm for row in table.rows if row in best]
