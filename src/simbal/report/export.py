@@ -16,6 +16,7 @@ from simbal.report.notes import notes
 from simbal.report.sections import Section, absence, sections
 from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
+from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
@@ -86,7 +87,8 @@ def tidy_csv(table: Table) -> str:
     """Return CSV with one line per arm and metric, floats in full precision; empty where there is nothing to say.
 
     `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
-    seeds that never reached the baseline's loss. Where `scale` is ln, differences are of natural logarithms.
+    seeds that never reached the baseline's loss; that of `tokens_saved_by_slope` is in ln tokens. Where `scale` is ln,
+    differences are of natural logarithms.
     """
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
@@ -98,7 +100,9 @@ def tidy_csv(table: Table) -> str:
         for metric in table.metrics:
             writer.writerow(label | _metric_line(row, metric, table.baseline))
         if row.tokens_to_loss:
-            writer.writerow(label | _tokens_line(row, table.baseline))
+            writer.writerow(label | _tokens_line(row.tokens_to_loss, table.baseline))
+            if slope := row.tokens_to_loss.by_slope:
+                writer.writerow(label | _slope_line(slope, table.baseline))
     for row in table.pairs:
         for key, difference in row.differences.items():
             assert row.other
@@ -152,9 +156,15 @@ def _difference_line(difference: PairedDifference, baseline: str | None) -> dict
     return line
 
 
-def _tokens_line(row: Row, baseline: str | None) -> dict[str, Any]:
-    tokens = row.tokens_to_loss
-    assert tokens
+def _slope_line(slope: SlopeSaving, baseline: str | None) -> dict[str, Any]:
+    return {
+        "metric": "tokens_saved_by_slope", "mean": slope.mean, "n": len(slope.savings),
+        "seeds": " ".join(map(str, slope.savings)), "baseline": baseline, "scale": "ln", "low": slope.low,
+        "high": slope.high,
+    }  # fmt: skip
+
+
+def _tokens_line(tokens: TokensToLoss, baseline: str | None) -> dict[str, Any]:
     return {
         "metric": "tokens_saved", "mean": tokens.saving, "n": len(tokens.shares),
         "seeds": " ".join(map(str, tokens.shares)), "baseline": baseline, "low": tokens.low, "high": tokens.high,

@@ -9,6 +9,7 @@ from simbal.report.comparison import Row, rivals
 from simbal.report.paper import NOTE
 from simbal.report.statistics import PairedDifference, relative
 from simbal.report.table import Table
+from simbal.report.tokens_to_loss import PAPER_SAVING, TokensToLoss
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
@@ -155,12 +156,30 @@ def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
         for name, tokens in found
         if tokens.missed
     ]
+    notes += _of_slopes(found, baseline)
     fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
             f"Tokens to a loss are read off straight lines between validations, of which there are {fewest}: more of "
             "them (trainer.val_every) make it exact."
         )
+    return notes
+
+
+def _of_slopes(found: Sequence[tuple[str, TokensToLoss]], baseline: str | None) -> list[str]:
+    """Return notes on how tokens are saved by slope, and on whether the paper's saving is among what is possible."""
+    intervals = [(name, tokens.by_slope.shares) for name, tokens in found if tokens.by_slope]
+    notes = [
+        f"Saved by slope is the tokens that {baseline} would need at the slope which its loss has at the end, against "
+        "ln tokens (the last half in ln tokens, at least three validations), to change by the final difference."
+    ] * bool(intervals)
+    for name, (_, low, high) in intervals:
+        if low is not None and high is not None:
+            within = "includes" if low <= PAPER_SAVING <= high else "excludes"
+            notes.append(
+                f"{name}'s interval of the tokens saved by slope, {low:+.1%} to {high:+.1%}, {within} the paper's "
+                f"{PAPER_SAVING:.0%}."
+            )
     return notes
 
 

@@ -19,7 +19,7 @@ DIFFERENCE_HEADINGS = (
     "difference", "95% interval", "over documents", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p",
     "pairs",
 )  # fmt: skip
-TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "seeds", "not reached")
+TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "not reached", "saved by slope", "its interval", "seeds")
 SMALLEST_P = 0.001  # below it the digits mean nothing with so few seeds
 
 
@@ -148,12 +148,15 @@ def tokens_to_loss(table: Table) -> Section:
 def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
     """Return the cells under TOKENS_HEADINGS; no mean where a seed did not reach the loss."""
     missed, seeds = len(tokens.missed), len(tokens.shares)
+    share, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
     return (
         number_cell("{:.1%}", None if tokens.saving is None else 1 - tokens.saving),
         number_cell("{:+.1%}", tokens.saving),
         interval_cell("{:+.1%}", tokens.low, tokens.high),
-        number_cell("{}", seeds),
         Cell(f"in {missed} of {seeds} seeds" if missed else "in none", missed),
+        number_cell("{:+.1%}", share),
+        interval_cell("{:+.1%}", low, high),
+        number_cell("{}", seeds),
     )
 
 
