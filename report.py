@@ -6,6 +6,7 @@ Examples:
     python report.py outputs/default baseline='simbal coef=0.1'               # an arm as the table names it
     python report.py outputs/default compare=all                              # every two arms
     python report.py outputs/default equivalence_margin=0.01                  # nats per token
+    python report.py outputs/default power=true                               # how many more seeds would decide it
     python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 

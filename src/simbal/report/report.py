@@ -20,6 +20,7 @@ from simbal.report import export, sections
 from simbal.report.collect import Run, collect
 from simbal.report.columns import Cell, choose, named_by_runs
 from simbal.report.notes import notes
+from simbal.report.power import power_section
 from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
 from simbal.runs.record import is_number
@@ -29,6 +30,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "compare": (lambda value: value == "all", "all, for every two arms"),
     "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
     "paper": (lambda value: isinstance(value, bool), "true or false"),
+    "power": (lambda value: isinstance(value, bool), "true or false"),
     "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
 }
 TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
@@ -43,6 +45,7 @@ def report(
     paper: bool = False,
     equivalence_margin: float | None = None,
     compare: str | None = None,
+    power: bool = False,
 ) -> None:
     """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
@@ -54,6 +57,7 @@ def report(
         paper: set what the paper reports of the same strategies beside each number.
         equivalence_margin: nats per token; None takes the one that the runs' own configs name.
         compare: `all` compares every two arms.
+        power: also print how many more seeds would decide each comparison; it stands in no file.
 
     Raises:
         UserError: as `collect`, `choose`, `LastSweep.of` and `build` do, and for a baseline that no arm is.
@@ -67,6 +71,8 @@ def report(
     _check_baseline(table, runs)
     out = console()
     show(table, out)
+    if power:
+        _show_fitting(power_section(table), out)
     export.export(table, folder)
     from simbal.report.page import page  # matplotlib takes a third of a second to import
 

@@ -89,6 +89,11 @@ def compared(table: Table) -> list[tuple[Row, Metric]]:
     return [(row, metric) for row in table.compared for metric in table.metrics if metric.key in row.differences]
 
 
+def comparison_name(table: Table, row: Row) -> str:
+    """Return the name of the arm, and of the other one where every two are compared."""
+    return f"{row.arm.name} - {row.other.name}" if table.pairs and row.other else row.arm.name
+
+
 def differences(table: Table) -> Section:
     """Return the section with a row for each arm and metric.
 
@@ -97,7 +102,7 @@ def differences(table: Table) -> Section:
     """
     rows, arms = [], []
     for row, metric in compared(table):
-        name = f"{row.arm.name} - {row.other.name}" if table.pairs and row.other else row.arm.name
+        name = comparison_name(table, row)
         rows.append(
             [
                 Cell("" if name in arms else name),

@@ -91,7 +91,8 @@ def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
             return None
         savings[seed] = (curve[-1][1] - treatment[seed][-1][1]) / -slope
     summary = summarize([*savings.values()])
-    return summary and SlopeSaving(savings, summary.mean, *interval(summary))
+    assert summary
+    return SlopeSaving(savings, summary.mean, *interval(summary))
 
 
 def final_slope(curve: Curve) -> float | None:
