@@ -3,6 +3,10 @@
 Examples:
     python report.py outputs/default
     python report.py outputs/default baseline=none
+    python report.py outputs/default baseline='simbal coef=0.1'               # an arm as the table names it
+    python report.py outputs/default compare=all                              # every two arms
+    python report.py outputs/default equivalence_margin=0.01                  # nats per token
+    python report.py outputs/default power=true                               # how many more seeds would decide it
     python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 
@@ -25,7 +29,7 @@ def main() -> None:
     gc.disable()  # what a thousand runs leave in memory is no garbage: looking for some is a fifth of the time
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="outputs/<name>, which holds one folder per run")
-    parser.add_argument("keys", nargs="*", metavar="key=value", help="baseline, columns or paper, as above")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="as above")
     args = parser.parse_args()
     with exit_on_user_error():
         from simbal.report.report import (

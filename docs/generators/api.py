@@ -14,8 +14,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("dispatch", "backends", "select"),
     "cost": ("parameters", "memory"),
-    "report": ("statistics", "table", "notes", "columns", "arms", "collect", "paper", "report"),
-}
+    "report": (
+        "statistics", "conclusion", "documents", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
+        "collect", "paper", "report",
+    ),
+}  # fmt: skip
 
 
 def api_pages(root: Path) -> dict[str, str]:

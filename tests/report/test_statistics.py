@@ -1,4 +1,4 @@
-"""Statistics equal scipy's, and worked examples; no variance and no seeds give None, 0 or 1, never nan."""
+"""Statistics equal scipy's, and worked examples; no variance and no seeds give None, never nan."""
 
 import math
 from dataclasses import astuple
@@ -10,7 +10,15 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simbal.report.statistics import Summary, holm, paired_difference, student_quantile, summarize, welch_test
+from simbal.report.statistics import (
+    Summary,
+    holm,
+    paired_difference,
+    relative,
+    student_quantile,
+    summarize,
+    welch_test,
+)
 
 VALUES = st.floats(-1e3, 1e3)
 BY_SEED = st.dictionaries(st.integers(0, 9), VALUES, min_size=1)
@@ -54,10 +62,11 @@ def test_the_interval_is_that_of_scipys_paired_t_test(treatment, baseline):
         assert difference is None
         return
     assert difference.pairs == len(shared)
-    if len(shared) == 1:
-        assert (difference.low, difference.high, difference.p, difference.effect) == (None,) * 4
-        return
     pairs = [treatment[seed] - baseline[seed] for seed in shared]
+    if len(shared) == 1 or difference.low is None:
+        assert (difference.low, difference.high, difference.p, difference.effect) == (None,) * 4
+        assert len(shared) == 1 or stdev(pairs) < 1e-9
+        return
     half = scipy.stats.sem(pairs) * scipy.stats.t.ppf(0.975, len(pairs) - 1)
     assert difference.low == pytest.approx(difference.mean - half, rel=1e-6, abs=1e-6)
     assert difference.high == pytest.approx(difference.mean + half, rel=1e-6, abs=1e-6)
@@ -104,14 +113,62 @@ def test_the_papers_welch_interval_follows_from_our_quantile():
     assert (0.360 - half, 0.360 + half) == pytest.approx((0.31039, 0.40961), abs=1e-5)
 
 
-@pytest.mark.parametrize(("shift", "p"), [(0.0, 1.0), (0.1, 0.0)])
-def test_without_variance_p_is_its_limit_and_there_is_no_effect_size(shift, p):
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_without_variance_there_is_neither_interval_nor_test(shift):
     baseline = {0: 1.1, 1: 2.2, 2: 3.3}  # 2.2 + 0.1 - 2.2 is not quite 0.1: a variance of rounding is none
     found = paired_difference({seed: value + shift for seed, value in baseline.items()}, baseline)
-    assert (found.p, found.effect) == (p, None)
-    assert (found.low, found.high) == pytest.approx((shift, shift))
+    assert found.mean == pytest.approx(shift)
+    assert (found.low, found.high, found.p, found.effect) == (None,) * 4
     same = welch_test([2.0 + shift] * 2, [2.0] * 3)
-    assert (same.p, same.degrees_of_freedom) == (p, None)
+    assert (same.p, same.degrees_of_freedom) == (None, None)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_one_ratio_in_all_pairs_has_no_variance_either(factor):
+    baseline = {0: 1.1, 1: 2.2, 2: 3.3}
+    found = paired_difference({seed: value * factor for seed, value in baseline.items()}, baseline, ratio=True)
+    assert relative(found.mean) == pytest.approx(factor - 1)
+    assert (found.low, found.p, found.effect) == (None,) * 3
+
+
+def test_a_ratio_is_the_paired_test_of_logarithms():
+    treatment, baseline = [14.0, 13.5, 13.9], [14.4, 14.1, 13.8]
+    found = paired_difference(dict(enumerate(treatment)), dict(enumerate(baseline)), ratio=True)
+    theirs = scipy.stats.ttest_rel(np.log(treatment), np.log(baseline))
+    bounds = theirs.confidence_interval()
+    assert (found.p, found.low, found.high) == pytest.approx((theirs.pvalue, bounds.low, bounds.high))
+    geometric = scipy.stats.gmean(treatment) / scipy.stats.gmean(baseline)
+    assert (found.scale, relative(found.mean)) == ("ln", pytest.approx(geometric - 1))
+
+
+@given(APART, st.floats(0.01, 100))
+def test_a_ratio_does_not_depend_on_the_unit(exponents, unit):
+    treatment, baseline = {i: 1.01**x for i, x in enumerate(exponents)}, dict.fromkeys(range(len(exponents)), 1.0)
+    one = paired_difference(treatment, baseline, ratio=True)
+    scaled = [{seed: unit * value for seed, value in values.items()} for values in (treatment, baseline)]
+    other = paired_difference(*scaled, ratio=True)
+    assert (one.mean, one.p) == pytest.approx((other.mean, other.p), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_statistics_are_of_finite_numbers(wrong):
+    for call in (
+        lambda: summarize([1.0, wrong]),
+        lambda: welch_test([1.0, 2.0], [wrong, 1.0]),
+        lambda: paired_difference({0: 1.0, 1: wrong}, {0: 1.0, 1: 2.0}),
+        lambda: paired_difference({0: 1.0}, {0: 1.0, 1: wrong}, ratio=True),
+        lambda: holm([0.5, wrong]),
+        lambda: student_quantile(wrong, 3),
+        lambda: student_quantile(0.5, wrong),
+    ):
+        with pytest.raises(ValueError, match=str(wrong)):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_a_ratio_is_of_values_above_zero(wrong):
+    with pytest.raises(ValueError, match="has no logarithm"):
+        paired_difference({0: 1.0}, {0: wrong}, ratio=True)
 
 
 def test_one_arm_without_variance_leaves_the_degrees_of_freedom_of_the_other():
@@ -119,7 +176,7 @@ def test_one_arm_without_variance_leaves_the_degrees_of_freedom_of_the_other():
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(-1e12, 1e12)), st.dictionaries(st.integers(0, 9), st.floats(-1, 1)))
-def test_no_values_give_nan_or_infinity_or_a_p_that_is_none(treatment, baseline):
+def test_no_values_give_nan_or_infinity_or_a_p_beyond_1(treatment, baseline):
     found = paired_difference(treatment, baseline)
     assume(found)
     numbers = [*astuple(found)[:6], *(astuple(found.welch) if found.welch else ())]

@@ -2,16 +2,20 @@
 
 import csv
 import json
+from math import log
+from statistics import fmean, stdev
 
 import pytest
 from rich.console import Console
 
+from simbal.errors import UserError
 from simbal.report import report as terminal
 from simbal.report.arms import seed_spans, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.notes import notes
 from simbal.report.report import report
+from simbal.report.statistics import holm
 from simbal.report.table import build
 
 
@@ -46,16 +50,78 @@ def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):
 def test_the_difference_is_paired_by_seed(two_arms):
     baseline, treatment = table_of(two_arms).rows
     difference = treatment.differences["val/ppl"]
-    assert (difference.mean, difference.pairs) == (-3.0, 3)
-    assert difference.low == pytest.approx(-3 - 4.302652730 / 3**0.5)  # sd 1, t(0.975, 2)
+    logs = [log(97 / 101), log(100 / 103), log(103 / 105)]
+    assert (difference.mean, difference.pairs) == (pytest.approx(fmean(logs)), 3)
+    assert difference.low == pytest.approx(fmean(logs) - 4.302652730 * stdev(logs) / 3**0.5)  # t(0.975, 2)
     assert not baseline.differences
     assert "tokens_per_second" not in treatment.differences
+
+
+def test_a_perplexity_that_has_no_logarithm_is_refused_with_its_run(write_run):
+    write_run("lbl", 0)
+    run = write_run("simbal", 0, metrics={"val/ppl": 0.0})
+    with pytest.raises(UserError, match=f"{run} cannot be compared: its val/ppl is 0.0, which must be above 0"):
+        table_of(run.parent)
 
 
 def test_any_arm_can_be_the_baseline(two_arms):
     baseline, treatment = table_of(two_arms, "simbal").rows
     assert (baseline.arm.name, treatment.arm.name) == ("simbal", "lbl")
-    assert treatment.differences["val/ppl"].mean == 3.0
+    assert treatment.differences["val/ppl"].mean > 0
+
+
+@pytest.fixture
+def coefficients(write_run):
+    """lbl, and simbal with three coefficients, each better than the one before."""
+    for seed in range(3):
+        write_run("lbl", seed, metrics={"val/ppl": 20.0 + seed})
+        for coef, gain in ((0.1, 1.0), (0.2, 2.0), (0.3, 3.0)):
+            keys = {"balancing.simbal.coef": coef}
+            run = write_run("simbal", seed, keys=keys, metrics={"val/ppl": 20.0 + seed - gain - seed * coef})
+    return run.parent
+
+
+def test_one_of_several_arms_of_a_balancing_is_the_baseline_by_its_name(coefficients):
+    first, *others = table_of(coefficients, "simbal coef=0.2").rows
+    assert (first.arm.name, first.differences) == ("simbal coef=0.2", {})
+    assert {row.arm.name: row.differences["val/ppl"].mean < 0 for row in others} == {
+        "lbl": False, "simbal coef=0.1": False, "simbal coef=0.3": True,
+    }  # fmt: skip
+    assert not any(note.startswith("No difference") for note in notes(table_of(coefficients, "simbal coef=0.2")))
+
+
+@pytest.mark.parametrize("name", ["simbal coef=0.20", "simba", "zzz"])
+def test_a_baseline_that_no_arm_is_is_refused_with_the_nearest(coefficients, name):
+    with pytest.raises(UserError, match=f"baseline={name}: no arm is that; there is .*simbal"):
+        report(coefficients, name)
+
+
+def test_every_pair_is_compared_and_corrected_over_all_pairs(coefficients):
+    report(coefficients, compare="all")
+    table = build("t", collect(coefficients), pairs=True)
+    assert [(row.arm.name, row.other.name) for row in table.pairs] == [
+        ("simbal coef=0.1", "lbl"),
+        ("simbal coef=0.2", "lbl"),
+        ("simbal coef=0.2", "simbal coef=0.1"),
+        ("simbal coef=0.3", "lbl"),
+        ("simbal coef=0.3", "simbal coef=0.1"),
+        ("simbal coef=0.3", "simbal coef=0.2"),
+    ]
+    found = [row.differences["val/ppl"] for row in table.pairs]
+    assert [one.p_holm for one in found] == pytest.approx(holm([one.p for one in found]))
+    logs = table.pairs[1].differences["val/ppl"].mean - table.pairs[0].differences["val/ppl"].mean
+    assert found[2].mean == pytest.approx(logs)
+    assert not any(row.differences for row in table.rows)
+    assert "corrected for the pairs of arms by one metric" in " ".join(notes(table))
+    kept = json.loads((coefficients / "table.json").read_text())["pairs"]
+    lines = [*csv.DictReader((coefficients / "table.csv").read_text().splitlines())]
+    paired = [line for line in lines if line["difference"] and line["metric"] == "val/ppl"]
+    assert [float(line["difference"]) for line in paired] == [one["differences"]["val/ppl"]["mean"] for one in kept]
+    assert [line["baseline"] for line in paired] == [one["other"] for one in kept]
+    for file in ("table.md", "table.tex", "index.html"):
+        text = (coefficients / file).read_text()
+        assert "simbal coef=0.3 - simbal coef=0.2" in text
+        assert "of every two arms" in text
 
 
 def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run):
@@ -161,7 +227,7 @@ def test_no_number_is_cut_short_however_narrow_the_terminal(two_arms, width):
     text = shown(table_of(two_arms), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
-    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-3.000", "9,000"):
+    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-2.9%", "9,000"):
         assert number in text
 
 
@@ -170,8 +236,9 @@ def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
     rows = list(csv.DictReader((two_arms / "table.csv").read_text().splitlines()))
     (row,) = [row for row in rows if row["balancing"] == "simbal" and row["metric"] == "val/ppl"]
     assert (row["mean"], row["n"], row["seeds"]) == ("100.0", "3", "0 1 2")
-    assert (row["baseline"], row["difference"], row["pairs"]) == ("lbl", "-3.0", "3")
+    assert (row["baseline"], row["scale"], row["pairs"]) == ("lbl", "ln", "3")
     arm = json.loads((two_arms / "table.json").read_text())["arms"][1]
+    assert arm["differences"]["val/ppl"]["mean"] == float(row["difference"])
     values = [run["values"]["val/ppl"] for run in arm["runs"]]
     assert arm["summaries"]["val/ppl"]["mean"] == sum(values) / len(values)
     assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]

@@ -2,8 +2,10 @@
 
 import csv
 import json
+from math import exp, log
 
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,8 @@ from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.notes import notes
 from simbal.report.report import report
-from simbal.report.table import build, first_reach, tokens_to_loss
+from simbal.report.table import build
+from simbal.report.tokens_to_loss import final_slope, first_reach, saved_by_slope, tokens_to_loss
 from simbal.runs.curves import curve, rows
 
 BASELINE = [(0, 9.0), (50, 4.0), (100, 3.0)]
@@ -63,6 +66,61 @@ def test_seeds_without_both_curves_do_not_count():
     assert tokens_to_loss({0: METHOD}, {0: [(0, 9.0)]}) is None
 
 
+def logarithmic(offset, slope=-0.5):
+    """A loss that falls by 0.5 nats with each factor e of tokens."""
+    return [(tokens, 9.0 + offset + slope * log(tokens)) for tokens in (100, 200, 400, 800, 1600)]
+
+
+@given(st.floats(-0.5, 0.5))
+def test_a_loss_that_is_lower_by_an_offset_saves_what_moves_the_curve_there(offset):
+    """L(t) = 9 - 0.5 ln t - offset reaches the baseline's end at t = 1600 exp(-2 offset)."""
+    found = saved_by_slope({0: logarithmic(-offset)}, {0: logarithmic(0)})
+    assert found.shares[0] == pytest.approx(1 - exp(-2 * offset))
+    back = saved_by_slope({0: logarithmic(0)}, {0: logarithmic(-offset)})
+    assert back.mean == pytest.approx(-found.mean)
+
+
+def test_the_slope_is_scipys_line_through_the_last_half_in_ln_tokens():
+    curve = [(0, 11.0), (10, 8.0), (20, 7.0), (100, 5.1), (300, 4.2), (500, 3.9), (1000, 3.7)]
+    last = [(tokens, loss) for tokens, loss in curve if tokens >= (10 * 1000) ** 0.5]
+    theirs = scipy.stats.linregress(*zip(*[(log(tokens), loss) for tokens, loss in last], strict=True))
+    assert len(last) == 4
+    assert final_slope(curve) == pytest.approx(theirs.slope)
+    assert final_slope(curve[:-2]) == final_slope(curve[2:-2])  # two are in the last half: the last three are taken
+
+
+def test_the_interval_by_slope_is_students_over_seeds():
+    offsets = {0: 0.05, 1: 0.1, 2: 0.12}
+    found = saved_by_slope({s: logarithmic(-x) for s, x in offsets.items()}, dict.fromkeys(offsets, logarithmic(0)))
+    bounds = scipy.stats.ttest_1samp([x / 0.5 for x in offsets.values()], 0).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((bounds.low, bounds.high))
+    assert found.shares[1:] == pytest.approx((1 - exp(-bounds.low), 1 - exp(-bounds.high)))
+
+
+@pytest.mark.parametrize("curve", [logarithmic(0, slope=0.5), logarithmic(0)[:2], [(0, 9.0), (5, 8.0), (9, 7.0)]])
+def test_a_curve_that_does_not_fall_or_is_too_short_has_no_saving_by_slope(curve):
+    assert saved_by_slope({0: logarithmic(0), 1: curve}, {0: logarithmic(0), 1: curve}) is None
+
+
+@pytest.mark.parametrize(("offset", "word"), [(0.22, "includes"), (0.05, "excludes")])
+def test_the_table_says_whether_the_papers_saving_is_possible(write_run, offset, word):
+    for seed in range(3):
+        write_curve(write_run("lbl", seed), logarithmic(0))
+        path = write_run("simbal", seed)
+        write_curve(path, logarithmic(-offset - 0.01 * seed))
+    report(path.parent)
+    table = build("t", collect(path.parent))
+    assert any(f"{word} the paper's 36%" in note for note in notes(table))
+    by_slope = table.rows[1].tokens_to_loss.by_slope
+    cells = dict(zip(sections.TOKENS_HEADINGS, sections.tokens_to_loss(table).lines[0][1:], strict=True))
+    assert cells["saved by slope"] == f"{1 - exp(-2 * (offset + 0.01)):+.1%}"
+    lines = csv.DictReader((path.parent / "table.csv").read_text().splitlines())
+    (line,) = [line for line in lines if line["metric"] == "tokens_saved_by_slope"]
+    assert (float(line["mean"]), line["scale"]) == (by_slope.mean, "ln")
+    kept = json.loads((path.parent / "table.json").read_text())["arms"][1]["tokens_to_loss"]["by_slope"]
+    assert kept["low"] == by_slope.low
+
+
 @given(CURVES)
 def test_a_curve_reaches_its_own_end_at_the_latest_there(points):
     (share,) = tokens_to_loss({0: points}, {0: points}).shares.values() if len(points) > 1 else (1.0,)
@@ -79,7 +137,9 @@ def test_a_lower_loss_is_reached_no_sooner_and_only_if_the_curve_goes_so_low(poi
 
 def test_the_table_shows_the_saving_below_the_differences(compared):
     table = build("t", collect(compared))
-    assert sections.tokens_to_loss(table).lines == [["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "3", "in none"]]
+    assert sections.tokens_to_loss(table).lines == [
+        ["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "in none", "—", "—", "3"]
+    ]
     titles = [section.title.split()[0] for section in sections.sections(table)]
     assert titles == ["t:", "paired", "training"]
     assert any("of which there are 3" in note and "trainer.val_every" in note for note in notes(table))
@@ -100,7 +160,7 @@ def test_every_format_has_the_saving_and_what_it_was_made_from(compared):
 def test_a_censored_seed_is_said_and_leaves_no_mean(compared):
     write_curve(next(compared.glob("simbal-*seed1-*")), BASELINE[:2])
     table = build("t", collect(compared))
-    assert sections.tokens_to_loss(table).lines == [["simbal", "—", "—", "—", "3", "in 1 of 3 seeds"]]
+    assert sections.tokens_to_loss(table).lines == [["simbal", "—", "—", "—", "in 1 of 3 seeds", "—", "—", "3"]]
     (note,) = [note for note in notes(table) if note.startswith("simbal has not reached")]
     assert "lbl's final validation loss in 1 of 3 seeds (seed=1)" in note
 

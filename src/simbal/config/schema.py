@@ -260,7 +260,13 @@ class Config:
 
     name: Annotated[str, Key("outputs/<name>/ holds the runs and their table", hashed=False)]
     seed: Annotated[int, Key("of the weights and, unless data.seed is given, of the data order", least=0)]
-    baseline: Annotated[str, Key("the `balancing` that the table's differences are taken from", hashed=False)]
+    baseline: Annotated[
+        str, Key("the `balancing` or the arm that the table's differences are taken from", hashed=False)
+    ]
+    equivalence_margin: Annotated[
+        float,
+        Key("nats per token: arms that surely differ by less are equivalent", above=0, hashed=False, before=0.026),
+    ]
     columns: Annotated[
         list[str] | None,
         Key("numbers of the table, such as [ppl,min_pes]; null: the usual ones", hashed=False, before=None),

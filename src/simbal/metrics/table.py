@@ -58,6 +58,8 @@ class Metric:
     where: str = "val/"  # stands before the name in the key
     column: bool = False  # among the columns of a table for which none are chosen
     compared: bool = True  # whether its difference to the baseline is shown
+    ratio: bool = False  # whether arms differ in it by a factor: differences are then taken of its logarithms
+    margin: bool = False  # whether equivalence_margin, in nats per token, is meant for its differences
     whole: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
@@ -89,11 +91,12 @@ VALIDATION = (
     Metric(
         "loss", "validation loss",
         "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
-        NATS, "{:.4f}", "lower", whole=lambda sums: sums.nats / sums.tokens,
+        NATS, "{:.4f}", "lower", margin=True, whole=lambda sums: sums.nats / sums.tokens,
     ),
     Metric(
         "ppl", "perplexity", "exp of val/loss",
-        "", "{:.3f}", "lower", column=True, whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
+        "", "{:.3f}", "lower", column=True, ratio=True, margin=True,
+        whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
     ),
     Metric(
         "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",

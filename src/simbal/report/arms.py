@@ -31,6 +31,10 @@ class Arm:
         """The label in one line."""
         return short_label(self.label)
 
+    def answers_to(self, baseline: str | None) -> bool:
+        """Whether it is the baseline, or one of several, by its balancing or its own name."""
+        return baseline in (self.balancing, self.name)
+
     @property
     def seeds(self) -> list[int]:
         """The seeds that were run to their end."""

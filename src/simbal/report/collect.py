@@ -14,6 +14,7 @@ from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.metrics.table import NUMBERS
 from simbal.runs.curves import curve
+from simbal.runs.documents import DocumentSums, document_sums
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.spec import RunSpec
 
@@ -69,6 +70,11 @@ class Run:
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens, read when it is first asked for; `UserError` if it is broken."""
         return curve(self.path, "val/loss")
+
+    @cached_property
+    def documents(self) -> DocumentSums | None:
+        """What was measured of each validation document, read when it is first asked for; `UserError` if broken."""
+        return document_sums(self.path)
 
     def value(self, metric: str) -> float | None:
         """Return a number of a finished run; None where it is missing or has no meaning, as load in a dense model."""

@@ -81,9 +81,13 @@ def choose(columns: Sequence[str], runs: Sequence[Run]) -> list[Metric]:
 
 
 def of_analysis(key: str) -> Metric:
-    """Return the metric of an analysis's number, such as `routing.seu`; what `seu` is of a run holds for it too."""
+    """Return the metric of an analysis's number, such as `routing.seu`; what `seu` is of a run holds for it too.
+
+    `ppl_drop_1` and its like are perplexities too; `ppl_se` is a standard error.
+    """
     analysis, _, name = key.partition(".")
-    known = NAMED.get(name, Metric(name, key, ""))
+    perplexity = name.startswith("ppl_") and not name.endswith("_se")
+    known = NAMED.get(name, Metric(name, key, "", ratio=perplexity, margin=perplexity))
     return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
 
 

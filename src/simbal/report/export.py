@@ -11,13 +11,18 @@ from typing import Any
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.table import Metric
 from simbal.report.columns import ABSENT, Cell
+from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.sections import Section, absence, sections
-from simbal.report.table import Row, Table
+from simbal.report.statistics import PairedDifference
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")
-PAIRED = ("baseline", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+PAIRED = ("baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm", "d_z")
+DOCUMENTS = ("documents_error", "documents_low", "documents_high", "documents")
+CONCLUDED = ("detectable", "p_equivalent", "conclusion")
 WELCH = ("welch_difference", "welch_df", "welch_p")
 PAPER = ("paper_m", "paper_l", "paper_m_sd")
 SIGNS = {
@@ -82,11 +87,12 @@ def tidy_csv(table: Table) -> str:
     """Return CSV with one line per arm and metric, floats in full precision; empty where there is nothing to say.
 
     `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
-    seeds that never reached the baseline's loss.
+    seeds that never reached the baseline's loss; that of `tokens_saved_by_slope` is in ln tokens. Where `scale` is ln,
+    differences are of natural logarithms.
     """
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
-    headings = ["metric", *MEAN, *PAIRED, *WELCH, *paper]
+    headings = ["metric", *MEAN, *PAIRED, *CONCLUDED, *DOCUMENTS, *WELCH, *paper]
     writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
@@ -94,7 +100,13 @@ def tidy_csv(table: Table) -> str:
         for metric in table.metrics:
             writer.writerow(label | _metric_line(row, metric, table.baseline))
         if row.tokens_to_loss:
-            writer.writerow(label | _tokens_line(row, table.baseline))
+            writer.writerow(label | _tokens_line(row.tokens_to_loss, table.baseline))
+            if slope := row.tokens_to_loss.by_slope:
+                writer.writerow(label | _slope_line(slope, table.baseline))
+    for row in table.pairs:
+        for key, difference in row.differences.items():
+            assert row.other
+            writer.writerow(_texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name))
     return text.getvalue()
 
 
@@ -103,8 +115,14 @@ def as_json(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
         "baseline": table.baseline,
+        "equivalence_margin": table.margin,
         "metrics": {metric.key: metric.title for metric in table.metrics},
         "arms": [_arm(row, table.metrics) for row in table.rows],
+        "pairs": [
+            {"arm": row.arm.name, "other": row.other.name, "differences": _differences(row)}
+            for row in table.pairs
+            if row.other
+        ],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent
@@ -121,18 +139,32 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
     if summary:
         line |= asdict(summary)
     if difference:
-        paired = (baseline, difference.mean, difference.low, difference.high, difference.pairs)
-        line |= zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True)
-        if difference.welch:
-            line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
+        line |= _difference_line(difference, baseline)
     if metric.key in row.reported:
         line |= zip(PAPER, row.reported[metric.key], strict=True)
     return line
 
 
-def _tokens_line(row: Row, baseline: str | None) -> dict[str, Any]:
-    tokens = row.tokens_to_loss
-    assert tokens
+def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
+    paired = (baseline, difference.scale, difference.mean, difference.low, difference.high, difference.pairs)
+    line: dict[str, Any] = dict(zip(PAIRED, (*paired, difference.p, difference.p_holm, difference.effect), strict=True))
+    line |= zip(CONCLUDED, (difference.detectable, difference.p_equivalent, difference.conclusion), strict=True)
+    if difference.over_documents:
+        line |= zip(DOCUMENTS, asdict(difference.over_documents).values(), strict=True)
+    if difference.welch:
+        line |= zip(WELCH, asdict(difference.welch).values(), strict=True)
+    return line
+
+
+def _slope_line(slope: SlopeSaving, baseline: str | None) -> dict[str, Any]:
+    return {
+        "metric": "tokens_saved_by_slope", "mean": slope.mean, "n": len(slope.savings),
+        "seeds": " ".join(map(str, slope.savings)), "baseline": baseline, "scale": "ln", "low": slope.low,
+        "high": slope.high,
+    }  # fmt: skip
+
+
+def _tokens_line(tokens: TokensToLoss, baseline: str | None) -> dict[str, Any]:
     return {
         "metric": "tokens_saved", "mean": tokens.saving, "n": len(tokens.shares),
         "seeds": " ".join(map(str, tokens.shares)), "baseline": baseline, "low": tokens.low, "high": tokens.high,
@@ -153,10 +185,14 @@ def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
             for run in row.arm.runs
         ],
         "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
-        "differences": {key: asdict(paired) for key, paired in row.differences.items()},
+        "differences": _differences(row),
         "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
         "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
     }
+
+
+def _differences(row: Row) -> dict[str, Any]:
+    return {key: asdict(difference) for key, difference in row.differences.items()}
 
 
 def _texts(label: Mapping[str, Cell]) -> dict[str, str | None]:

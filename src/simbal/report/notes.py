@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import seed_spans
+from simbal.report.comparison import Row, rivals
 from simbal.report.paper import NOTE
-from simbal.report.table import Row, Table, rivals
+from simbal.report.statistics import PairedDifference, relative
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import PAPER_SAVING, TokensToLoss
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
@@ -15,7 +18,11 @@ FEW_VALIDATIONS = 10
 def notes(table: Table) -> list[str]:
     """Return the notes of a table in their order, each one or more sentences."""
     rows, baseline = table.rows, table.baseline
-    found = [*why_no_difference(rows, baseline), *warnings(rows, baseline), *(of_paper(rows) if table.paper else [])]
+    found = [
+        *([] if table.pairs else why_no_difference(rows, baseline)),
+        *warnings(table),
+        *(of_paper(rows) if table.paper else []),
+    ]
     return [printable(note) for note in found + footer(rows, table.metrics)]
 
 
@@ -23,18 +30,18 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Return one sentence for each reason that an arm is not compared."""
     if baseline is None:
         return ["No difference is shown: the runs name several baselines; choose one with baseline=."]
-    if len(rows) > 1 and all(row.arm.balancing == baseline for row in rows):
-        return [f"No difference is shown: every arm is the baseline, balancing={baseline}."]
+    if len(rows) > 1 and all(row.arm.answers_to(baseline) for row in rows):
+        return [f"No difference is shown: every arm is the baseline, {baseline}."]
     arms = [row.arm for row in rows]
     others = [
         (row.arm.name, len(rivals(row.arm, arms, baseline)))
         for row in rows
-        if row.arm.balancing != baseline and not row.differences
+        if not row.arm.answers_to(baseline) and not row.differences
     ]
     reasons = (
         (
             [name for name, n in others if n == 0],
-            f"no finished run has balancing={baseline}, the baseline, and all else the same",
+            f"no finished run has balancing={baseline}, the baseline, and all else the same (baseline= takes any arm)",
         ),
         ([name for name, n in others if n > 1], f"several arms are the baseline, balancing={baseline}"),
         ([name for name, n in others if n == 1], "it shares no seed with the baseline"),
@@ -42,9 +49,14 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
     return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
 
 
-def warnings(rows: Sequence[Row], baseline: str | None) -> list[str]:
+def warnings(table: Table) -> list[str]:
     """Return what a reader must know of so few seeds and so many tests, as notes."""
-    return [*_of_seeds(rows), *_of_tests(rows), *_of_tokens(rows, baseline)]
+    found = [difference for row in table.compared for difference in row.differences.values()]
+    tests = _of_tests(found, "pairs of arms" if table.pairs else "arms that are compared")
+    return [
+        *_of_seeds(table.rows, found), *tests, *_of_conclusions(found, table.margin),
+        *_of_tokens(table.rows, table.baseline),
+    ]  # fmt: skip
 
 
 def of_paper(rows: Sequence[Row]) -> list[str]:
@@ -68,11 +80,11 @@ def footer(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
     return notes
 
 
-def _of_seeds(rows: Sequence[Row]) -> list[str]:
+def _of_seeds(rows: Sequence[Row], differences: Sequence[PairedDifference]) -> list[str]:
     notes = []
     if any(len(row.arm.runs) == 1 for row in rows):
         notes.append("One seed has no standard deviation, and one pair of seeds no interval and no p: a dash.")
-    pairs = {difference.pairs for row in rows for difference in row.differences.values()}
+    pairs = {difference.pairs for difference in differences}
     if 2 in pairs:
         notes.append(
             "A t test of 2 pairs has 1 degree of freedom: its interval reaches 12.7 standard errors to either side, "
@@ -88,22 +100,52 @@ def _of_seeds(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _of_tests(rows: Sequence[Row]) -> list[str]:
-    """Return notes on what the tests are, and what they are not corrected for."""
-    differences = [difference for row in rows for difference in row.differences.values()]
+def _of_tests(differences: Sequence[PairedDifference], corrected: str) -> list[str]:
+    """Return notes on what the tests are, what they are `corrected` for, and what not."""
     if not differences:
         return []
     notes = ["Intervals are 95% each, not corrected for how many there are."]
+    if documents := {one.over_documents.documents for one in differences if one.over_documents}:
+        notes.append(
+            "The 95% interval is about other seeds on the same validation documents, the one over documents about "
+            f"other documents for the same seeds (a bootstrap of the {_range([*documents])} that there are): neither "
+            "has both."
+        )
+    if any(difference.scale == "ln" for difference in differences):
+        notes.append(
+            "A difference in percent is that of the geometric means: mean, interval and tests are of logarithms."
+        )
     if any(difference.p is not None for difference in differences):
         notes.append(
             "p is two-sided, of the paired t test; d_z is the mean of the differences by their standard deviation; "
             "Welch p is of the t test of unequal variances over all seeds of both arms."
         )
     if any(difference.p_holm is not None for difference in differences):
-        notes.append("p (Holm) is corrected for the arms that are compared by one metric, not for several metrics.")
-    if any(difference.p is not None and difference.effect is None for difference in differences):
-        notes.append("Where every seed gives the same difference, no noise is left to test it against: d_z is a dash.")
+        notes.append(f"p (Holm) is corrected for the {corrected} by one metric, not for several metrics.")
+    if any(difference.pairs > 1 and difference.p is None for difference in differences):
+        notes.append(
+            "Where every seed gives the same difference, no noise was measured to test it against: interval, p and d_z "
+            "are dashes."
+        )
     return notes
+
+
+def _of_conclusions(differences: Sequence[PairedDifference], margin: float | None) -> list[str]:
+    """Return two sentences on what the words and the detectable differences mean."""
+    if not any(difference.sd for difference in differences):
+        return []
+    equivalent = (
+        f"the arms are equivalent if a test at 5% (TOST) shows that a loss differs by less than {margin:g} nats per "
+        f"token, a perplexity by {relative(margin):.1%} (equivalence_margin)"
+        if margin is not None
+        else "none are equivalent, as the runs name several margins (choose one with equivalence_margin=)"
+    )
+    return [
+        "An arm is better or worse (higher or lower where neither is good) if p, or p (Holm) where there is one, is "
+        f"below 0.05; else {equivalent}; else the difference is not resolved.",
+        "Detectable is the true difference that so many pairs with this spread show at p < 0.05 with 80% power: an arm "
+        "whose difference is not resolved may well be better or worse by less.",
+    ]
 
 
 def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
@@ -114,12 +156,30 @@ def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
         for name, tokens in found
         if tokens.missed
     ]
+    notes += _of_slopes(found, baseline)
     fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
             f"Tokens to a loss are read off straight lines between validations, of which there are {fewest}: more of "
             "them (trainer.val_every) make it exact."
         )
+    return notes
+
+
+def _of_slopes(found: Sequence[tuple[str, TokensToLoss]], baseline: str | None) -> list[str]:
+    """Return notes on how tokens are saved by slope, and on whether the paper's saving is among what is possible."""
+    intervals = [(name, tokens.by_slope.shares) for name, tokens in found if tokens.by_slope]
+    notes = [
+        f"Saved by slope is the tokens that {baseline} would need at the slope which its loss has at the end, against "
+        "ln tokens (the last half in ln tokens, at least three validations), to change by the final difference."
+    ] * bool(intervals)
+    for name, (_, low, high) in intervals:
+        if low is not None and high is not None:
+            within = "includes" if low <= PAPER_SAVING <= high else "excludes"
+            notes.append(
+                f"{name}'s interval of the tokens saved by slope, {low:+.1%} to {high:+.1%}, {within} the paper's "
+                f"{PAPER_SAVING:.0%}."
+            )
     return notes
 
 

@@ -3,8 +3,9 @@
 It is what report.py does, and the end of a sweep.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +17,62 @@ from rich.table import Table as Grid
 from simbal.errors import UserError
 from simbal.files.console import console, new_grid
 from simbal.report import export, sections
-from simbal.report.collect import collect
+from simbal.report.collect import Run, collect
 from simbal.report.columns import Cell, choose, named_by_runs
 from simbal.report.notes import notes
+from simbal.report.power import power_section
 from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
+from simbal.runs.record import is_number
 
-KINDS: dict[str, tuple[type, str]] = {
-    "baseline": (str, "the balancing that differences are taken from"),
-    "columns": (list, "a list such as [ppl,min_pes]"),
-    "paper": (bool, "true or false"),
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "baseline": (lambda value: isinstance(value, str), "the balancing or the arm that differences are taken from"),
+    "compare": (lambda value: value == "all", "all, for every two arms"),
+    "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
+    "paper": (lambda value: isinstance(value, bool), "true or false"),
+    "power": (lambda value: isinstance(value, bool), "true or false"),
+    "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
 }
 TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
-TESTS = ("p", "p (Holm)", "d_z", "Welch p")
+TESTS, CONCLUSION = ("p", "p (Holm)", "d_z", "Welch p"), ("conclusion", "detectable")
+SPLITS = ((), (TESTS,), ((*CONCLUSION, *TESTS),), (CONCLUSION, TESTS))  # tried in turn: the columns of further tables
 
 
 def report(
-    folder: Path, baseline: str | None = None, columns: Sequence[str] | None = None, paper: bool = False
+    folder: Path,
+    baseline: str | None = None,
+    columns: Sequence[str] | None = None,
+    paper: bool = False,
+    equivalence_margin: float | None = None,
+    compare: str | None = None,
+    power: bool = False,
 ) -> None:
     """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
     Args:
         folder: outputs/<name>.
-        baseline: the balancing to compare with; None takes the one that the runs' own configs name.
+        baseline: the balancing or the arm to compare with; None takes the one that the runs' own configs name.
         columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
             the usual ones.
         paper: set what the paper reports of the same strategies beside each number.
+        equivalence_margin: nats per token; None takes the one that the runs' own configs name.
+        compare: `all` compares every two arms.
+        power: also print how many more seeds would decide each comparison; it stands in no file.
 
     Raises:
-        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do.
+        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do, and for a baseline that no arm is.
     """
     runs = collect(folder)
     finished = [run for run in runs if run.finished]
     chosen = named_by_runs(finished) if columns is None else columns
     metrics = None if chosen is None else choose(chosen, finished)
     missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing)
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin, compare == "all")
+    _check_baseline(table, runs)
     out = console()
     show(table, out)
+    if power:
+        _show_fitting(power_section(table), out)
     export.export(table, folder)
     from simbal.report.page import page  # matplotlib takes a third of a second to import
 
@@ -67,15 +86,23 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         key, equals, text = line.partition("=")
         if not equals or key not in KINDS:
-            raise UserError(f"{line}: give baseline=..., columns=[...] or paper=true")
-        kind, meaning = KINDS[key]
+            raise UserError(f"{line}: give {', '.join(f'{name}=' for name in KINDS)}")
+        allowed, meaning = KINDS[key]
         try:
             keys[key] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError):  # also for a number that Python does not read
             keys[key] = None
-        if not isinstance(keys[key], kind):
+        if not allowed(keys[key]):
             raise UserError(f"{line}: {key} must be {meaning}")
     return keys
+
+
+def _check_baseline(table: Table, runs: Sequence[Run]) -> None:
+    """Raise `UserError` unless the baseline is an arm's balancing or name, or what the configs of the runs say."""
+    known = [row.arm.name for row in table.rows] + [run.spec.choices["balancing"] for run in runs]
+    if table.baseline is not None and table.baseline not in (*known, *(run.spec.config.baseline for run in runs)):
+        nearest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)
+        raise UserError(f"baseline={table.baseline}: no arm is that; there is {', '.join(nearest)}")
 
 
 def show(table: Table, out: Console) -> None:
@@ -152,15 +179,19 @@ def _show_fitting(section: Section, out: Console) -> None:
 
 
 def _layouts(section: Section) -> Iterator[list[Layout]]:
-    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then the tests apart."""
-    tests = [heading for heading in section.headings if heading in TESTS]
-    others = [heading for heading in section.headings if heading not in TESTS]
-    for parts in ([section], [section.select(others), section.select(tests)] if tests else [section]):
+    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then some apart."""
+    for parts in [_split(section, *moved) for moved in SPLITS] if "p" in section.headings else [[section]]:
         short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
         for drawn, two_lines in ((parts, False), (short, False), (short, True)):
             for width in TEXT_WIDTHS:
                 yield [Layout(part, width, two_lines=two_lines) for part in drawn]
     yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1], two_lines=True) for part in short]
+
+
+def _split(section: Section, *moved: Sequence[str]) -> list[Section]:
+    """Return the section without the columns that are moved, and one of each group of them."""
+    kept = [heading for heading in section.headings if not any(heading in group for group in moved)]
+    return [section.select(headings) for headings in (kept, *moved)]
 
 
 def _two_lines(title: str) -> str:

@@ -9,12 +9,17 @@ from simbal.report import paper
 from simbal.report.arms import seed_spans, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
-from simbal.report.statistics import PairedDifference, Summary
-from simbal.report.table import Row, Table, TokensToLoss
+from simbal.report.comparison import Row
+from simbal.report.statistics import PairedDifference, Summary, relative
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import TokensToLoss
 from simbal.runs.record import error_of
 
-DIFFERENCE_HEADINGS = ("difference", "95% interval", "p", "p (Holm)", "d_z", "Welch p", "pairs")
-TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "seeds", "not reached")
+DIFFERENCE_HEADINGS = (
+    "difference", "95% interval", "over documents", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p",
+    "pairs",
+)  # fmt: skip
+TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "not reached", "saved by slope", "its interval", "seeds")
 SMALLEST_P = 0.001  # below it the digits mean nothing with so few seeds
 
 
@@ -81,28 +86,54 @@ def mean_cell(number: str, summary: Summary | None, seeds: int | None = None) ->
 
 def compared(table: Table) -> list[tuple[Row, Metric]]:
     """Return the arms and metrics that the section of differences has rows for, in their order."""
-    return [(row, metric) for row in table.rows for metric in table.metrics if metric.key in row.differences]
+    return [(row, metric) for row in table.compared for metric in table.metrics if metric.key in row.differences]
+
+
+def comparison_name(table: Table, row: Row) -> str:
+    """Return the name of the arm, and of the other one where every two are compared."""
+    return f"{row.arm.name} - {row.other.name}" if table.pairs and row.other else row.arm.name
 
 
 def differences(table: Table) -> Section:
-    """Return the section with a row for each arm and metric; the corrected p only where several arms are compared."""
+    """Return the section with a row for each arm and metric.
+
+    The corrected p stands there only where several arms are compared, and the interval over documents only where the
+    runs have documents.
+    """
     rows, arms = [], []
     for row, metric in compared(table):
-        name = "" if row.arm.name in arms else row.arm.name
-        rows.append([Cell(name), Cell(metric.heading), *difference_cells(metric, row.differences[metric.key])])
-        arms.append(row.arm.name)
-    title = f"paired difference to {table.baseline} on the seeds that both have"
+        name = comparison_name(table, row)
+        rows.append(
+            [
+                Cell("" if name in arms else name),
+                Cell(metric.heading),
+                *difference_cells(metric, row.differences[metric.key]),
+            ]
+        )
+        arms.append(name)
+    to = "of every two arms" if table.pairs else f"to {table.baseline}"
+    title = f"paired difference {to} on the seeds that both have"
     whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
-    corrected = any(difference.p_holm is not None for row in table.rows for difference in row.differences.values())
-    return whole if corrected else whole.select([h for h in DIFFERENCE_HEADINGS if h != "p (Holm)"])
+    found = [row.differences[metric.key] for row, metric in compared(table)]
+    unused = {
+        "p (Holm)": all(difference.p_holm is None for difference in found),
+        "over documents": all(difference.over_documents is None for difference in found),
+    }
+    return whole.select([heading for heading in DIFFERENCE_HEADINGS if not unused.get(heading)])
 
 
 def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
     """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
-    signed = metric.number.replace("{:", "{:+")
+    over = difference.over_documents
+    documents = [_on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None))]
+    number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
+    mean, low, high = (_on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
     return (
-        number_cell(signed, difference.mean),
-        interval_cell(signed, difference.low, difference.high),
+        number_cell(number, mean),
+        interval_cell(number, low, high),
+        interval_cell(number, *documents),
+        Cell(difference.conclusion),
+        number_cell(number.replace("+", ""), _on_scale(difference, difference.detectable)),
         _p(difference.p),
         _p(difference.p_holm),
         number_cell("{:+.2f}", difference.effect),
@@ -122,12 +153,15 @@ def tokens_to_loss(table: Table) -> Section:
 def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
     """Return the cells under TOKENS_HEADINGS; no mean where a seed did not reach the loss."""
     missed, seeds = len(tokens.missed), len(tokens.shares)
+    share, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
     return (
         number_cell("{:.1%}", None if tokens.saving is None else 1 - tokens.saving),
         number_cell("{:+.1%}", tokens.saving),
         interval_cell("{:+.1%}", tokens.low, tokens.high),
-        number_cell("{}", seeds),
         Cell(f"in {missed} of {seeds} seeds" if missed else "in none", missed),
+        number_cell("{:+.1%}", share),
+        interval_cell("{:+.1%}", low, high),
+        number_cell("{}", seeds),
     )
 
 
@@ -155,6 +189,11 @@ def absence(run: Run) -> tuple[str, str]:
 def folder_link(run: Run) -> str:
     """Return a link to a run's folder, relative to the folder of its sweep."""
     return f"./{quote(run.path.name)}/"
+
+
+def _on_scale(difference: PairedDifference, value: float | None) -> float | None:
+    """Return a difference as it is shown: one of logarithms as a relative change."""
+    return value if value is None or difference.scale == "difference" else relative(value)
 
 
 def _p(p: float | None) -> Cell:

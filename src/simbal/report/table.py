@@ -3,51 +3,19 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
-from simbal.report.arms import Arm, group, label_columns, label_of, short_label
+from simbal.report.arms import group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
-from simbal.report.paper import Reported, reported
-from simbal.report.statistics import PairedDifference, Summary, holm, interval, paired_difference, summarize
+from simbal.report.comparison import Row, compare, conclude, every_pair
 
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
-Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), by tokens
-
-
-@dataclass(frozen=True)
-class TokensToLoss:
-    """An arm's tokens up to the baseline's final validation loss, as a share of the baseline's tokens.
-
-    The saving is 1 - share. Where a seed never reaches that loss there is no mean: one over the other seeds would tell
-    of the lucky ones alone.
-    """
-
-    shares: dict[int, float | None]  # by shared seed; None: not reached
-    saving: float | None  # mean over the seeds
-    low: float | None  # lower end of Student's 95% interval; None also for a single seed
-    high: float | None
-    validations: int  # the fewest in any of the curves
-
-    @property
-    def missed(self) -> list[int]:
-        """The seeds that never reach the loss."""
-        return [seed for seed, share in self.shares.items() if share is None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The numbers of one arm by metric key; the baseline, and an arm without one, has no `differences`."""
-
-    arm: Arm
-    summaries: dict[str, Summary | None]
-    differences: dict[str, PairedDifference] = field(default_factory=dict)
-    tokens_to_loss: TokensToLoss | None = None
-    reported: dict[str, Reported] = field(default_factory=dict)  # the paper's numbers, for columns that it has
 
 
 @dataclass(frozen=True)
@@ -62,6 +30,13 @@ class Table:
     absent: list[tuple[str, Run]]  # failed, diverged, killed, pruned, damaged and unfinished runs, each with its label
     paper: bool = False  # whether the paper's numbers were asked for
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
+    margin: float | None = None  # nats per token, of equivalence; None: the runs name several
+    pairs: list[Row] = field(default_factory=list)  # every two arms, if they were asked for; then `rows` compare none
+
+    @property
+    def compared(self) -> list[Row]:
+        """The rows that have differences."""
+        return [row for row in self.pairs or self.rows if row.differences]
 
 
 @dataclass(frozen=True)
@@ -97,115 +72,39 @@ def build(
     metrics: Sequence[Metric] | None = None,
     paper: bool = False,
     missing: Mapping[str, str] | None = None,
+    margin: float | None = None,
+    pairs: bool = False,
 ) -> Table:
     """Build the table, which compares arms with the one whose balancing is `baseline` and whose other keys are equal.
 
     Args:
         name: what stands above it.
         runs: those of one folder.
-        baseline: None takes the runs' own `baseline` key.
+        baseline: a balancing or the name of an arm; None takes the runs' own `baseline` key.
         metrics: the columns; None takes the usual ones.
         paper: whether the paper's numbers stand beside ours.
         missing: label by folder name of the runs that were never started.
+        margin: of equivalence, in nats per token; None takes the runs' own `equivalence_margin`.
+        pairs: compare every two arms; tokens to a loss are still those to the baseline's.
 
     Raises:
-        UserError: the curve of a run is broken.
+        UserError: the curve of a run is broken, or a perplexity is not above 0.
     """
     finished = [run for run in runs if run.finished]
     columns = label_columns([run.spec for run in runs])
     metrics = usual(finished) if metrics is None else metrics
-    baseline = _own_baseline(runs) if baseline is None else baseline
+    baseline = _own(runs, "baseline") if baseline is None else baseline
+    margin = _own(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group(finished, columns), baseline, metrics, paper)
+    every = every_pair(rows, metrics) if pairs else []
+    if every:
+        rows = [replace(row, differences={}) for row in rows]
+    conclude(every or rows, metrics, margin)
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}))
+    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every)
 
 
-def _own_baseline(runs: Sequence[Run]) -> str | None:
-    named = {str(run.spec.config.baseline) for run in runs}
+def _own(runs: Sequence[Run], key: str) -> Any:
+    """Return a key of the runs' configs that is the same in all; None where it is not."""
+    named = {getattr(run.spec.config, key) for run in runs}
     return named.pop() if len(named) == 1 else None
-
-
-def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric], paper: bool) -> list[Row]:
-    """Return the rows, those of the baseline first, else in the order of `arms`; `UserError` if a curve is broken.
-
-    Args:
-        arms: all that the table has.
-        baseline: balancing of the arms to compare with.
-        metrics: the columns.
-        paper: whether to set the paper's numbers beside ours.
-    """
-    rows = [_row(arm, rivals(arm, arms, baseline), metrics, paper) for arm in arms]
-    rows.sort(key=lambda row: row.arm.balancing != baseline)
-    for metric in metrics:
-        _correct(rows, metric.key)
-    return rows
-
-
-def rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
-    """Return the arms to compare with: they have the baseline's balancing, and all else is the same."""
-    return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
-
-
-def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> TokensToLoss | None:
-    """Compare the curves of shared seeds; None if no seed has both.
-
-    Args:
-        treatment: curves by seed.
-        baseline: curves by seed; the loss to reach is the last of each.
-    """
-    shared = [seed for seed in sorted(treatment.keys() & baseline) if treatment[seed] and _tokens(baseline[seed])]
-    if not shared:
-        return None
-    shares: dict[int, float | None] = {}
-    for seed in shared:
-        reached = first_reach(treatment[seed], baseline[seed][-1][1])
-        shares[seed] = None if reached is None else reached / _tokens(baseline[seed])
-    validations = min(len(curves[seed]) for curves in (treatment, baseline) for seed in shared)
-    savings = summarize([1 - share for share in shares.values() if share is not None])
-    if savings is None or None in shares.values():
-        return TokensToLoss(shares, None, None, None, validations)
-    return TokensToLoss(shares, savings.mean, *interval(savings), validations)
-
-
-def first_reach(curve: Curve, loss: float) -> float | None:
-    """Return the tokens at which a curve is first as low as `loss`, by linear interpolation; None: never."""
-    before: tuple[int, float] | None = None
-    for tokens, value in curve:
-        if value <= loss:
-            if before is None:
-                return float(tokens)
-            return before[0] + (tokens - before[0]) * ((before[1] - loss) / (before[1] - value))
-        before = tokens, value
-    return None
-
-
-def _tokens(curve: Curve) -> int:
-    """Return the tokens of a curve's last point; 0 if it has none."""
-    return curve[-1][0] if curve else 0
-
-
-def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool) -> Row:
-    row = Row(
-        arm,
-        {metric.key: summarize([*arm.values(metric.key).values()]) for metric in metrics},
-        reported=reported(arm, metrics) if paper else {},
-    )
-    if len(others) != 1 or others[0] is arm:
-        return row
-    (other,) = others
-    compared = [metric.key for metric in metrics if metric.compared]
-    differences = {key: paired_difference(arm.values(key), other.values(key)) for key in compared}
-    return replace(
-        row,
-        differences={key: difference for key, difference in differences.items() if difference},
-        tokens_to_loss=tokens_to_loss(*({run.seed: run.loss_curve for run in either.runs} for either in (arm, other))),
-    )
-
-
-def _correct(rows: Sequence[Row], key: str) -> None:
-    """Fill in Holm's p where several arms are compared by one metric."""
-    compared = [row.differences for row in rows if key in row.differences]
-    tested = [(differences, p) for differences in compared if (p := differences[key].p) is not None]
-    if len(compared) > 1:
-        for (differences, _), p_holm in zip(tested, holm([p for _, p in tested]), strict=True):
-            differences[key] = replace(differences[key], p_holm=p_holm)

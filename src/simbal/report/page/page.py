@@ -18,6 +18,7 @@ from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report import sections
 from simbal.report.arms import Arm
+from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.page import figures, series, tables
 from simbal.report.page.figures import loads
@@ -25,7 +26,7 @@ from simbal.report.page.looks import COLORS, MOST_ARMS
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve, ShownArm, read
 from simbal.report.page.svg import inline, svg
-from simbal.report.table import LastSweep, Row, Table
+from simbal.report.table import LastSweep, Table
 
 PES = "Cosine between the outputs of two experts, mean over all pairs: lower is less redundant."
 WITH_PES = "train with trainer.pes_every=100 (steps between measurements)"
@@ -94,7 +95,7 @@ def figure_arms(table: Table) -> list[Arm]:
 
     def rank(row: Row) -> tuple[bool, float]:
         losses = row.arm.values("val/loss").values()
-        return row.arm.balancing != table.baseline, sum(losses) / len(losses) if losses else float("inf")
+        return not row.arm.answers_to(table.baseline), sum(losses) / len(losses) if losses else float("inf")
 
     best = sorted(table.rows, key=rank)[:MOST_ARMS]
     return [row.arm for row in table.rows if row in best]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from simbal.report import sections
 from simbal.report.arms import Arm
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
+from simbal.report.comparison import Row
 from simbal.report.sections import Section
-from simbal.report.table import Row, Table
+from simbal.report.table import Table
 from simbal.runs.spec import result_keys
 
 
@@ -25,11 +26,12 @@ class Bar:
 def differences(table: Table) -> tuple[Section, list[Bar | None]]:
     """Return the differences to the baseline with the rows of a metric together, and the bar of each row."""
     section, compared = sections.differences(table), sections.compared(table)
-    bars = {metric.key: _bars(table.rows, metric.key) for metric in table.metrics}
+    by_metric = {metric.key: [row for row, m in compared if m is metric] for metric in table.metrics}
+    bars = {key: iter(_bars(rows, key)) for key, rows in by_metric.items()}
     order = sorted(range(len(compared)), key=lambda place: table.metrics.index(compared[place][1]))
     arms = [section.arms[place] for place in order]
     rows = [[Cell(arm), *section.rows[place][1:]] for arm, place in zip(arms, order, strict=True)]
-    shown = [bars[compared[place][1].key].get(section.arms[place]) for place in order]
+    shown = [next(bars[compared[place][1].key]) for place in order]
     return Section(section.title, section.headings, rows, section.texts, arms), shown
 
 
@@ -54,17 +56,17 @@ def config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     return [(key, each) for key, each in values.items() if len(set(each)) > 1]
 
 
-def _bars(rows: Sequence[Row], key: str) -> dict[str, Bar]:
-    """Return the bars of a metric by arm; the widest interval fills its bar."""
-    found = {row.arm.name: row.differences[key] for row in rows if key in row.differences}
-    bounded = {n: (d.low, d.mean, d.high) for n, d in found.items() if d.low is not None and d.high is not None}
-    reach = max((max(abs(low), abs(high)) for low, _, high in bounded.values()), default=0)
+def _bars(rows: Sequence[Row], key: str) -> list[Bar | None]:
+    """Return the bar of a metric in each row, None without an interval; the widest interval fills its bar."""
+    found = [row.differences[key] for row in rows]
+    reach = max((max(abs(d.low), abs(d.high)) for d in found if d.low is not None and d.high is not None), default=0)
 
     def percent(value: float) -> float:
         return round(50 + 48 * value / reach, 2)
 
-    return {
-        name: Bar(percent(low), percent(mean), percent(high), low > 0 or high < 0)
-        for name, (low, mean, high) in bounded.items()
-        if reach
-    }
+    return [
+        None
+        if d.low is None or d.high is None or not reach
+        else Bar(percent(d.low), percent(d.mean), percent(d.high), d.low > 0 or d.high < 0)
+        for d in found
+    ]

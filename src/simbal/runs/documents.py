@@ -1,0 +1,56 @@
+"""Reads documents.json: what the last validation of a run measured of each document of the validation split.
+
+No torch here: `report.py` reads documents without it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simbal.errors import UserError
+from simbal.files import strict_json
+from simbal.files.disk import read_bytes
+from simbal.runs.record import LARGEST, is_number
+
+DOCUMENTS_FILE = "documents.json"
+LARGEST_DOCUMENTS = 1 << 28  # bytes; five million documents
+
+
+@dataclass(frozen=True)
+class DocumentSums:
+    """The sums of each document, in the order of the split; a document that was not seen has 0 tokens."""
+
+    nats: list[float]  # cross-entropy over its tokens
+    tokens: list[int]
+
+
+def document_sums(run_path: Path) -> DocumentSums | None:
+    """Return the sums of a run's documents; None if it has no documents.json.
+
+    Raises:
+        UserError: the file is broken; it is named.
+    """
+    file = run_path / DOCUMENTS_FILE
+    if not file.exists():
+        return None
+    try:
+        said = strict_json.parse(read_bytes(file, LARGEST_DOCUMENTS))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is broken: {error}") from None
+    nats, tokens = _lists(said)
+    if not (_are_numbers(nats) and _are_numbers(tokens) and all(isinstance(count, int) for count in tokens)):
+        raise UserError(f"{file} is broken: it must have nats and tokens of each document, none below 0")
+    if len(nats) != len(tokens):
+        raise UserError(f"{file} is broken: it has nats of {len(nats):,} documents and tokens of {len(tokens):,}")
+    return DocumentSums([*map(float, nats)], tokens)
+
+
+def _lists(said: Any) -> tuple[Any, Any]:
+    """Return what stands under `nats` and `tokens`, of any kind."""
+    return (said.get("nats"), said.get("tokens")) if isinstance(said, dict) else (None, None)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(is_number(value) and 0 <= value <= LARGEST for value in values)

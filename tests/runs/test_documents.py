@@ -1,0 +1,48 @@
+"""documents.json is read as it was written, and refused in a sentence where it is broken."""
+
+import json
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.runs.documents import DocumentSums, document_sums
+
+
+def test_the_sums_are_read_by_document(tmp_path):
+    assert document_sums(tmp_path) is None
+    (tmp_path / "documents.json").write_text('{"nats": [3.5, 0, 2], "tokens": [2, 0, 1], "bytes": [9, 0, 4]}')
+    assert document_sums(tmp_path) == DocumentSums([3.5, 0.0, 2.0], [2, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is broken"),
+        ("[]", "must have nats and tokens"),
+        ('{"nats": [1.0]}', "must have nats and tokens"),
+        ('{"nats": [NaN], "tokens": [1]}', "NaN is no number"),
+        ('{"nats": [1e999], "tokens": [1]}', "is broken"),
+        ('{"nats": [-1.0], "tokens": [1]}', "none below 0"),
+        ('{"nats": [1.0], "tokens": [-1]}', "none below 0"),
+        ('{"nats": [1.0], "tokens": [1.5]}', "must have nats and tokens"),
+        ('{"nats": [true], "tokens": [1]}', "must have nats and tokens"),
+        ('{"nats": [1.0, 2.0], "tokens": [1]}', "nats of 2 documents and tokens of 1"),
+    ],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, text, why):
+    file = tmp_path / "documents.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=f"{file}.*{why}"):
+        document_sums(tmp_path)
+
+
+def test_a_folder_in_its_place_cannot_be_read(tmp_path):
+    (tmp_path / "documents.json").mkdir()
+    with pytest.raises(UserError, match="documents.json cannot be read"):
+        document_sums(tmp_path)
+
+
+def test_what_json_writes_of_floats_is_what_is_read(tmp_path):
+    nats = [0.1 + 0.2, 1e-300, 2.0**60 / 2**10]
+    (tmp_path / "documents.json").write_text(json.dumps({"nats": nats, "tokens": [1, 2, 3]}))
+    assert document_sums(tmp_path).nats == nats
