@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 def main(cfg: Any) -> None:
     """Train the run that `cfg` describes."""
     with exit_on_user_error():
+        from simbal.errors import UserError
         from simbal.runs.spec import RunSpec
 
+        if cfg.dry_run or cfg.until == "decided":
+            raise UserError("dry_run=true and until=decided are for sweeps: add -m")
         train_run(RunSpec.from_hydra(cfg))
 
 

@@ -25,12 +25,12 @@ class App:
         self.folder, self.processes = folder, list[Program]()
         self.behave({})
 
-    def behave(self, by_seed: dict[int, str], tokens: str = "b") -> None:
+    def behave(self, by_seed: dict[int, str], tokens: str = "b", **added: float) -> None:
         """finish (the default), crash, starve, leave, refuse, die, stop, fault, hang, forestalled (the first time).
 
-        `tokens`: the fingerprint of the data.
+        `tokens`: the fingerprint of the data; `added`: to the loss of a balancing.
         """
-        (self.folder / "behaviour.json").write_text(json.dumps({**by_seed, "tokens": tokens}))
+        (self.folder / "behaviour.json").write_text(json.dumps({**by_seed, "tokens": tokens, **added}))
 
     def start(self, *arguments: str, preload: str = "[]", **environment: str) -> Program:
         """A process of it; with `preload=null` the jobs of its sweeps are new Pythons, else forks."""

@@ -1,8 +1,8 @@
 """The sweeper `hydra/sweeper=grid`: runs every combination of the values given, then prints the table of results."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -45,8 +45,11 @@ class GridSweeper(LaunchingSweeper):
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
-            write_sweep(jobs)
-            returns = self.launcher.launch(jobs, initial_job_idx=0)
+            if self.config.until == "decided":
+                jobs, returns = self._until_decided(arguments, jobs)
+            else:
+                write_sweep(jobs)
+                returns = self.launcher.launch(jobs, initial_job_idx=0)
             for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
                 report(folder, baseline)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
@@ -61,6 +64,36 @@ class GridSweeper(LaunchingSweeper):
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
         return [self.composer.job(job) for arm in arms for job in combinations(self.overrides(arm))]
+
+    def _until_decided(self, arguments: list[str], jobs: "list[Job]") -> "tuple[list[Job], Sequence[JobReturn]]":
+        """Run the jobs, and then as many further seeds at a time as these have, until a look decides every arm.
+
+        Returns:
+            All jobs that were run, and how they ended.
+        """
+        from simbal.files.console import console
+        from simbal.sweep.looks import look, seeds_of_looks, sentence
+        from simbal.sweep.resume import write_sweep
+
+        assert self.config and self.launcher  # noqa: PT018
+        most = self.config.max_seeds
+        folder, *others = {job.spec.path.parent for job in jobs}
+        if others:
+            raise UserError("until=decided: the arms have several names, and only one folder can be looked at")
+        seeds = seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), most)
+        looks = [*accumulate(map(len, seeds))]
+        ran: list[Job] = []
+        returns: list[JobReturn] = []
+        for pairs, further in zip(looks, seeds, strict=True):
+            jobs = self._jobs([*arguments, f"seed={','.join(map(str, further))}"])
+            ran += jobs
+            write_sweep(ran)
+            returns += self.launcher.launch(jobs, initial_job_idx=len(returns))
+            decisions = look(folder, {job.spec.config.seed for job in ran}, looks, most)
+            console().print(sentence(decisions, pairs, most), highlight=False)
+            if all(decisions.values()):
+                break
+        return ran, returns
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.files.console import console
@@ -86,4 +119,4 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise UserError(f"{override.input_line}: a grid takes values one by one, not an interval")
-    return map(list, itertools.product(*values.values()))
+    return map(list, product(*values.values()))

@@ -9,7 +9,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from hydra_plugins.simbal_plugins.sweeper import LaunchingSweeper
-from simbal.errors import exit_on_user_error
+from simbal.errors import UserError, exit_on_user_error
 from simbal.sweep.search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class OptunaSweeper(LaunchingSweeper):
         assert self.launcher
         with exit_on_user_error():
             self.settings.check()
+            if self.config and self.config.until == "decided":
+                raise UserError("until=decided is for hydra/sweeper=grid: a search has a number of trials instead")
             spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
             run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
         return []

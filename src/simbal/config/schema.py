@@ -272,6 +272,11 @@ class Config:
         Key("numbers of the table, such as [ppl,min_pes]; null: the usual ones", hashed=False, before=None),
     ]
     dry_run: Annotated[bool, Key("say what would run and what is done, and run nothing", hashed=False, before=False)]
+    until: Annotated[
+        Literal["all", "decided"],
+        Key("all: what a sweep names; decided: more seeds until every arm is decided", hashed=False, before="all"),
+    ]
+    max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False, before=40)]
     retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False, before=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]

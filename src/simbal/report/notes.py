@@ -74,6 +74,11 @@ def footer(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
     records = [run.result for run in finished]
     definitions = {key: text for run in finished for key, text in run.definitions.items()}
     notes = [f"{m.title}: {definitions[m.key]}." for m in metrics if m.key in definitions]
+    if any(run.spec.config.until == "decided" for run in finished):
+        notes.append(
+            "The seeds ended where a look decided every arm (until=decided): intervals and p here are not corrected "
+            "for the looks; what the sweep has printed of each arm is."
+        )
     steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
     source, fingerprint = finished[0].spec.config.data.source, records[0]["data"]["tokens"]
     notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")

@@ -10,9 +10,9 @@ from typing import Any
 from simbal.errors import UserError
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
+from simbal.report.comparison import rivals
 from simbal.report.page.looks import styles
 from simbal.report.statistics import interval, summarize
-from simbal.report.table import rivals
 from simbal.runs.curves import rows
 
 Point = tuple[float, float]

@@ -12,7 +12,7 @@ from simbal.files.disk import write_text
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT
-from simbal.report.table import Row
+from simbal.report.comparison import Row
 
 ROWS = "rows.csv"
 SHARE, NEVER = "tokens_to_loss", "never"
