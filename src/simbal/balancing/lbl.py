@@ -64,9 +64,7 @@ class LoadBalancingLoss(Balancing):
         self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, get_args(Scope))
         self.norm, self.choice = one_of("norm", norm, ("E", "E/K")), one_of("choice", choice, ("unbiased", "biased"))
         if gates == "layer" and choice != "biased":
-            raise UserError(
-                f"choice={choice} must be biased with gates=layer, whose weights are of what was carried out"
-            )
+            raise UserError(f"choice={choice} must be biased with gates=layer: the layer weighs what was carried out")
         self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
         group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the whole step)"}
         self.formula = (
@@ -77,8 +75,7 @@ class LoadBalancingLoss(Balancing):
             differentiable=True,
             scope=scope,
             causal=True,
-            revives_dead_experts=gates
-            in ("dense", "sparse_raw"),  # else an expert that is not chosen may have no gradient
+            revives_dead_experts=gates in ("dense", "sparse_raw"),  # else who is not chosen may have no gradient
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
