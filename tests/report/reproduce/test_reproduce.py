@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 import yaml
@@ -153,6 +154,20 @@ def test_rows_have_every_number_of_every_run_and_the_table_follows_from_them(stu
     checked = check_table(tmp_path)
     assert checked.wrong == []
     assert checked.verified > 8
+
+
+def test_tests_and_intervals_of_a_table_are_those_that_another_library_finds_in_its_rows(write_run, tmp_path):
+    drawn = Random(0)
+    for balancing in ("lbl", "simbal", "none"):
+        for seed in range(5):
+            loss = 3 + drawn.random()
+            numbers = {"val/loss": loss, "val/ppl": math.exp(loss), "val/max_vio": drawn.random()}
+            run = write_run(balancing, seed, metrics=numbers, **RECORD)
+            curve(run, [4.0, 3.5, loss])
+    write(Study("s", [], [], ["ppl", "max_vio"], run.parent), "python train.py", tmp_path / "results")
+    checked = check_table(tmp_path / "results")
+    assert checked.wrong == []
+    assert checked.verified > 50  # 15 of means, 32 of differences, and those of tokens
 
 
 def test_a_loss_that_is_there_at_the_start_is_no_loss_that_is_never_reached(write_run, tmp_path):
