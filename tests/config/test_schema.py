@@ -80,7 +80,7 @@ def test_every_number_is_bounded_but_those_that_are_judged_with_the_data():
 def test_a_key_that_was_added_later_was_what_its_type_allows():
     for name, kind, key in every_key():
         if key.before is not ... and not is_dataclass(kind):
-            assert key.before is None or key.before in (False, 0, 1, "file", "error", "auto", 2048), name
+            assert key.before is None or key.before in (False, 0, 1, 0.026, "file", "error", "auto", 2048), name
 
 
 def test_integer_keys_are_those_that_take_spans():
