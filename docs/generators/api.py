@@ -16,7 +16,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "cost": ("parameters", "memory"),
     "report": (
         "statistics", "conclusion", "documents", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
-        "collect", "paper", "report",
+        "power", "sequential", "collect", "paper", "report",
     ),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import seed_spans
 from simbal.report.comparison import Row, rivals
+from simbal.report.controls import of_controls
 from simbal.report.paper import NOTE
 from simbal.report.statistics import PairedDifference, relative
 from simbal.report.table import Table
@@ -21,6 +22,7 @@ def notes(table: Table) -> list[str]:
     found = [
         *([] if table.pairs else why_no_difference(rows, baseline)),
         *warnings(table),
+        *of_controls([row.arm for row in rows], table.metrics),
         *(of_paper(rows) if table.paper else []),
     ]
     return [printable(note) for note in found + footer(rows, table.metrics)]
