@@ -62,7 +62,10 @@ def test_a_failed_seed_ends_the_sweep_in_a_sentence(app):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("-m", "balancing=simbal", "seed=0-1", "until=decided"), "no arm differs from the baseline in balancing alone"),
+        (
+            ("-m", "balancing=simbal", "seed=0-1", "until=decided"),
+            "no arm differs from the baseline in balancing alone",
+        ),
         (("-m", "balancing=simbal,lbl", "seed=0", "until=decided"), "looks after every 1 seeds"),
         (("-m", "name=a,b", "seed=0-1", "until=decided"), "the arms have several names"),
         (("until=decided",), "until=decided are for sweeps: add -m"),

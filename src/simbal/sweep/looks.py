@@ -60,8 +60,8 @@ def look(folder: Path, seeds: Collection[int], looks: Sequence[int], most: int) 
         differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)]
         if len(differences) != len(seeds):
             raise UserError(
-                f"until=decided: {row.arm.name} shares {len(differences)} of {len(seeds)} seeds with {row.other.name}, and "
-                "a look needs them all: the same command with retry_failed=true tries failed runs again"
+                f"until=decided: {row.arm.name} shares {len(differences)} of {len(seeds)} seeds with {row.other.name}, "
+                "and a look needs them all: the same command with retry_failed=true tries failed runs again"
             )
         decision = decided(differences, looks, most, table.margin, ALPHA / len(rows))
         decisions[row.arm.name] = WORDS.get(decision, decision) if decision else None
