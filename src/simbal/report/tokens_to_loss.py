@@ -16,7 +16,7 @@ FEWEST = 3  # points of a slope: two have no noise that a line could smooth
 class SlopeSaving:
     """Tokens saved by the slope of the baseline's curve, in ln tokens: the share saved is 1 - exp of minus that.
 
-    Unlike a first crossing it is there whether the arm is better or worse, and an arm that is as much worse has the
+    Unlike a first crossing it is there, wherever the baseline's loss still falls, whether the arm is better or worse, and an arm that is as much worse has the
     same saving with the other sign.
     """
 
