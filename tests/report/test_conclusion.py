@@ -22,13 +22,17 @@ LOSS = Metric("loss", "loss", "", better="lower", margin=True)
 VALUES = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=9).filter(lambda v: len(set(v)) > 1)
 
 
-@pytest.mark.parametrize(
-    ("effect", "pairs", "published"), [(0.5, 34, 0.8077775), (0.8, 15, 0.8213105), (0.2, 199, 0.8016910)]
-)
-def test_power_is_that_of_gpower(effect, pairs, published):
-    """The pairs that G*Power 3.1 gives for a small, medium and large d_z at 80%, two-sided 5%, with their power."""
-    assert power(effect * math.sqrt(pairs), pairs - 1) == pytest.approx(published, abs=1e-6)
-    assert power(effect * math.sqrt(pairs - 1), pairs - 2) < 0.8
+def test_power_is_that_of_rs_worked_example():
+    """P. Dalgaard, Introductory Statistics with R, 8.3: d_z = 10 / 14.14214 has a power of 85% with 19.96892 pairs."""
+    less, more = (power(10 / 14.14214 * math.sqrt(pairs), pairs - 1) for pairs in (19, 20))
+    assert 19 + (0.85 - less) / (more - less) == pytest.approx(19.96892, abs=2e-3)  # a straight line between
+
+
+@pytest.mark.parametrize(("effect", "pairs"), [(0.1, 2), (0.4, 5), (0.5, 34), (0.8, 15), (0.2, 199)])
+def test_power_is_that_of_scipys_noncentral_t(effect, pairs):
+    critical, shift = scipy.stats.t.ppf(0.975, pairs - 1), effect * math.sqrt(pairs)
+    theirs = scipy.stats.nct(pairs - 1, shift)
+    assert power(shift, pairs - 1) == pytest.approx(theirs.sf(critical) + theirs.cdf(-critical), abs=1e-9)
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 4, 5, 10, 40, 1000])

@@ -1,4 +1,4 @@
-"""The pairs that decide a comparison are those of published tables and of simulated studies; the report prints them."""
+"""The pairs that decide a comparison are those of other programs and of simulated studies; the report prints them."""
 
 import math
 
@@ -15,7 +15,10 @@ from simbal.report.table import build
 
 
 @pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15)])
-def test_the_pairs_to_resolve_are_those_of_gpower(effect, pairs):
+def test_the_pairs_to_resolve_are_the_fewest_by_scipys_noncentral_t(effect, pairs):
+    for count, enough in ((pairs, True), (pairs - 1, False)):
+        theirs = scipy.stats.nct.sf(scipy.stats.t.ppf(0.975, count - 1), count - 1, effect * math.sqrt(count))
+        assert (theirs >= 0.8) == enough
     assert pairs_to_resolve(1.0, effect) == pairs
     assert pairs_to_resolve(0.058, 0.058 * effect) == pairs
 

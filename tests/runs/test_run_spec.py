@@ -19,7 +19,8 @@ HERE = Path("here")
 LATER = {name: key.before for name, _, key in every_key() if key.before is not ...}
 ALWAYS = [name for name in dict.fromkeys(name for name, _, _ in every_key()) if name not in LATER]
 NO_MATTER = {
-    "name", "baseline", "columns", "dry_run", "retry_failed", "output_dir", "data.cache_dir", "data.tokenizer_path",
+    "name", "baseline", "equivalence_margin", "columns", "dry_run", "until", "max_seeds", "retry_failed", "output_dir",
+    "data.cache_dir", "data.tokenizer_path",
     "data.threads", "trainer.force_precision", "trainer.ckpt_every", "trainer.ckpt_seconds", "trainer.progress_bar",
     "logger", "logger.kind", "logger.tracking_uri", "logger.experiment", "logger.project", "logger.offline",
 }  # fmt: skip

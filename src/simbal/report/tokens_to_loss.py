@@ -16,8 +16,8 @@ FEWEST = 3  # points of a slope: two have no noise that a line could smooth
 class SlopeSaving:
     """Tokens saved by the slope of the baseline's curve, in ln tokens: the share saved is 1 - exp of minus that.
 
-    Unlike a first crossing it is there whether the arm is better or worse, and an arm that is as much worse has the
-    same saving with the other sign.
+    Unlike a first crossing it is there, wherever the baseline's loss still falls, for better and worse arms alike: one
+    that is as much worse has the same saving with the other sign.
     """
 
     savings: dict[int, float]  # by shared seed
