@@ -28,7 +28,7 @@ def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     controls = [arm for arm in routed if is_control(arm)]
     if len(routed) > 1 and not controls:
         return [
-            "No arm is a control: without a router that learns nothing, such as balancing=uniform, the table cannot "
+            "No arm is a control: without a router that learns nothing, such as balancing=frozen, the table cannot "
             "say how much of these numbers learnt routing gives."
         ]
     decisive = next((metric for metric in metrics if metric.margin and metric.compared), None)

@@ -246,7 +246,8 @@ def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.Base
     """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
     first, last = config.trainer.val_every, config.trainer.max_steps
     if settings.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=settings.pruner_startup_trials)
+        # the dense validations of the first steps say little of the last
+        return optuna.pruners.MedianPruner(settings.pruner_startup_trials, n_warmup_steps=min(first, last))
     if settings.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
     if settings.pruner == "successive_halving":
