@@ -9,7 +9,8 @@ from simbal.runs.folder import RunFolder
 from tests.sweep.search.app import COEF, SearchApp
 
 PRUNING = (
-    "hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "hydra.sweeper.n_jobs=1", "trainer.val_every=5",
+    "hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "hydra.sweeper.n_jobs=1",
+    "trainer.val_every=5",
 )  # fmt: skip
 
 
