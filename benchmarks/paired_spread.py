@@ -1,12 +1,13 @@
-"""How far the paired difference of two arms scatters over seeds, on drawn windows and on the whole validation split.
+"""How far the paired difference of two arms scatters over seeds, by what is validated, and what a validation costs.
 
-python benchmarks/paired_spread.py outputs/NAME TREATMENT BASELINE, such as simbal and lbl: prints the standard
-deviation of the difference of losses over the seeds that both have, in nats, and what a validation costs.
+python benchmarks/paired_spread.py outputs/NAME TREATMENT BASELINE, such as simbal and lbl: validates the trained models
+on drawn windows, on the first tokens of each held-out document, and on all held-out tokens; prints mean and standard
+deviation of the difference of losses over the seeds that both arms have, in nats, and the seconds of one validation.
 """
 
 import sys
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -14,50 +15,41 @@ from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.trained import load
 from simbal.report.collect import Run, collect
 
+DOCUMENT_TOKENS, DRAWN_TOKENS = 2048, 12288  # as conf/data/pysource.yaml has them
+MEASURED_ON = {  # the first tokens of each document, and the tokens that are drawn of them
+    f"{DRAWN_TOKENS:,} tokens drawn of these": (DOCUMENT_TOKENS, DRAWN_TOKENS),
+    f"the first {DOCUMENT_TOKENS:,} tokens of each document": (DOCUMENT_TOKENS, None),
+    "all held-out tokens": (None, None),
+}
 
-def losses(runs: Mapping[int, Run]) -> dict[str, dict[int, float]]:
-    """Return the final loss by seed: on the windows of the last point of the curve, and in the record."""
-    return {
-        "drawn windows": {seed: run.loss_curve[-1][1] for seed, run in runs.items()},
-        "whole split": {seed: run.result["metrics"]["val/loss"] for seed, run in runs.items()},
-    }
 
-
-def seconds(run: Run, tokens: int | None) -> float:
-    """Return the seconds of one pass over validation tokens, the second of two."""
-    trained = load(run.path, "cpu")
-    for _ in range(2):
-        started = time.perf_counter()
-        document_sums(trained, tokens, run.spec.config.trainer.micro_batch)
-        taken = time.perf_counter() - started
-    return taken
+def validated(run: Run) -> dict[str, tuple[float, float, int]]:
+    """Return loss, seconds of processor time and number of tokens, by what was measured on."""
+    trained, found = load(run.path, "cpu"), {}
+    for name, (of_document, tokens) in MEASURED_ON.items():
+        part = replace(trained, validation=replace(trained.validation, document_tokens=of_document))
+        started = time.process_time()
+        nats, counted, _ = document_sums(part, tokens, run.spec.config.trainer.micro_batch).sum(0).tolist()
+        found[name] = (nats / counted, time.process_time() - started, int(counted))
+    return found
 
 
 def main(folder: str, treatment: str, baseline: str) -> None:
     """Print the spread and the cost."""
     finished = [run for run in collect(Path(folder)) if run.finished]
-    arms = [
-        {run.seed: run for run in finished if run.spec.choices["balancing"] == name} for name in (treatment, baseline)
-    ]
-    theirs, ours = (losses(arm) for arm in reversed(arms))
-    for measured_on, values in ours.items():
-        differences = [values[seed] - theirs[measured_on][seed] for seed in sorted(values.keys() & theirs[measured_on])]
+    ours, theirs = (
+        {run.seed: validated(run) for run in finished if run.spec.choices["balancing"] == name}
+        for name in (treatment, baseline)
+    )
+    pairs = sorted(ours.keys() & theirs.keys())
+    for name in MEASURED_ON:
+        differences = [ours[seed][name][0] - theirs[seed][name][0] for seed in pairs]
+        _, seconds, tokens = ours[pairs[-1]][name]
         print(
-            f"{measured_on}: {len(differences)} pairs, mean {fmean(differences):+.4f}, sd {stdev(differences):.4f} nats"
+            f"{name}: {len(pairs)} pairs, mean {fmean(differences):+.4f}, sd {stdev(differences):.4f} nats; "
+            f"{tokens:,} tokens in {seconds:.1f} s"
         )
-    run = next(iter(arms[0].values()))
-    keys = run.spec.config
-    training = run.result["tokens"] / run.result["tokens_per_second"]
-    for name, tokens in (("drawn windows", keys.data.validation_tokens), ("whole split", None)):
-        taken = seconds(run, tokens)
-        print(
-            f"one validation on {name}: {taken:.2f} s, {taken / training:.2%} of the {training:.0f} s of training steps"
-        )
-    points = len(run.loss_curve)
-    print(f"the run has {points} validations on drawn windows and one on the whole split")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit("usage: python benchmarks/paired_spread.py outputs/NAME TREATMENT BASELINE")
     main(*sys.argv[1:])

@@ -175,6 +175,17 @@ def test_windows_are_drawn_over_the_whole_split_alike():
     assert abs(drawn - 1000).max() < 5 * np.sqrt(3000 * 2 / 9)
 
 
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 80), st.integers(0, 9))
+def test_windows_beyond_the_first_tokens_of_their_documents_are_left_out(lengths, document_tokens, seed):
+    tokens = np.arange(sum(lengths), dtype=np.uint16)
+    split = ValidationSplit(windows_of(tokens, SEQ_LEN), np.cumsum(lengths, dtype=np.uint64), seed, document_tokens)
+    place = np.concatenate([np.arange(length) for length in lengths])  # of each token in its document
+    some_W = [bool((place[window_T[1:]] < document_tokens).any()) for window_T in split.windows_WT]
+    assert split.drawn(None).tolist() == np.flatnonzero(some_W).tolist()
+    assert set(split.drawn(3 * SEQ_LEN)) <= set(split.drawn(None))
+    assert len(split.drawn(3 * SEQ_LEN)) == min(sum(some_W), 3)
+
+
 def test_coverage_counts_the_documents_of_the_drawn_windows():
     split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, 0)
     assert split.coverage(None) == split.coverage(10**9) == 4

@@ -8,10 +8,10 @@ import torch
 from simbal.balancing.composition import Composition
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.simbal import SimBal
+from simbal.conformance.tiny_training import LR, B, S, batch_of, composed_module, tiny_module
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.balancing.cases import CASES
-from tests.balancing.tiny_training import LR, B, S, batch_of, composed_module, tiny_module
 from tests.training.run_files import rows, weights, without_speed
 
 WITH_LOSS = [case for case in CASES if case.make().properties.differentiable]

@@ -55,6 +55,7 @@ def test_it_saves_and_goes_on_to_the_same_result(
     assert not (stopped.path / "record.json").exists()
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     train(stopped)
+    assert f"going on from step {int(saved[5:13])} of " in capsys.readouterr().out
     assert_same_run(whole, stopped)
     assert RunFolder(stopped.path).read_record()["warnings"] == []
 

@@ -84,7 +84,7 @@ def test_few_documents_are_warned_of_with_what_to_raise(tmp_path):
     few = text_spec(tmp_path)
     train(few)
     (warning,) = RunFolder(few.path).read_record()["warnings"]
-    documents = len(ValidationSplit.of(prepare(few.config.data, progress=False), 16, 0).ends_G)
+    documents = len(ValidationSplit.of(prepare(few.config.data, progress=False), 16, 0, None).document_ends)
     assert warning.startswith(f"the validation split has {documents} documents, and fewer than 30")
 
 

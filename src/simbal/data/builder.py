@@ -51,7 +51,7 @@ class Encoders:
     """Threads that encode documents, the same ones from the first to the last; `threads` None: one per core."""
 
     def __init__(self, encoder: Encoder, threads: int | None) -> None:
-        self._encoder = encoder
+        self.encoder = encoder
         self.threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self.threads)
 
@@ -80,10 +80,10 @@ class Encoders:
             yield waiting.popleft()[0].result()
 
     def _encode_group(self, group: list[Document]) -> list[Encoded]:
-        eot, encoded = np.uint32(self._encoder.eot), []
+        eot, encoded = np.uint32(self.encoder.eot), []
         for document in group:
-            ids = np.append(self._encoder.encode(document.content), eot)
-            encoded.append(Encoded(document, ids, int(self._encoder.byte_len[ids].sum())))
+            ids = np.append(self.encoder.encode(document.content), eot)
+            encoded.append(Encoded(document, ids, int(self.encoder.byte_len[ids].sum())))
         return encoded
 
 
@@ -97,6 +97,7 @@ class Journal:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     inputs: list[dict[str, Any]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    ends: bool = False  # whether ends of documents are held out, as no whole one is
 
     @classmethod
     def read(cls, folder: Path) -> "Journal":
@@ -117,6 +118,7 @@ class Journal:
                 return False
             counts += of_splits.values()
         lists = isinstance(self.planned, list) and isinstance(self.units, list) and isinstance(self.inputs, list)
+        lists = lists and type(self.ends) is bool
         begun = lists and self.units == self.planned[: len(self.units)]
         return begun and all(type(count) is int and count >= 0 for count in counts)
 
@@ -140,7 +142,13 @@ class _Input:
 
 
 def build(
-    folder: Path, source: Source, encoder: Encoder, description: dict[str, Any], threads: int | None, progress: bool
+    folder: Path,
+    source: Source,
+    encoder: Encoder,
+    description: dict[str, Any],
+    threads: int | None,
+    progress: bool,
+    by_ends: Source | None = None,
 ) -> None:
     """Fill `folder`, `meta.json` last, going on after the units that an interrupted build had finished.
 
@@ -151,19 +159,34 @@ def build(
         description: the entry `source` of meta.json.
         threads: the number of threads that encode; None: one per core.
         progress: whether to show a live view.
+        by_ends: the same documents with their ends held out, for where a split gets none of them; None: an error.
 
     Raises:
         UserError: for a bad input, and if a split gets no document.
     """
-    journal = _begin(folder, source.units(), encoder.vocab_size)
+    journal = _begin(folder, source.units(), encoder.vocab_size, by_ends is not None)
     with ExitStack() as stack:
-        writers = {
-            split: SplitWriter(folder / split, encoder.vocab_size, documents, journal.tokens[split], stack)
-            for split, documents in journal.documents.items()
-        }
         encoders = stack.enter_context(Encoders(encoder, threads))
         report = stack.enter_context(build_progress(progress))
-        text_bytes = 0  # read by this process
+        if not journal.ends:
+            _read(folder, source, encoders, journal, report)
+            if by_ends and not all(journal.documents.values()):
+                _empty(folder)
+                journal = Journal(planned=journal.planned, ends=True)
+        if by_ends and journal.ends:
+            _read(folder, by_ends, encoders, journal, report)
+    overlap = _overlap(folder, encoder, journal, encoders.threads)
+    _finish(folder, encoder, description, journal, overlap)
+
+
+def _read(folder: Path, source: Source, encoders: Encoders, journal: Journal, report: Report) -> None:
+    """Read and write the units that the journal does not call finished."""
+    vocab_size, text_bytes = encoders.encoder.vocab_size, 0  # the latter read by this process
+    with ExitStack() as stack:
+        writers = {
+            split: SplitWriter(folder / split, vocab_size, documents, journal.tokens[split], stack)
+            for split, documents in journal.documents.items()
+        }
         for unit in journal.planned[len(journal.units) :]:
             inputs: dict[str, _Input] = defaultdict(_Input)
             skipped: Counter[str] = Counter()
@@ -175,8 +198,6 @@ def build(
                 documents, tokens = (sum(w.documents for w in writers.values()), sum(w.end for w in writers.values()))
                 report(group[-1].document.done, documents, tokens, text_bytes)
             _commit(journal, folder, unit, writers, inputs, skipped)
-    overlap = _overlap(folder, encoder, journal, encoders.threads)
-    _finish(folder, encoder, description, journal, overlap)
 
 
 @contextmanager
@@ -194,22 +215,29 @@ def build_progress(visible: bool) -> Iterator[Report]:
         yield report
 
 
-def _begin(folder: Path, units: list[str], vocab_size: int) -> Journal:
-    """Return the journal to go on with; start over if the units are others by now, or some of the files are gone."""
+def _begin(folder: Path, units: list[str], vocab_size: int, ends: bool) -> Journal:
+    """Return the journal to go on with; start over if the units are others by now, or some of the files are gone.
+
+    `ends`: whether ends of documents can be held out; a journal that says they were, and they cannot, is forgotten.
+    """
     journal = Journal.read(folder)
     whole = all(
         (file := folder / split / name).is_file() and file.stat().st_size >= size
         for split in SPLITS
         for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
     )
-    if journal.planned == units and whole:
+    if journal.planned == units and whole and (ends or not journal.ends):
         remove_parts(folder)
         return journal
     if journal.units:
         print("what an interrupted build left does not fit these inputs: starting over", file=sys.stderr)
+    _empty(folder)
+    return Journal(planned=units)
+
+
+def _empty(folder: Path) -> None:
     shutil.rmtree(folder)  # whatever lies there in the place of a file
     folder.mkdir()
-    return Journal(planned=units)
 
 
 def _commit(
@@ -273,7 +301,7 @@ def _finish(folder: Path, encoder: Encoder, description: dict[str, Any], journal
         "fingerprints": fingerprints(facts, text, encoder.vocab_size),
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }
-    write_meta(folder, meta)
+    write_meta(folder, meta | ({"held_out": "ends"} if journal.ends else {}))
     for scaffold in (folder / NAME, *(folder / split / "digests.bin" for split in SPLITS)):
         scaffold.unlink()  # the journal first: it must not outlive what it speaks of
 

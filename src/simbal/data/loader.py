@@ -3,14 +3,13 @@
 A window is one sequence and its last target: window i of a split holds its tokens [i*S, i*S + S + 1). Sequences cross
 documents.
 
-Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, G documents, S sequence
-length, T = S + 1.
+Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, S sequence length, T = S + 1.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -138,37 +137,54 @@ class HeldOut(NamedTuple):
 class ValidationSplit:
     """The windows of the validation split, and which of them stand for all.
 
-    A part is drawn at random over the whole split, by the seed of the data alone: it is the same for every arm, and a
-    smaller part is in a larger one.
+    Windows that lie beyond the first `document_tokens` of their document are left out, as a few long documents would
+    decide a mean over tokens. A part is drawn at random over all others, by the seed of the data alone: it is the same
+    for every arm, and a smaller part is in a larger one.
     """
 
     windows_WT: NDArray[Any]
-    ends_G: NDArray[np.uint64]  # the position after each of the G documents
+    document_ends: NDArray[np.uint64]  # the position after each document, (documents,)
     seed: int
+    document_tokens: int | None = None
 
     @classmethod
-    def of(cls, store: Store, seq_len: int, seed: int) -> Self:
+    def of(cls, store: Store, seq_len: int, seed: int, document_tokens: int | None) -> Self:
         """Return the split of a store in windows of `seq_len` tokens and the last target."""
-        return cls(windows_of(store.tokens("validation"), seq_len), store.document_ends("validation"), seed)
+        windows_WT = windows_of(store.tokens("validation"), seq_len)
+        return cls(windows_WT, store.document_ends("validation"), seed, document_tokens)
+
+    @cached_property
+    def whole(self) -> NDArray[np.int64]:
+        """The indices, in file order, of all windows that are not left out."""
+        windows_W = np.arange(len(self.windows_WT))
+        if self.document_tokens is None:
+            return windows_W
+        seq_len, starts = self.windows_WT.shape[1] - 1, np.concatenate([[0], self.document_ends]).astype(np.int64)
+        first_W = windows_W * seq_len + 1  # target
+        document_W = np.searchsorted(self.document_ends, first_W, side="right")
+        within_W = first_W - starts[document_W] < self.document_tokens
+        begins_one_W = document_W != np.searchsorted(self.document_ends, first_W + seq_len - 1, side="right")
+        whole_W: NDArray[np.int64] = windows_W[within_W | begins_one_W]
+        return whole_W
 
     def drawn(self, tokens: int | None) -> NDArray[np.int64]:
         """Return the indices, in file order, of as many windows as fit `tokens`, at least one; all for None."""
         if tokens is None:
-            return np.arange(len(self.windows_WT))
+            return self.whole
         wanted = max(1, tokens // (self.windows_WT.shape[1] - 1))
-        order = np.random.Generator(np.random.PCG64([self.seed, 0, 1])).permutation(len(self.windows_WT))
-        return np.sort(order[:wanted])  # an epoch of the training split has two numbers
+        order = np.random.Generator(np.random.PCG64([self.seed, 0, 1])).permutation(len(self.whole))
+        return self.whole[np.sort(order[:wanted])]  # an epoch of the training split has two numbers
 
     def documents(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of the document of each target of these windows, (B, S)."""
         seq_len = self.windows_WT.shape[1] - 1
         targets_BS = windows_B[:, None] * seq_len + np.arange(1, seq_len + 1)
-        documents_BS: NDArray[np.int64] = np.searchsorted(self.ends_G, targets_BS, side="right")
+        documents_BS: NDArray[np.int64] = np.searchsorted(self.document_ends, targets_BS, side="right")
         return documents_BS
 
     def coverage(self, tokens: int | None) -> int:
         """Return how many documents the windows for `tokens` touch."""
-        return len(np.unique(self.documents(self.drawn(tokens)))) if tokens is not None else len(self.ends_G)
+        return len(np.unique(self.documents(self.drawn(tokens)))) if tokens is not None else len(self.document_ends)
 
     def batches(self, tokens: int | None, micro_batch: int, rank: int = 0, world_size: int = 1) -> "ValidationBatches":
         """Return the windows for `tokens` as batches; of several ranks each has a part."""
@@ -218,6 +234,7 @@ class TokenData(LightningDataModule):
         micro_batch: int,
         max_steps: int,
         validation_tokens: int | None,
+        validation_document_tokens: int | None = None,
         devices: int = 1,
     ) -> None:
         super().__init__()
@@ -225,7 +242,8 @@ class TokenData(LightningDataModule):
         self._train = {"seed": seed, "global_batch": global_batch, "max_steps": max_steps}
         self._micro_batch = micro_batch
         self._train_WT = windows_of(store.tokens("train"), seq_len)
-        self.validation, self.validation_tokens = ValidationSplit.of(store, seq_len, seed), validation_tokens
+        self.validation = ValidationSplit.of(store, seq_len, seed, validation_document_tokens)
+        self.validation_tokens = validation_tokens
         held_out_WT = self.validation.windows_WT
         for split, windows_WT, needed in (("train", self._train_WT, global_batch), ("validation", held_out_WT, 1)):
             if len(windows_WT) < needed:

@@ -117,6 +117,13 @@ class Store:
         """Return the position after each document's end of text, (documents,), increasing."""
         return np.memmap(self.path / split / "docs.idx", "<u8", "r")
 
+    def held_out(self) -> list[str]:
+        """Return a sentence where ends of documents are held out, as there were too few to hold out whole ones."""
+        if "held_out" not in self.meta:
+            return []
+        percent = 100 / self.meta["source"]["validation_one_in"]
+        return [f"too few documents to hold one out: the last {percent:.2g}% of each is (data.validation_one_in)"]
+
     def summary(self) -> str:
         """Return the folder, the sizes and the fingerprints as lines for people."""
         lines = [str(self.path)]
@@ -126,6 +133,7 @@ class Store:
             for split, counts in self.meta["splits"].items()
         ]
         lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
+        lines += [f"  {sentence}" for sentence in self.held_out()]
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
         if left_out:
             lines.append(f"  left out: {left_out}")
@@ -237,7 +245,8 @@ def _build(plan: Plan, progress: bool) -> None:
     partial = plan.path.with_name(f"{plan.path.name}{PARTIAL}")
     partial.mkdir(exist_ok=True)
     try:
-        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data.threads, progress)
+        by_ends = plan.source.by_ends() if isinstance(plan.source, Files) else None
+        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data.threads, progress, by_ends)
         if Plan.of(plan.data).path != plan.path:
             shutil.rmtree(partial)
             raise UserError(f"the input of data.source={plan.data.source} changed while it was read: start again")
@@ -245,6 +254,8 @@ def _build(plan: Plan, progress: bool) -> None:
             sync(written)
         partial.rename(plan.path)
         sync(plan.path.parent)
+        for sentence in Store(plan.path, read_meta(plan.path)).held_out():
+            print(f"{plan.path.name}: {sentence}", file=sys.stderr)
     except BaseException as error:
         journal = Journal.read(partial)
         kept, total = len(journal.units), len(journal.planned)

@@ -83,12 +83,19 @@ def require_meta(store: Path, meta: dict[str, Any]) -> None:
             and meta["dtype"] == token_dtype(meta["vocab_size"])
             and all(isinstance(text, str) for text in texts)
             and isinstance(meta["source"], dict)
+            and ("held_out" not in meta or _is_of_ends(meta))
             and isinstance(meta["versions"], dict)
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise UserError(f"{store / META} is damaged: delete {store} and prepare it again")
+
+
+def _is_of_ends(meta: dict[str, Any]) -> bool:
+    """Whether `held_out` is what is written where ends of documents are."""
+    one_in = meta["source"]["validation_one_in"]
+    return bool(meta["held_out"] == "ends" and type(one_in) is int and one_in > 1)
 
 
 class Verification:

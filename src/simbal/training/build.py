@@ -141,5 +141,6 @@ def build_data(spec: RunSpec, store: Store) -> TokenData:
         micro_batch=trainer.micro_batch,
         max_steps=trainer.max_steps,
         validation_tokens=data.validation_tokens,
+        validation_document_tokens=data.validation_document_tokens,
         devices=trainer.devices,
     )

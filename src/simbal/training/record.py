@@ -93,7 +93,9 @@ def code_version() -> dict[str, str | bool | None]:
     """Return the package's version, and the commit of a git checkout (`dirty`: with uncommitted changes)."""
     version = importlib.metadata.version(package)
     folder = Path(__file__).parent
-    try:
+    try:  # the folder may lie in a checkout of something else, as that of an installed package does
+        tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.check_output(tracked, cwd=folder, stderr=subprocess.DEVNULL)
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True, stderr=subprocess.DEVNULL)
         changes = subprocess.check_output(["git", "status", "--porcelain"], cwd=folder, text=True)
     except (OSError, subprocess.CalledProcessError):

@@ -100,7 +100,7 @@ def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
 
     Those of a Markov chain differ by chance alone.
     """
-    config, held_out = spec.config, len(validation.ends_G)
+    config, held_out = spec.config, len(validation.document_ends)
     if config.data.source == "synthetic":
         return
     if held_out < FEW_DOCUMENTS:
@@ -195,8 +195,7 @@ def fit(
     telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
     module.observers.append(telemetry)
     rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
-    trainer = build_trainer(spec, folder, telemetry, accelerator, precision)
-    trainer.callbacks.append(rounding)  # type: ignore[attr-defined]
+    trainer = build_trainer(spec, folder, telemetry, rounding, accelerator, precision)
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
@@ -210,6 +209,8 @@ def fit(
     if is_validated(start.step, keys.val_every, keys.val_at) and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys.max_steps)
+    if start.step and is_first():
+        print(f"going on from step {start.step} of {keys.max_steps}")
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
     if not telemetry.validated(keys.max_steps):
         validate(keys.max_steps)
@@ -244,13 +245,15 @@ def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None
     return digest((folder / DOCUMENTS_FILE).read_bytes())
 
 
-def build_trainer(spec: RunSpec, folder: Path, telemetry: Telemetry, accelerator: str, precision: str) -> L.Trainer:
+def build_trainer(
+    spec: RunSpec, folder: Path, telemetry: Telemetry, rounding: Rounding, accelerator: str, precision: str
+) -> L.Trainer:
     """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     times = ValidationTimes(keys.val_every, keys.val_at)
-    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder)]
+    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder), rounding]
     if keys.progress_bar and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):

@@ -242,5 +242,6 @@ class ProgressBar(Callback):
         self.progress.update(self.task, completed=trainer.global_step, shown=self.telemetry.shown)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Stop the bar, which stays on the screen, also after an error."""
+        """Stop the bar, which stays on the screen with the last losses, also after an error."""
+        self.progress.update(self.task, shown=self.telemetry.shown)
         self.progress.stop()

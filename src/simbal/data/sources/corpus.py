@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from simbal.data.document import Document, digest_of, split_of
+from simbal.data.document import SPLITS, Document, digest_of, split_of
 from simbal.data.sources.inputs import Input, extension_of
 from simbal.data.sources.records import (
     LONGEST,
@@ -45,6 +45,7 @@ class Corpus:
         on_bad_record: error | skip.
         validation_one_in: hold out one document in so many by its hash; None: an input's own split decides.
         cache_dir: the folder of a remote file's copy while it is read.
+        ends: hold out the last of so many equal parts of every document, in place of one document in so many.
     """
 
     inputs: list[Input]
@@ -52,6 +53,7 @@ class Corpus:
     on_bad_record: str
     validation_one_in: int | None
     cache_dir: Path
+    ends: bool = False
 
     def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
         """Yield the documents of one input; texts that are empty or changed are counted in `skipped`.
@@ -72,12 +74,18 @@ class Corpus:
                     skipped["empty text"] += 1
                     continue
                 content, empty = _utf8(text, skipped), False
-                digest = digest_of(content)
-                one_in = self.validation_one_in
-                split = split_of(digest, one_in) if one_in else self.inputs[at].split
-                yield Document(split, unit, content, digest, (before + share * weights[at]) / total)
+                for split, part, digest in self._parts(content, self.inputs[at].split):
+                    yield Document(split, unit, part, digest, (before + share * weights[at]) / total)
         if empty:
             raise UserError(f"{unit}: the file is empty or holds no text")
+
+    def _parts(self, content: bytes, split: str) -> Iterator[tuple[str, bytes, bytes]]:
+        """Yield the parts of a document, each with its split and its digest; `split` is that of the input."""
+        one_in = self.validation_one_in
+        parts = _cut(content, one_in) if one_in and self.ends else (content,)
+        for part, own in zip(parts, SPLITS, strict=False):
+            digest = digest_of(part)
+            yield own if self.ends else split_of(digest, one_in) if one_in else split, part, digest
 
     def _good(self, records: Iterator[Record], unit: str, skipped: Counter[str]) -> Iterator[tuple[str, float]]:
         """Yield the records that hold a text; the others are refused or counted, as `on_bad_record` says."""
@@ -141,6 +149,14 @@ def _read(file: BinaryIO, item: Input, rules: Format) -> Iterator[Record]:
         raise UserError(f"{item.name}{place}: {error}") from None
     except OSError as error:
         raise UserError(f"{item.name}: {error.strerror}") from None
+
+
+def _cut(content: bytes, parts: int) -> tuple[bytes, ...]:
+    """Return a text without the last of so many equal parts, and that part, if it has a letter."""
+    place = len(content) - len(content) // parts
+    while place < len(content) and content[place] & 0xC0 == 0x80:  # within a letter
+        place += 1
+    return (content[:place], content[place:]) if place < len(content) else (content,)
 
 
 def _utf8(text: str, skipped: Counter[str]) -> bytes:

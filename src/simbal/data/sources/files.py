@@ -1,9 +1,9 @@
 """The source `files`: the user's own .txt, .jsonl (plain, .gz, .zst) and .parquet, local or behind URLs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from simbal.data.document import SPLITS
 from simbal.data.sources.corpus import Corpus, FileSource
@@ -25,6 +25,7 @@ class Files(FileSource):
     on_bad_record: str
     validation_one_in: int
     cache_dir: str
+    ends: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._format.check()
@@ -52,7 +53,13 @@ class Files(FileSource):
         inputs = [one for item in self._named() for one in _expanded(item)]
         check_once(inputs)
         one_in = None if self.validation_files else self.validation_one_in
-        return Corpus(inputs, self._format, self.on_bad_record, one_in, Path(self.cache_dir))
+        return Corpus(inputs, self._format, self.on_bad_record, one_in, Path(self.cache_dir), self.ends)
+
+    def by_ends(self) -> "FileEnds | None":
+        """Return the source that holds out ends of these documents; None where the user says what is held out."""
+        if self.validation_files or self.validation_one_in == 1:
+            return None
+        return FileEnds(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def _named(self) -> list[Input]:
         """Return the inputs as far as they can be named without a network."""
@@ -61,6 +68,12 @@ class Files(FileSource):
         inputs = find_inputs(SPLITS[0], self.files) + find_inputs(SPLITS[1], self.validation_files or [])
         check_once(inputs)
         return inputs
+
+
+class FileEnds(Files):
+    """The same files where none of their few documents is held out: the end of each is, in its place."""
+
+    ends = True
 
 
 def _expanded(item: Input) -> list[Input]:
