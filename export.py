@@ -1,9 +1,4 @@
-"""Write trained models for transformers, vLLM and lm-eval: folders in the format of Hugging Face.
-
-Examples:
-    python export.py run=outputs/default/RUN to=model
-    python export.py run=outputs/default to=models       # every finished run, to models/RUN
-"""
+"""Exports trained models: `simbal export` of this checkout, whose program is src/simbal/cli/export.py."""
 
 import os
 import sys
@@ -12,21 +7,7 @@ os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, 
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from typing import Any
-
-from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
-
-
-def main(cfg: Any) -> None:
-    """Export the runs that `cfg` names."""
-    with exit_on_user_error():
-        from simbal.config.check import resolved
-        from simbal.hub.export import export  # torch: 3 s that --help does not pay
-
-        config = resolved(cfg)
-        export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])
-
+from simbal.cli.export import main
 
 if __name__ == "__main__":
-    run(main, __doc__, "export")
+    main(sys.argv[1:])

@@ -1,10 +1,4 @@
-"""Turn text into tokens on disk, which train.py would else do when it starts.
-
-Examples:
-    python prepare.py
-    python prepare.py data=files data.files='books/*.jsonl.zst' data.vocab_size=32768
-    python prepare.py check=true                # is what was prepared still whole?
-"""
+"""Prepares data: `simbal prepare` of this checkout, whose program is src/simbal/cli/prepare.py."""
 
 import os
 import sys
@@ -13,22 +7,7 @@ os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, 
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from typing import Any
-
-from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
-
-
-def main(cfg: Any) -> None:
-    """Prepare the data that `cfg` describes, unless they are there, and say what they hold; or check them."""
-    with exit_on_user_error():
-        from simbal.config.check import resolved
-        from simbal.data.check import prepare_or_check
-
-        config = resolved(cfg)
-        for line in prepare_or_check(config["data"], config["check"]):
-            print(line)
-
+from simbal.cli.prepare import main
 
 if __name__ == "__main__":
-    run(main, __doc__, "prepare")
+    main(sys.argv[1:])

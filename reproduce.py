@@ -1,11 +1,4 @@
-"""Test the paper's claims again: train every study of a scale, analyse it, and write the evidence to results/.
-
-Examples:
-    python reproduce.py scale=cpu                         # hours; the same command goes on where it was stopped
-    python reproduce.py scale=cpu only=[significance]
-    python reproduce.py scale=cpu figures=true            # draw the figures in results/ again
-    python reproduce.py scale=cpu verify=true             # compute the numbers in results/ again
-"""
+"""Reproduces the paper: `simbal reproduce` of this checkout, whose program is src/simbal/cli/reproduce.py."""
 
 import os
 import sys
@@ -14,21 +7,7 @@ os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, 
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from pathlib import Path
-from typing import Any
-
-from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
-
-
-def main(cfg: Any) -> None:
-    """Do the studies that `cfg` names."""
-    with exit_on_user_error():
-        from simbal.config.check import resolved
-        from simbal.report.reproduce.reproduce import reproduce  # figures: 1.5 s that --help does not pay
-
-        reproduce(resolved(cfg), Path(__file__).parent)
-
+from simbal.cli.reproduce import main
 
 if __name__ == "__main__":
-    run(main, __doc__, "reproduce")
+    main(sys.argv[1:])

@@ -1,11 +1,4 @@
-"""Train one model, or with -m every model of a sweep, and write to outputs/<name>/ what came of it.
-
-Examples:
-    python train.py balancing=lbl seed=1 trainer.max_steps=100
-    python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
-    python train.py run=outputs/default/RUN               # go on with a run, or do it again
-    python train.py from=outputs/default/RUN seed=7       # begin one like it, with a change
-"""
+"""Trains: `simbal train` of this checkout, whose program is src/simbal/cli/train.py."""
 
 import os
 import sys
@@ -14,35 +7,7 @@ os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, 
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from typing import TYPE_CHECKING, Any
-
-from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
-
-if TYPE_CHECKING:
-    from simbal.runs.spec import RunSpec
-
-
-def main(cfg: Any) -> None:
-    """Train the run that `cfg` describes."""
-    with exit_on_user_error():
-        from simbal.errors import UserError
-        from simbal.runs.spec import RunSpec
-
-        if cfg.dry_run or cfg.until == "decided":
-            raise UserError("dry_run=true and until=decided are for sweeps: add -m")
-        train_run(RunSpec.from_hydra(cfg))
-
-
-def train_run(spec: "RunSpec") -> None:
-    """Train it, or go on with it."""
-    with exit_on_user_error():
-        from simbal.training.run import train  # torch: 3 s that --help and a sweep's parent do not pay
-
-        train(spec)
-
+from simbal.cli.train import main
 
 if __name__ == "__main__":
-    # torch reads it when it is imported; its C++ side warns of a setting of DDP at every start, which is on purpose
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    run(main, __doc__, again=train_run)
+    main(sys.argv[1:])

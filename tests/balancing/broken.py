@@ -10,7 +10,7 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.balancing.loss_free import LossFree
 from simbal.balancing.simbal import SimBal
-from tests.balancing.cases import SIZES
+from simbal.conformance.case import SIZES
 
 READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
 

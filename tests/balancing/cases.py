@@ -1,18 +1,13 @@
 """Every strategy of conf/balancing, at its defaults and in its variants, as the conformance suite takes it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import yaml
 
-from simbal.balancing.base import Balancing
-from simbal.balancing.composition import build_strategy
+from simbal import conformance
+from simbal.conformance import Case
 
 CONF = Path(__file__).parents[2] / "conf" / "balancing"
-SIZES = {"num_layers": 2, "num_experts": 6}
-FACTS = {**SIZES, "seed": 0}
 VARIANTS = {
     "lbl": [
         {"scope": "micro"}, {"scope": "global"}, {"scope": "global", "choice": "biased"}, {"gates": "sparse_raw"},
@@ -26,18 +21,6 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Case:
-    """A strategy and how to make a new one of it."""
-
-    name: str
-    make: Callable[[], Balancing]
-    gating: str = "softmax"
-
-    def __str__(self) -> str:
-        return f"{self.name}-{self.gating}"
-
-
 def registered(folder: Path = CONF) -> dict[str, dict]:
     """Strategies by name with their keys: those that a YAML file of `folder` holds itself."""
     files = [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
@@ -46,13 +29,7 @@ def registered(folder: Path = CONF) -> dict[str, dict]:
 
 def cases_of(name: str, keys: dict) -> list[Case]:
     """The strategy and its variants, each under both gatings unless it looks at weights alone."""
-    made = []
-    for changes in [{}, *VARIANTS.get(name, [])]:
-        label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
-        make = partial(build_strategy, name, keys | changes, FACTS)
-        gatings = ("softmax",) if make().properties.scope == "weights" else ("softmax", "sigmoid")
-        made += [Case(label, make, gating) for gating in gatings]
-    return made
+    return [case for changes in [{}, *VARIANTS.get(name, [])] for case in conformance.cases_of(name, keys, changes)]
 
 
 CASES = [case for name, keys in registered().items() for case in cases_of(name, keys)]

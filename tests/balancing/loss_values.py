@@ -6,7 +6,10 @@ of exp(-SCALE): x = v, and all rows of W are SCALE times this unit vector v, tho
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from simbal.balancing.base import Balancing
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
@@ -14,9 +17,11 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
-from tests.balancing.cases import SIZES
+from simbal.conformance import Case
+from simbal.conformance.loss_checks import TOKENS_BS, D, E, K, losses
+from simbal.model.router import Router
 
-E, K, SCALE = SIZES["num_experts"], 2, 20.0
+SCALE = 20.0
 
 
 def uniform_lbl(lbl: Any) -> float:
@@ -60,3 +65,24 @@ def values_of(strategy: Balancing) -> tuple[float, float] | None:
         return 0.0, 0.0
     known = next((kind for kind in type(strategy).__mro__ if kind in VALUES), None)
     return (VALUES[known][0](strategy), VALUES[known][1](strategy)) if known else None
+
+
+def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: Case) -> None:
+    strategy = case.make()
+    if (values := values_of(strategy)) is None:
+        return
+    turn = torch.arange(24)[:, None] + torch.arange(K)  # every expert is chosen equally often
+    nudge_NE = torch.zeros(24, E, dtype=torch.float64).scatter_(1, turn % E, 1e-9)
+    collapsed_NE = nudge_NE + SCALE * torch.tensor([1.0] + [-1.0] * (E - 1), dtype=torch.float64)
+    rows_ED = torch.zeros(E, D, dtype=torch.float64)
+    parallel_ED = rows_ED.clone()
+    parallel_ED[:, 0] = collapsed_NE[0].sign() * SCALE
+    for logits_NE, weight_ED, expected in (
+        (nudge_NE, rows_ED, values[0]),
+        (collapsed_NE, parallel_ED, values[1]),
+    ):
+        router = Router(E, E, K, case.gating, True, layer=0).double()
+        torch.nn.init.eye_(router.weight_ED)
+        routing = replace(router(logits_NE, TOKENS_BS), router_weight_ED=weight_ED)
+        for value in losses(strategy, [routing, routing]):
+            torch.testing.assert_close(value, torch.tensor(expected, dtype=value.dtype), rtol=1e-5, atol=1e-6)

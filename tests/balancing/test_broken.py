@@ -5,16 +5,17 @@ import inspect
 import pytest
 
 from simbal.balancing.base import Balancing
-from tests.balancing import broken, loss_checks, training_checks
-from tests.balancing.cases import Case
+from simbal.conformance import CHECKS, Case, loss_checks, training_checks
+from tests.balancing import broken
+from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula
 
-CHECKS = loss_checks.CHECKS + training_checks.CHECKS
+EVERY = [*CHECKS, its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula]
 CAUGHT_BY = {
     broken.Undeclared: loss_checks.says_what_it_is,
     broken.DenseGates: loss_checks.its_gradient_reaches_the_router,
     broken.HiddenLoss: training_checks.its_loss_is_part_of_the_training_loss,
-    broken.WrongFactor: loss_checks.its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
-    broken.TransposedGram: loss_checks.its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
+    broken.WrongFactor: its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
+    broken.TransposedGram: its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
     broken.CoefficientTwice: loss_checks.it_is_linear_in_its_coefficient,
     broken.SecretReader: loss_checks.a_loss_of_weights_looks_at_nothing_else_if_declared,
     broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
@@ -39,7 +40,7 @@ def test_the_mistake_is_caught(strategy, check):
 
 
 def test_what_they_spoil_was_good():
-    for check in CHECKS:
+    for check in EVERY:
         check(Case("good", broken.GoodBias))
 
 
@@ -47,4 +48,4 @@ def test_every_broken_strategy_and_every_check_is_tried():
     classes = {each for _, each in inspect.getmembers(broken, inspect.isclass) if each.__module__ == broken.__name__}
     assert classes == {*CAUGHT_BY, broken.GoodBias}
     assert all(issubclass(each, Balancing) for each in classes)
-    assert {*CAUGHT_BY.values()} == {*CHECKS}
+    assert {*CAUGHT_BY.values()} == {*EVERY}

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from simbal.balancing.composition import Composition, build_balancing, build_strategy
 from simbal.balancing.none import NoBalancing
 from simbal.config.schedule import Schedule
+from simbal.conformance.case import FACTS, SIZES
+from simbal.conformance.tiny_training import batch_of, composed_module, tiny_model, train
 from simbal.errors import UserError
-from tests.balancing.cases import FACTS, SIZES, registered
+from tests.balancing.cases import registered
 from tests.balancing.example import example, mirrored
-from tests.balancing.tiny_training import batch_of, composed_module, tiny_model, train
 
 STRATEGIES = registered()
 

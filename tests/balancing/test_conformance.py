@@ -3,12 +3,14 @@
 import pytest
 
 from simbal import balancing
-from tests.balancing import loss_checks, training_checks
+from simbal.conformance import CHECKS
 from tests.balancing.cases import CASES
-from tests.balancing.loss_values import values_of
+from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula, values_of
+
+EVERY = [*CHECKS, its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula]
 
 
-@pytest.mark.parametrize("check", loss_checks.CHECKS + training_checks.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", EVERY, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conformance(case, check):
     check(case)

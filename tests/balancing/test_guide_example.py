@@ -11,10 +11,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 
 from simbal import balancing
+from simbal.conformance import CHECKS
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train
-from tests.balancing import loss_checks, training_checks
 from tests.balancing.cases import cases_of, registered
 from tests.conftest import CONF, MARKOV, SMALL
 
@@ -45,7 +45,7 @@ def test_it_is_one_class_and_one_yaml():
 def test_the_suite_picks_it_up_and_it_passes(conf):
     keys = registered(conf / "balancing")["importance"]
     for case in cases_of("importance", keys):
-        for check in loss_checks.CHECKS + training_checks.CHECKS:
+        for check in CHECKS:
             check(case)
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from simbal.balancing.composition import Composition, build_strategy
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
+from simbal.conformance.case import FACTS
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing
-from tests.balancing.cases import FACTS, registered
+from tests.balancing.cases import registered
 from tests.balancing.example import example, mirrored, routing_of
 
 EQUATION_3 = {"gates": "dense", "scope": "sequence", "norm": "E", "choice": "unbiased", "over_layers": None}

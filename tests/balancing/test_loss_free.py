@@ -5,9 +5,9 @@ import torch
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.loss_free import LossFree
+from simbal.conformance.tiny_training import batch_of, module_of, train
 from simbal.errors import UserError
 from tests.balancing.example import routing_of
-from tests.balancing.tiny_training import batch_of, module_of, train
 
 
 def loss_free(E=4, L=1, update_rate=1e-3, bias_on="logits", center=False, bias_dtype="fp32") -> LossFree:

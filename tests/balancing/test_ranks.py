@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from simbal import distributed
+from simbal.conformance.tiny_training import same
 from tests.balancing.cases import CASES
-from tests.balancing.tiny_training import same
 from tests.balancing.two_ranks import OF_EACH_SCOPE, Threads, trained
 
 ROOT = Path(__file__).parents[2]

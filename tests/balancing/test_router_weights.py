@@ -9,6 +9,8 @@ from scipy.linalg import polar
 from simbal.balancing.composition import Composition, build_balancing
 from simbal.balancing.controls import FrozenRouter
 from simbal.balancing.orthogonal import OrthogonalMixture
+from simbal.conformance.case import FACTS
+from simbal.conformance.tiny_training import composed_module, tiny_model
 from simbal.errors import UserError
 from simbal.model.init import init_router, initialise
 from simbal.model.router import Router
@@ -16,8 +18,7 @@ from simbal.model.transformer import Transformer
 from simbal.training.build import transformer_shape
 from simbal.training.optimizer import parameter_groups
 from simbal.training.run import train
-from tests.balancing.cases import FACTS, registered
-from tests.balancing.tiny_training import composed_module, tiny_model
+from tests.balancing.cases import registered
 from tests.training.run_files import weights
 
 KEYS = registered()

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from simbal.balancing.base import FinishedStep
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.simbal import SimBal
+from simbal.conformance.tiny_training import LR, module_of, train
 from simbal.errors import UserError
 from simbal.model.router import Router
 from tests.balancing.example import WEIGHT_ED, example
-from tests.balancing.tiny_training import LR, module_of, train
 
 
 def simbal(weight_ED, reduction="sum", gram_dtype="fp32"):
@@ -67,6 +68,17 @@ def test_the_decoupled_step_is_a_gradient_step_after_the_optimizers(scale_by_lr,
         loss = ErnieOrthogonalLoss(1.0, False, True).loss(replace(example()[1], router_weight_ED=weight_ED))
         (gradient_ED,) = torch.autograd.grad(loss, weight_ED)
         torch.testing.assert_close(stepped.weight_ED, weight_ED - rate * gradient_ED)
+
+
+def test_the_decoupled_step_is_as_long_as_its_schedule_says():
+    moved = []
+    for factor in (1.0, 0.25):
+        weight_ED = WEIGHT_ED.clone().requires_grad_()
+        with torch.no_grad():
+            ErnieOrthogonalLoss(1.0, True, True).update(FinishedStep(torch.zeros(1, 2), 1, [weight_ED], 0.1, factor))
+        moved.append((weight_ED - WEIGHT_ED).detach())
+    assert moved[0].abs().max() > 1e-3
+    torch.testing.assert_close(moved[1], 0.25 * moved[0])
 
 
 def test_more_experts_than_dimensions_are_warned_about(caplog):

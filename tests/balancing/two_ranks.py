@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
-from tests.balancing.cases import CASES, Case
-from tests.balancing.tiny_training import outcome, tiny_module, train
+from simbal.conformance import Case
+from simbal.conformance.tiny_training import outcome, tiny_module, train
+from tests.balancing.cases import CASES
 
 RANKS = 2
 OF_EACH_SCOPE = [*{case.make().properties.scope: case for case in CASES}.values()]

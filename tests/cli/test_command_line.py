@@ -43,7 +43,7 @@ def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     ("argument", "sentence"),
     [
         ("sed=1", "sed=1: there is no key sed; did you mean seed?"),
-        ("steps=5", "did you mean trainer.max_steps or "),
+        ("steps=5", "did you mean trainer.max_steps?"),
         ("balancing.coef=1", "there is no key balancing.coef; did you mean balancing.simbal.coef?"),
         ("balancing.lbl.coef=1", "balancing.lbl.coef belongs to balancing=lbl, which is not chosen"),
         ("balancing=simball", "balancing has no option simball; did you mean simbal? (there is ernie_ortho, frozen, "),
@@ -74,8 +74,8 @@ def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ("seed=0-4", "seed=0-4 asks for several runs: add -m"),
         ("balancing=simbal,lbl", "balancing=simbal,lbl asks for several runs: add -m"),
         ("sweeps=significance", "sweeps=significance asks for several runs: add -m"),
-        ("seed=[", "is not an override such as seed=1"),
-        ("seed", "is not an override such as seed=1"),
+        ("seed=[", "has a bracket without its other half"),
+        ("seed", "seed has no value: write seed=..."),
         ("--config-name=nope", "there is no nope.yaml in"),
     ],
 )  # fmt: skip
@@ -187,6 +187,18 @@ def test_help_names_every_group_option_and_sweep_in_the_words_of_its_file(monkey
     assert "Cost: ten runs" in page
     assert "name=default" in page
     assert "--hydra-help" in page
+
+
+@pytest.mark.parametrize(("arguments", "terminal", "said"), [
+    (["seed=1"], True, "starting ...\n"), (["seed=1"], False, ""), (["-m", "seed=1,2"], True, ""),
+])  # fmt: skip
+def test_a_terminal_is_told_at_once_that_something_starts(monkeypatch, capsys, arguments, terminal, said):
+    called = []
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("hydra.main", lambda **_: lambda main: lambda: called.append(capsys.readouterr().err))
+    command_line.run(print, "", arguments)
+    assert called == [said]
 
 
 def test_train_py_imports_nothing_heavy():

@@ -63,7 +63,7 @@ def test_a_value_of_the_type_of_its_parameter_is_taken(arguments):
         ("rates", 0.5, "group.rates=0.5 must be a list of values, each a number"),
         ("rates", ["fast"], "group.rates=['fast'] must be a list of values, each a number"),
         ("names", [3], "group.names=[3] must be null or a list of values, each text"),
-        ("bare", "a", "group.bare=a must be a list"),
+        ("bare", "a", "group.bare=a must be a list: write group.bare=[a]"),
         ("table", {"a": "b"}, "group.table.a=b must be a whole number"),
     ],
 )

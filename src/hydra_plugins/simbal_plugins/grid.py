@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -14,6 +15,7 @@ from simbal.errors import UserError, exit_on_user_error
 
 if TYPE_CHECKING:
     from simbal.sweep.composer import Job
+    from simbal.sweep.live import LivePages
 
 
 @dataclass
@@ -37,35 +39,71 @@ class GridSweeper(LaunchingSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.report.report import report
-        from simbal.sweep.resume import write_sweep
+        from simbal.sweep.live import LivePages
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
             jobs = self._jobs(arguments)
+            self._say_what_is_replaced(arguments, jobs)
+            self._check_table(arguments, jobs)
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
-            if self.config.until == "decided":
-                jobs, returns = self._until_decided(arguments, jobs)
-            else:
-                write_sweep(jobs)
-                returns = self.launcher.launch(jobs, initial_job_idx=0)
-            for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
-                report(folder, baseline)
+            with LivePages() as pages:
+                if self.config.until == "decided":
+                    jobs, returns = self._until_decided(arguments, jobs, pages)
+                else:
+                    returns = self._launch(jobs, jobs, 0, pages)
+                pages.end()
+                for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
+                    report(folder, baseline)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
         return returns
 
     def _jobs(self, arguments: list[str]) -> "list[Job]":
-        """Return every job, composed and checked; `UserError` for one that cannot be."""
+        """Return every run once, composed and checked; `UserError` for one that cannot be."""
         from simbal.config.catalogue import split_arm
 
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
-        return [self.composer.job(job) for arm in arms for job in combinations(self.overrides(arm))]
+        lines = [job for arm in arms for job in combinations(self.overrides(arm))]
+        given = {override.key_or_group for override in self.overrides([*params, *arguments])}
+        unique: dict[Path, Job] = {}
+        for job in map(self.composer.job, self.composer.own_keys(lines, given)):
+            unique.setdefault(job.spec.path, job)
+        return [*unique.values()]
 
-    def _until_decided(self, arguments: list[str], jobs: "list[Job]") -> "tuple[list[Job], Sequence[JobReturn]]":
+    def _say_what_is_replaced(self, arguments: list[str], jobs: "list[Job]") -> None:
+        from simbal.files.console import console
+
+        several = "" if len(self.arms) < 2 else f": {len(jobs)} different runs are left"
+        for said in self.replaced(self.arms, arguments):
+            console().print(f"{said}{several}", markup=False, highlight=False, soft_wrap=True)
+
+    def _check_table(self, arguments: list[str], jobs: "list[Job]") -> None:
+        """Raise `UserError` for what would spoil the table once all is trained."""
+        from simbal.sweep.one_table import check_baseline, check_columns, require_one_table
+
+        require_one_table(jobs)
+        check_columns(jobs)
+        if any(override.key_or_group == "baseline" for override in self.overrides(arguments)):
+            for baseline in dict.fromkeys(job.spec.config.baseline for job in jobs):
+                check_baseline(jobs, baseline)
+
+    def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int, pages: "LivePages") -> Sequence[JobReturn]:
+        """Run jobs, the newest of all that were run, and return how they ended."""
+        from simbal.sweep.resume import write_sweep
+
+        assert self.launcher
+        write_sweep(ran)
+        pages.follow(ran)
+        return self.launcher.launch(jobs, initial_job_idx=first)
+
+    def _until_decided(
+        self, arguments: list[str], jobs: "list[Job]", pages: "LivePages"
+    ) -> "tuple[list[Job], Sequence[JobReturn]]":
         """Run the jobs, and then as many further seeds at a time as these have, until a look decides every arm.
 
         Returns:
@@ -73,9 +111,8 @@ class GridSweeper(LaunchingSweeper):
         """
         from simbal.files.console import console
         from simbal.sweep.looks import look, seeds_of_looks, sentence
-        from simbal.sweep.resume import write_sweep
 
-        assert self.config and self.launcher  # noqa: PT018
+        assert self.config
         most = self.config.max_seeds
         folder, *others = {job.spec.path.parent for job in jobs}
         if others:
@@ -87,8 +124,7 @@ class GridSweeper(LaunchingSweeper):
         for pairs, further in zip(looks, seeds, strict=True):
             jobs = self._jobs([*arguments, f"seed={','.join(map(str, further))}"])
             ran += jobs
-            write_sweep(ran)
-            returns += self.launcher.launch(jobs, initial_job_idx=len(returns))
+            returns += self._launch(jobs, ran, len(returns), pages)
             decisions = look(folder, {job.spec.config.seed for job in ran}, looks, most)
             console().print(sentence(decisions, pairs, most), highlight=False)
             if all(decisions.values()):

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
+from hydra_plugins.simbal_plugins.grid import combinations
 from hydra_plugins.simbal_plugins.sweeper import LaunchingSweeper
 from simbal.errors import UserError, exit_on_user_error
 from simbal.sweep.search.settings import SearchSettings
@@ -43,6 +45,8 @@ class OptunaSweeper(LaunchingSweeper):
             self.settings.check()
             if self.config and self.config.until == "decided":
                 raise UserError("until=decided is for hydra/sweeper=grid: a search has a number of trials instead")
+            for said in self.replaced(self.settings.arms, arguments):
+                console().print(said, markup=False, highlight=False, soft_wrap=True)
             spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
             run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
         return []
@@ -53,6 +57,21 @@ class OptunaSweeper(LaunchingSweeper):
         from simbal.sweep.search.space import build
 
         params = [f"{key}={value}" for key, value in self.settings.params.items()]
-        overrides = self.overrides([*params, *split_arm(arm), *arguments])
+        overrides = self._own_keys(self.overrides([*params, *split_arm(arm), *arguments]))
         grid = self.settings.sampler == "grid"
         return build(overrides, self.settings.replicates, integer_keys(), grid=grid)
+
+    def _own_keys(self, overrides: list[Override]) -> list[Override]:
+        """Return the overrides of an arm without those of keys that only the options of other arms have.
+
+        Raises:
+            UserError: for a key that some of its trials have and others do not.
+        """
+        options = [override for override in overrides if self.composer.chooses_option(override)]
+        lines = [str(override.input_line) for override in overrides if override not in options]
+        foreign = [set(self.composer.foreign([*choice, *lines])) for choice in combinations(options)]
+        everywhere = set.intersection(*foreign)
+        for line in lines:
+            if line in set.union(*foreign) - everywhere:
+                raise UserError(f"{line}: not every trial has this key: search each balancing= in an arm of its own")
+        return [override for override in overrides if override.input_line not in everywhere]

@@ -29,3 +29,18 @@ class LaunchingSweeper(Sweeper):
         from simbal.sweep import spans
 
         return spans.parse(lines, integer_keys(), OverridesParser.create(self.loader))
+
+    def replaced(self, arms: list[str], arguments: list[str]) -> list[str]:
+        """Return a sentence for each override of the command line that takes the place of what arms set."""
+        from simbal.config.catalogue import split_arm
+
+        given = {override.key_or_group: override for override in self.overrides(arguments)}
+        lost: dict[str, list[str]] = {}
+        for override in (override for arm in arms for override in self.overrides(split_arm(arm))):
+            own = given.get(override.key_or_group)
+            if own and own.value() != override.value():
+                lost.setdefault(str(own.input_line), []).append(str(override.input_line))
+        return [
+            f"{own} takes the place of {', '.join(dict.fromkeys(lines))} in the sweep's arms"
+            for own, lines in lost.items()
+        ]

@@ -37,7 +37,10 @@ def folder_of(key: str, overrides: Iterable[Override]) -> Path | None:
     value = named[0].value()
     if len(named) > 1 or not isinstance(value, str | QuotedString) or not str(value):
         raise UserError(f"{key}= takes one folder of a run, such as {key}=outputs/default/RUN")
-    return Path(value.text if isinstance(value, QuotedString) else value)
+    folder = Path(value.text if isinstance(value, QuotedString) else value)
+    if not folder.is_dir():
+        raise UserError(f"{key}={folder}: there is no such folder; a run is in outputs/<name>/<run>")
+    return folder
 
 
 def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Override]:

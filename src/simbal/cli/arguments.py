@@ -2,47 +2,41 @@
 
 An unknown name is an error that says what was meant: Hydra composes without structured configs, so that
 `+balancing.simbal.coeff=3` would pass it in silence, and what it does refuse it refuses without naming what is near.
-Keys of `hydra.sweeper` are checked against `SearchSettings`.
 """
 
-import difflib
+import re
 import sys
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import fields
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString, Sweep
-from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from simbal.cli.again import begun_from, run_of
-from simbal.config.catalogue import MISSING, SWEEPS, Catalogue
-from simbal.config.schema import integer_keys, open_keys
-from simbal.config.values import flatten, words
+from simbal.cli.hydra_keys import check_hydra, check_launcher, sweeper_lines
+from simbal.cli.nearest import meant, nearest
+from simbal.cli.words import read_words
+from simbal.config.catalogue import MISSING, SWEEPS, Catalogue, split_arm
+from simbal.config.schema import every_key, integer_keys, open_keys
+from simbal.config.values import accepts, flatten
 from simbal.errors import UserError
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
-from simbal.sweep.search.settings import SearchSettings
 
-PACKAGES = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
-EXTRAS = {
-    "joblib": "joblib", "slurm": "slurm", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray",
-    "ray_cluster": "ray",
-}  # fmt: skip
 UNTYPED = ("balancing", "analysis")  # groups whose options are classes and functions: no dataclass knows their keys
-NAME = "optuna"
-PREFIX = "hydra.sweeper."
-TYPES = {f.name: f.type for f in fields(SearchSettings)}
+ELSEWHERE = ("run", "hydra.launcher.n_jobs")  # keys of train.py that no file of conf/ has
+TOGETHER = re.compile(r"[+&|/; ]")  # what stands between options in the place of a comma
 
 
-def checked_arguments(catalogue: Catalogue) -> list[str] | RunSpec:
-    """Return what Hydra is told instead of `sys.argv[1:]`: the same with its spans written out, and flags first.
+def checked_arguments(catalogue: Catalogue, arguments: Sequence[str] | None = None) -> list[str] | RunSpec:
+    """Return what Hydra is told instead of the arguments: the same with their spans written out, and flags first.
+
+    Args:
+        catalogue: the names that there are.
+        arguments: None: `sys.argv[1:]`.
 
     Returns:
         The arguments; or the run at `run=`, which needs no Hydra.
@@ -50,29 +44,28 @@ def checked_arguments(catalogue: Catalogue) -> list[str] | RunSpec:
     Raises:
         UserError: for a name that is not in `catalogue`, and for flags and values that make no sense together.
     """
-    args = get_args_parser().parse_intermixed_args()  # -m may stand anywhere
+    said = sys.argv[1:] if arguments is None else [*arguments]
+    args = read_words(said, catalogue)
     if args.shell_completion or args.hydra_help:
-        return sys.argv[1:]
+        return said
     given = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
     trains = SWEEPS in catalogue.options
     if trains and (run := run_of(given, catalogue)):
         if args.multirun or args.cfg:
             raise UserError("run= goes on with one run: leave out -m and --cfg")
+        if _is_dry(given):
+            raise UserError("run= goes on with one run, and dry_run=true runs none: leave out one of them")
         return run
     overrides = begun_from(given, catalogue) if trains else given
-    check_overrides(overrides, catalogue)
     check_launcher(overrides)
+    check_overrides(overrides, catalogue)
     _check_mode(args, given, sweeps=trains)
-    flags = [argument for argument in sys.argv[1:] if argument not in args.overrides]
+    flags = [argument for argument in said if argument not in args.overrides]
+    if args.config_path:  # Hydra would look for it beside a module of ours
+        flags.append(f"--config-path={Path(args.config_path).absolute()}")
+    if trains and _is_dry(overrides) and not (args.multirun or args.cfg or _mode(overrides)):
+        flags.append("-m")  # a dry run of one run is that of a sweep of one
     return [*flags, *(str(override.input_line) for override in overrides), *_sweeper(overrides, catalogue)]
-
-
-def check_launcher(overrides: Iterable[Override]) -> None:
-    """Raise `UserError` if the launcher that the overrides choose is not installed."""
-    for override in overrides:
-        extra = EXTRAS.get(str(override.value())) if override.key_or_group == "hydra/launcher" else None
-        if extra and find_spec(f"hydra_plugins.{PACKAGES[extra]}") is None:
-            raise UserError(f"{override.input_line} is not installed: pip install 'simbal[{extra}]'")
 
 
 def _sweeper(overrides: list[Override], catalogue: Catalogue) -> list[str]:
@@ -91,7 +84,7 @@ def _check_mode(args: Namespace, overrides: list[Override], *, sweeps: bool) -> 
 
     `sweeps`: whether the program has named sweeps; one that has none takes one config at a time.
     """
-    mode = next((str(o.value()) for o in overrides if o.key_or_group == "hydra.mode"), None)
+    mode = _mode(overrides)
     if args.multirun and args.cfg:
         raise UserError("--cfg shows the config of one run: leave out -m")
     if any(o.key_or_group == SWEEPS and o.is_sweep_override() for o in overrides):
@@ -102,11 +95,30 @@ def _check_mode(args: Namespace, overrides: list[Override], *, sweeps: bool) -> 
         return
     for line, override in zip(args.overrides, overrides, strict=True):
         if override.is_sweep_override():
-            remedy = "add -m" if sweeps else "write a list as [a,b]"
+            listed = f"{override.key_or_group}=[{override.get_value_string()}]"
+            if not sweeps:
+                raise UserError(f"{line} gives several values: give one, or a list as {listed}")
+            remedy = f"write a list as {listed}" if override.key_or_group in _list_keys() else "add -m"
             raise UserError(f"{line} asks for several runs: {remedy}, or quote the value")
         # hydra.mode=RUN asks for the one run that its file describes
         if override.key_or_group == SWEEPS and override.value() is not None and not (mode or args.cfg):
             raise UserError(f"{line} asks for several runs: add -m")
+
+
+def _list_keys() -> set[str]:
+    return {key for key, kind, _ in every_key() if accepts([], kind) and not accepts({}, kind)}
+
+
+def _mode(overrides: Iterable[Override]) -> str | None:
+    return next((str(o.value()) for o in overrides if o.key_or_group == "hydra.mode"), None)
+
+
+def _is_dry(overrides: Iterable[Override]) -> bool:
+    given = [override for override in overrides if override.key_or_group == "dry_run"][-1:]
+    for override in given:
+        if not isinstance(override.value(), bool):
+            raise UserError(f"{override.input_line} must be true or false")
+    return any(override.value() for override in given)
 
 
 def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None:
@@ -125,25 +137,46 @@ def check_overrides(overrides: Iterable[Override], catalogue: Catalogue) -> None
         if options == [MISSING] and not chosen.get(group):
             raise UserError(f"give {group}=NAME: {group} has {', '.join(catalogue.options[group])}")
     sweeps = chosen.get(SWEEPS, choices.get(SWEEPS, []))
-    for sweep in sweeps or [""]:
-        check_sweeper_keys(every, f"sweeps={sweep}", *(catalogue.sweeper(sweep) if sweep else (None, {})))
-    lines = [line for sweep in sweeps for line in catalogue.sweep_lines(sweep)]
-    grid = spans.parse(lines, integer_keys(), OverridesParser.create())
-    for override in grid:
-        _check_options(override, catalogue)
+    check_hydra(every, catalogue, sweeps[0] if sweeps else None)
     for sweep in sweeps:
         choices |= _known_choices(sweep, catalogue)
-    swept: dict[str, list[str]] = defaultdict(list)
-    for override in grid:  # arms may choose different options of a group
-        if override.key_or_group in catalogue.options:
-            swept[override.key_or_group] += _options(override, catalogue)
-    choices |= swept
-    keys = catalogue.keys(choices | chosen)
-    for override in [*grid, *own]:
+    params, arms = _grid(every, catalogue, sweeps)
+    for override in [*params, *(override for arm in arms for override in arm)]:
+        _check_options(override, catalogue)
+    for arm in arms:
+        of_arm = choices | _chosen(params, catalogue) | _chosen(arm, catalogue)
+        keys = catalogue.keys(of_arm) | catalogue.keys(of_arm | chosen)
+        for override in arm:
+            _check_key(override, keys, catalogue)
+    swept = _chosen([*params, *(override for arm in arms for override in arm)], catalogue)
+    keys = catalogue.keys(choices | swept | chosen)
+    for override in [*params, *own]:
         _check_key(override, keys, catalogue)
     for sweep in sweeps:
         for key, value in catalogue.option_keys(SWEEPS, sweep).items():
             _check_value(key, value, f"sweeps={sweep}", keys, catalogue)
+
+
+def _grid(
+    overrides: Iterable[Override], catalogue: Catalogue, sweeps: Sequence[str]
+) -> tuple[list[Override], list[list[Override]]]:
+    """Return what a sweep varies, and its arms, by the named sweep and the command line."""
+    settings = catalogue.sweeper(sweeps[0])[1] if sweeps else {}
+    params, arms = sweeper_lines(overrides, settings.get("params") or {}, settings.get("arms") or [])
+    parser = OverridesParser.create()
+    return (
+        spans.parse(params, integer_keys(), parser),
+        [spans.parse(split_arm(arm), integer_keys(), parser) for arm in arms],
+    )
+
+
+def _chosen(overrides: Iterable[Override], catalogue: Catalogue) -> dict[str, list[str]]:
+    """Return the options that overrides choose, by group; several of one group, as those of arms, add up."""
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for override in overrides:
+        if override.key_or_group in catalogue.options:
+            chosen[override.key_or_group] += _options(override, catalogue)
+    return dict(chosen)
 
 
 def _known_choices(sweep: str, catalogue: Catalogue) -> dict[str, list[str]]:
@@ -153,32 +186,8 @@ def _known_choices(sweep: str, catalogue: Catalogue) -> dict[str, list[str]]:
         available = catalogue.options.get(group, {})
         for option in options:
             if option not in available:
-                raise UserError(f"sweeps={sweep}: {group} has no option {option}{_nearest(option, available)}")
+                raise UserError(f"sweeps={sweep}: {group} has no option {option}{nearest(option, available)}")
     return choices
-
-
-def check_sweeper_keys(overrides: Iterable[Override], sweep: str, chosen: str | None, keys: dict[str, Any]) -> None:
-    """Check the overrides of `hydra.sweeper`, and what a named sweep sets of it.
-
-    Args:
-        overrides: the command line's.
-        sweep: the named sweep as it is chosen, such as `sweeps=significance`; "" without one.
-        chosen: the sweeper that it chooses, if it does.
-        keys: what it sets of `hydra.sweeper`.
-
-    Raises:
-        UserError: for an unknown key, or a value of the wrong kind; the sentence says what there is.
-    """
-    own = [*overrides]
-    sweepers = [str(override.value()) for override in own if override.key_or_group == "hydra/sweeper"]
-    if [*filter(None, [chosen]), *sweepers][-1:] != [NAME]:
-        return
-    for key, value in keys.items():
-        _check(key, value, f"{sweep}: {PREFIX}{key}", f"{sweep}: {PREFIX}{key}={value}")
-    for override in own:
-        key = override.key_or_group
-        if key.startswith(PREFIX) and not override.is_delete():
-            _check(key.removeprefix(PREFIX), override.value(), key, str(override.input_line))
 
 
 def _check_options(override: Override, catalogue: Catalogue) -> None:
@@ -191,10 +200,7 @@ def _check_options(override: Override, catalogue: Catalogue) -> None:
     options = _options(override, catalogue)
     for option in options:
         if option not in available:
-            raise UserError(
-                f"{override.input_line}: {group} has no option {option}{_nearest(option, available)} "
-                f"(there is {', '.join(available)})"
-            )
+            raise UserError(_no_option(str(override.input_line), group, option, available))
     if not options and not override.is_delete():
         raise UserError(f"{override.input_line} chooses nothing: {group} has {', '.join(available)}")
     for choice in _values(override) if group in UNTYPED else ():
@@ -203,6 +209,20 @@ def _check_options(override: Override, catalogue: Catalogue) -> None:
         for part, count in parts.items():
             if count > 1:  # Hydra would merge them into one in silence
                 raise UserError(f"{override.input_line} names {part} twice: once is enough")
+
+
+def _no_option(line: str, group: str, option: str, available: Mapping[str, Any]) -> str:
+    """Return what is wrong with an option that there is not, and what may have been meant."""
+    parts = TOGETHER.split(option)
+    if len(parts) > 1 and all(part in available for part in parts):
+        together = f", or {group}=[{','.join(parts)}] to choose them together" if group in UNTYPED else ""
+        return f"{line}: write -m {group}={','.join(parts)} to compare them{together}"
+    key = meant(group, [key for key, _, _ in every_key()])
+    if key and option.isdecimal():
+        return f"{line}: {group} is a group of options; did you mean {key}={option}?"
+    if group == "data" and ("." in option or "/" in option):
+        return f"{line}: {group} is a group of options; did you mean data=files data.files={option}?"
+    return f"{line}: {group} has no option {option}{nearest(option, available)} (there is {', '.join(available)})"
 
 
 def _options(override: Override, catalogue: Catalogue) -> list[str]:
@@ -233,12 +253,12 @@ def _check_key(override: Override, keys: dict[str, Any], catalogue: Catalogue) -
     if override.is_add() or override.is_force_add():
         if name.rpartition(".")[0] in open_keys() and (name not in keys or override.is_force_add()):
             return  # the schema checks the value
-        hint = _nearest(name, [*keys, *catalogue.options])
+        hint = nearest(name, [*keys, *catalogue.options])
         raise UserError(f"{line} would add a key, but every key there is exists already{hint}")
     if name in catalogue.options:
         return
     if "/" in name:
-        raise UserError(f"{line}: there is no group {name}{_nearest(name, catalogue.options)}")
+        raise UserError(f"{line}: there is no group {name}{nearest(name, catalogue.options)}")
     if override.is_delete():
         _check_known(name, line, keys, catalogue)
         if name.partition(".")[0] in UNTYPED and name in keys:
@@ -261,11 +281,24 @@ def _check_value(key: str, value: Any, line: str, keys: dict[str, Any], catalogu
 def _check_known(key: str, line: str, keys: dict[str, Any], catalogue: Catalogue) -> None:
     if any(f"{known}.".startswith(f"{key}.") for known in keys):
         return
-    for group, options in catalogue.options.items():
-        for option in options:
-            if group != SWEEPS and key in catalogue.option_keys(group, option):
-                raise UserError(f"{line}: {key} belongs to {group}={option}, which is not chosen")
-    raise UserError(f"{line}: there is no key {key}{_nearest(key, [*keys, *catalogue.options])}")
+    if owner := _owner(key, catalogue):
+        raise UserError(f"{line}: {key} belongs to {owner}, which is not chosen: give {owner}")
+    there = [*keys, *catalogue.options, *(ELSEWHERE if SWEEPS in catalogue.options else [])]
+    other = None if meant(key, there) else meant(key, [name for name, _, _ in every_key()])
+    if other and (owner := _owner(other, catalogue)):
+        raise UserError(f"{line}: there is no key {key}; did you mean {owner} {other}=...?")
+    raise UserError(f"{line}: there is no key {key}{nearest(key, there)}")
+
+
+def _owner(key: str, catalogue: Catalogue) -> str | None:
+    """Return the `group=option` that has a key; of several the one whose name is in the key."""
+    owners = [
+        (option not in key.split("."), f"{group}={option}")
+        for group, options in catalogue.options.items()
+        for option in options
+        if group != SWEEPS and key in catalogue.option_keys(group, option)
+    ]
+    return min(owners, key=lambda owner: owner[0])[1] if owners else None
 
 
 def _kind(value: Any) -> str:
@@ -277,41 +310,3 @@ def _kind(value: Any) -> str:
         except ValueError:
             return "text"
     return "a number" if isinstance(value, int | float | str) else type(value).__name__
-
-
-def _nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean a or b?`, the likeliest first, or nothing."""
-    likeness = {candidate: _likeness(name, candidate) for candidate in candidates}
-    best = max(likeness.values(), default=0.0)
-    likely = sorted((c for c in likeness if likeness[c] >= max(0.6, 0.9 * best)), key=lambda c: -likeness[c])
-    return f"; did you mean {' or '.join(likely[:3])}?" if likely else ""
-
-
-def _likeness(name: str, candidate: str) -> float:
-    """Return how alike two dotted names are, 0 to 1.
-
-    It is the mean over the whole names and their last parts, of which one may be a word of the other.
-    """
-    whole = difflib.SequenceMatcher(None, name, candidate).ratio()
-    last, other = name.rpartition(".")[2], candidate.rpartition(".")[2]
-    if last in other.split("_") or other in last.split("_"):
-        return (whole + 1) / 2
-    return (whole + difflib.SequenceMatcher(None, last, other).ratio()) / 2
-
-
-def _check(key: str, value: Any, place: str, line: str) -> None:
-    name = key.partition(".")[0]
-    if name not in TYPES:
-        raise UserError(f"{place}: there is no such key; {PREFIX[:-1]} has {', '.join(TYPES)}")
-    if key != name:  # a key of params, which the grammar of overrides checks
-        return
-    said = place if name == "storage" else line  # the line may hold a password
-    settings = OmegaConf.structured(SearchSettings)
-    try:
-        settings[name] = value
-        OmegaConf.to_container(settings, resolve=True)
-    except InterpolationResolutionError as error:
-        raise UserError(f"{said}: {str(error).splitlines()[0]}") from None
-    except OmegaConfBaseException:
-        kind = "a list such as [a,b]" if get_origin(TYPES[name]) is list else words(TYPES[name])
-        raise UserError(f"{said}: {PREFIX}{name} must be {kind}") from None

@@ -3,14 +3,14 @@
 Hydra takes most of the time that `--help` may take, so that it is imported afterwards.
 """
 
-import inspect
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simbal.config.catalogue import Catalogue
+from simbal.commands import as_typed
+from simbal.config.catalogue import CONF, Catalogue, conf_here, sweeps_here
 from simbal.errors import UserError, exit_codes
 
 if TYPE_CHECKING:
@@ -24,18 +24,23 @@ FOLDERS = (("--config-path", "-cp"), ("--config-dir", "-cd"), ("--config-name", 
 def run(
     main: Callable[[Any], None],
     about: str | None,
+    argv: list[str],
     root: str = "config",
     again: Callable[["RunSpec"], None] | None = None,
 ) -> None:
-    """Call `main` with the config that `sys.argv` describes, or with each of a sweep, as `hydra.main` does.
+    """Call `main` with the config that `argv` describes, or with each of a sweep, as `hydra.main` does.
 
     Args:
-        main: a function of a program's file, beside which lies conf/.
+        main: what is called, in a module that Hydra calls the job by.
         about: what the program does, and examples; it opens the help page.
+        argv: the arguments of the command line; Hydra reads those of `sys.argv`, which are made the same.
         root: the root config, Hydra's `config_name`.
         again: what is called instead with the run that `run=` names, if the program trains.
     """
-    named = check(Path(inspect.getfile(main)).with_name("conf"), about or "", root)
+    sys.argv[1:] = argv
+    named = check(CONF, about or "", root)
+    if sys.stderr.isatty() and not any(word.startswith("-") for word in sys.argv[1:]):  # a sweep has its own first line
+        print("starting ...", file=sys.stderr)  # torch takes seconds
     if named is not None and again is not None:
         with exit_codes():
             again(named)
@@ -43,7 +48,7 @@ def run(
     import hydra
 
     with exit_codes():
-        hydra.main(version_base="1.3", config_path="conf", config_name=root)(main)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
 
 
 def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
@@ -64,7 +69,7 @@ def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
         if HELP & {*sys.argv[1:]}:
             from simbal.cli.help import help_page
 
-            print(help_page(about, catalogue))
+            print(as_typed(help_page(about, catalogue)))
             raise SystemExit(0)
         from simbal.cli.arguments import checked_arguments
 
@@ -79,21 +84,30 @@ def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
 
 
 def _catalogue(conf: Path, root: str) -> Catalogue:
-    """Return the catalogue of the folders and root config that Hydra's flags name, or of `conf` and `root`.
+    """Return the catalogue of the folders and root config that Hydra's flags name.
+
+    Without them these are `conf`, with conf/ and sweeps/ of the current folder, and `root`.
 
     Raises:
         UserError: the flags name the config.yaml of a run, which begins with its choices.
     """
-    parser = ArgumentParser(add_help=False)
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
     for flags in FOLDERS:
         parser.add_argument(*flags)
-    args, _ = parser.parse_known_args()
+    try:
+        args, _ = parser.parse_known_args()
+    except ArgumentError as error:
+        raise UserError(f"{error}: --help lists what there is") from None
     folder = Path(args.config_dir or args.config_path or "")
     file = folder / "config.yaml"
     if args.config_name == "config" and file.is_file() and file.read_bytes().startswith(b"choices:"):
         # Hydra would compose another strategy than that of the run
         raise UserError(f"{folder} is a run: go on with it by run={folder}, or begin one like it by from={folder}")
-    folders = [conf.parent / args.config_path if args.config_path else conf]
+    if args.config_dir and not folder.is_dir():
+        raise UserError(f"--config-dir={folder}: there is no such folder")
+    folders, sweeps = [conf, *conf_here()], sweeps_here()
+    if args.config_path:  # instead of all others
+        folders, sweeps = [Path(args.config_path)], []
     if args.config_dir:
         folders.append(Path(args.config_dir))
-    return Catalogue(folders, args.config_name or root)
+    return Catalogue(folders, args.config_name or root, sweeps)

@@ -13,7 +13,7 @@ import yaml
 from simbal.config.values import flatten
 from simbal.errors import UserError
 
-CONF = Path(__file__).parents[3] / "conf"  # of the source tree, where the programs find it beside themselves
+CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a checkout a link to conf/, which lies beside src/
 SWEEPS = "sweeps"  # the group of named sweeps; a root without it makes one run at a time
 MISSING = "???"  # stands in a defaults list where the user must choose
 _PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
@@ -23,23 +23,36 @@ _BEFORE_OVERRIDE = re.compile(r"\s+(?=~|\+*[\w./@]+=)")
 class Catalogue:
     """A root config, and the options of the groups that it chooses among."""
 
-    def __init__(self, folders: Sequence[Path], root: str = "config") -> None:
-        """List the options; the first of `folders` that has a file wins, as in Hydra's search path."""
+    def __init__(self, folders: Sequence[Path], root: str = "config", sweeps: Sequence[Path] = ()) -> None:
+        """List the options; the first folder that has a file wins, as in Hydra's search path.
+
+        Args:
+            folders: each is like `CONF`.
+            root: the root config, whose defaults list has the groups.
+            sweeps: folders of named sweeps beside those of `folders`.
+
+        Raises:
+            UserError: there is no root config, or a file would never be read, as another one has its name.
+        """
         self.folders = folders
         self.root = root
         self.options: dict[str, dict[str, Path]] = {}
         groups = self.default_choices()
-        for folder in folders:
-            for file in sorted(folder.glob("*/*.yaml")):
-                if file.parent.name in groups:
-                    self.options.setdefault(file.parent.name, {}).setdefault(file.stem, file)
+        files = [file for folder in folders for file in sorted(folder.glob("*/*.yaml"))]
+        files += [file for folder in sweeps for file in sorted(folder.glob("*.yaml"))]
+        for file in files:
+            if (group := file.parent.name) in groups:
+                first = self.options.setdefault(group, {}).setdefault(file.stem, file)
+                _require_same(first, file)
 
     def root_file(self, name: str) -> Path:
-        """Return the file of a root config; `UserError` if there is none."""
-        for folder in self.folders:
-            if (file := folder / f"{name}.yaml").is_file():
-                return file
-        raise UserError(f"there is no {name}.yaml in {' or '.join(map(str, self.folders))}")
+        """Return the file of a root config; `UserError` if there is none, or another one of this name."""
+        found = [file for folder in self.folders if (file := folder / f"{name}.yaml").is_file()]
+        if not found:
+            raise UserError(f"there is no {name}.yaml in {' or '.join(map(str, self.folders))}")
+        for file in found:
+            _require_same(found[0], file)
+        return found[0]
 
     def root_keys(self) -> dict[str, Any]:
         """Return the dotted keys that belong to no group, with their values."""
@@ -90,13 +103,6 @@ class Catalogue:
         """Return the options that a named sweep sets by `override /group: option`, by group."""
         return _choices(_read(self.options[SWEEPS][sweep]))
 
-    def sweep_lines(self, sweep: str) -> list[str]:
-        """Return a named sweep's grid, and its arms, as `key=value` lines."""
-        hydra = _read(self.options[SWEEPS][sweep]).get("hydra") or {}
-        sweeper = hydra.get("sweeper") or {}
-        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        return params + [line for arm in sweeper.get("arms") or [] for line in split_arm(arm)]
-
     def sweeper(self, sweep: str) -> tuple[str | None, dict[str, Any]]:
         """Return the sweeper that a named sweep chooses, or None, and what the sweep sets of `hydra.sweeper`."""
         content = _read(self.options[SWEEPS][sweep])
@@ -105,9 +111,23 @@ class Catalogue:
         return (chosen or [None])[-1], (content.get("hydra") or {}).get("sweeper") or {}
 
 
+def conf_here() -> list[Path]:
+    """Return conf/ of the current folder, whose options add to those of `CONF`; nothing if it is that or not there."""
+    return _another(Path("conf"), CONF)
+
+
+def sweeps_here() -> list[Path]:
+    """Return sweeps/ of the current folder, whose named sweeps add to those of `CONF`; or nothing, as above."""
+    return _another(Path(SWEEPS), CONF / SWEEPS)
+
+
 def options(group: str) -> dict[str, Path]:
-    """Return the files of a group of `CONF` by the options' names, in alphabetical order."""
-    return {file.stem: file for file in sorted((CONF / group).glob("*.yaml"))}
+    """Return the files of a group by the options' names, in alphabetical order; those of the current folder last."""
+    files: dict[str, Path] = {}
+    for folder in [CONF, *conf_here()]:
+        for file in sorted((folder / group).glob("*.yaml")):
+            files.setdefault(file.stem, file)
+    return files
 
 
 def first_comment(file: Path) -> list[str]:
@@ -124,6 +144,16 @@ def first_comment(file: Path) -> list[str]:
 def split_arm(line: str) -> list[str]:
     """Return the overrides in the line of an arm; blanks within a value, as in `tag(log, interval(1, 2))`, stay."""
     return [part for part in _BEFORE_OVERRIDE.split(line.strip()) if part]
+
+
+def _another(folder: Path, own: Path) -> list[Path]:
+    return [folder] if folder.is_dir() and not folder.samefile(own) else []
+
+
+def _require_same(first: Path, file: Path) -> None:
+    """Raise `UserError` for a file that another one of the same name hides, unless they say the same."""
+    if file is not first and file.read_bytes() != first.read_bytes():
+        raise UserError(f"{file} is never read, as {first} has its name: give it another name")
 
 
 def _read(file: Path) -> dict[str, Any]:

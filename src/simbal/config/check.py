@@ -4,6 +4,7 @@ A sweep checks every job before the first starts.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
@@ -31,6 +32,12 @@ from simbal.config.values import accepts, check_kind, check_leaves, check_name, 
 from simbal.errors import UserError
 
 EXTRAS = ("mlflow", "wandb")  # loggers that are modules, which extras of the same names install
+FAULTS = {
+    re.compile("Environment variable '(.*)' not found"): "the environment variable {} is not set",
+    re.compile("Interpolation key '(.*)' not found"): "${{{}}} names no key; a whole one is ${{optim.lr}}",
+    re.compile("Unsupported interpolation type (.*)"): "${{{}:...}} means nothing; ${{oc.env:VARIABLE}} does",
+    re.compile("Recursive interpolation detected"): "the value stands for itself",
+}
 T = TypeVar("T")
 
 
@@ -40,9 +47,18 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{error.full_key}: {interpolation_fault(error)}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def interpolation_fault(error: OmegaConfBaseException) -> str:
+    """Return in one sentence why a value with `${...}` has none."""
+    said = str(error).splitlines()[0]
+    for pattern, sentence in FAULTS.items():
+        if found := pattern.search(said):
+            return sentence.format(*found.groups())
+    return said
 
 
 def checked(plain: Any) -> Config:

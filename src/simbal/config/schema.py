@@ -95,6 +95,10 @@ class DataConfig:
         int | None,
         Key("drawn for validations along the way; the last is on all that is held out; null: all are"),
     ]
+    validation_document_tokens: Annotated[
+        int | None,
+        Key("of each held-out document, validated in whole windows; null: all of it", least=1, before=None),
+    ]
     validation_one_in: Annotated[
         int, Key("one document in so many is held out, by its hash; not used by dclm", least=1)
     ]

@@ -63,7 +63,16 @@ def check_kind(key: str, value: Any, kind: Any) -> None:
     if origin is Literal:
         raise UserError(f"{key}={value} is not {words(kind)}")
     quoted = f"; quoted twice it is text, as in '{key}=\"...\"'" if accepts("", kind) else ""
-    raise UserError(f"{key}={value} must be {words(kind)}{quoted}")
+    raise UserError(f"{key}={value} must be {words(kind)}{quoted or _rewritten(key, value, kind)}")
+
+
+def _rewritten(key: str, value: Any, kind: Any) -> str:
+    """Return how a value is written that is not of its kind by its form alone, or nothing."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST and accepts(int(value), kind):
+        return f": write {key}={int(value)}"
+    if isinstance(value, str) and value and accepts([value], kind):
+        return f": write {key}=[{value}]"
+    return ""
 
 
 def accepts(value: Any, kind: Any) -> bool:

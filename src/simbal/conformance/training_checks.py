@@ -3,18 +3,22 @@
 Each promise is a function that raises AssertionError if it is broken.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
 
+from simbal.conformance.case import SIZES, Case
+from simbal.conformance.loss_checks import losses
+from simbal.conformance.tiny_training import batch_of, module_of, outcome, recompute, same, state, tiny_module, train
 from simbal.data.loader import HeldOut
-from tests.balancing.cases import SIZES, Case
-from tests.balancing.loss_checks import losses
-from tests.balancing.tiny_training import batch_of, module_of, outcome, recompute, same, state, tiny_module, train
 
 E = SIZES["num_experts"]
 RELABELLED = torch.tensor([3, 0, 5, 1, 4, 2])
 
 
 def its_loss_is_part_of_the_training_loss(case: Case) -> None:
+    """Check that a training step adds its loss, as declared over layers."""
     strategy = case.make()
     module, window_BT = module_of(strategy, case.gating), batch_of(0)
     _, routings = module.model(window_BT[:, :-1], module.balancing)
@@ -27,6 +31,7 @@ def its_loss_is_part_of_the_training_loss(case: Case) -> None:
 
 
 def the_cut_into_micro_batches_matters_only_if_declared(case: Case) -> None:
+    """Check that four micro-batches train as one does, unless its scope is micro."""
     whole, cut = tiny_module(case), tiny_module(case)
     train(whole, range(3))
     train(cut, range(3), micro_batches=4)
@@ -34,6 +39,7 @@ def the_cut_into_micro_batches_matters_only_if_declared(case: Case) -> None:
 
 
 def activation_checkpointing_changes_nothing(case: Case) -> None:
+    """Check that computing activations twice trains to the same bits."""
     plain, recomputed = tiny_module(case), tiny_module(case)
     recompute(recomputed)
     for module in (plain, recomputed):
@@ -42,6 +48,7 @@ def activation_checkpointing_changes_nothing(case: Case) -> None:
 
 
 def evaluation_has_no_effect(case: Case) -> None:
+    """Check that validation changes no state, and that its coefficient changes no validation."""
     strategy = case.make()
     module = module_of(strategy, case.gating)
     train(module, range(2))
@@ -56,6 +63,7 @@ def evaluation_has_no_effect(case: Case) -> None:
 
 
 def its_state_survives_a_checkpoint(case: Case) -> None:
+    """Check that training goes on from a saved state to the same bits."""
     module, restored = tiny_module(case), tiny_module(case)
     train(module, range(2))
     restored.load_state_dict(module.state_dict())
@@ -65,6 +73,7 @@ def its_state_survives_a_checkpoint(case: Case) -> None:
 
 
 def its_state_stays_fp32(case: Case) -> None:
+    """Check that a cast of the model to bf16 leaves its state as it is."""
     module = tiny_module(case)
     train(module, range(2))
     before = state(module)
@@ -74,6 +83,7 @@ def its_state_stays_fp32(case: Case) -> None:
 
 
 def instances_share_nothing(case: Case) -> None:
+    """Check that two strategies that train in turns do not see each other."""
     alone, first, second = (tiny_module(case) for _ in range(3))
     train(alone, range(3))
     for step in range(3):
@@ -83,6 +93,7 @@ def instances_share_nothing(case: Case) -> None:
 
 
 def choices_look_ahead_only_if_declared(case: Case) -> None:
+    """Check whether the last token changes the experts of those before it."""
     module = tiny_module(case)
     train(module, range(2))
     tokens_BS = batch_of(5)[:, :-1]
@@ -95,11 +106,13 @@ def choices_look_ahead_only_if_declared(case: Case) -> None:
 
 
 def relabelling_experts_relabels_the_choice_if_declared(case: Case) -> None:
+    """Check whether experts in another order are chosen and weighed in that order."""
     order, plain, relabelled = RELABELLED, tiny_module(case), tiny_module(case)
     for module in (plain, relabelled):
         train(module, range(1))
     with torch.no_grad():
-        for layer in relabelled.model.feed_forwards:
+        layers: Iterable[Any] = relabelled.model.feed_forwards
+        for layer in layers:
             for experts in (layer.w13_E2FD, layer.w2_EFD):
                 experts.copy_(experts[order])
             relabelled_ED = layer.router.weight_ED[order]
@@ -112,12 +125,15 @@ def relabelling_experts_relabels_the_choice_if_declared(case: Case) -> None:
     )
     steps = [train(module, range(1, 2))[0] for module in (plain, relabelled)]
     terms = [[part for name, part in step.losses[0].items() if name.startswith("aux/")] for step in steps]
-    totals = [sum(parts, torch.tensor(0.0)) for parts in terms]
-    counts = torch.equal(steps[0].counts_LE[:, order], steps[1].counts_LE)
-    assert (counts and torch.allclose(*totals, rtol=1e-4)) == case.make().properties.equivariant
+    first, second = (sum(parts, torch.tensor(0.0)) for parts in terms)
+    plain_LE, relabelled_LE = (step.counts_LE for step in steps)
+    assert plain_LE is not None
+    assert relabelled_LE is not None
+    counts = torch.equal(plain_LE[:, order], relabelled_LE)
+    assert (counts and torch.allclose(first, second, rtol=1e-4)) == case.make().properties.equivariant
 
 
-CHECKS = [
+CHECKS: list[Callable[[Case], None]] = [
     its_loss_is_part_of_the_training_loss,
     the_cut_into_micro_batches_matters_only_if_declared,
     activation_checkpointing_changes_nothing,

@@ -1,0 +1,156 @@
+"""List runs: how each ended, its loss, when, how long it took, and the room it takes on the disk.
+
+Examples:
+    simbal runs                                        # all below outputs/
+    simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
+    simbal runs 'balancing=lbl and val/ppl<30'         # and, or, not, brackets; = != < <= > >=
+    simbal runs 'status!=finished' --json              # for scripts
+    simbal runs move outputs/default outputs/lbl       # another name for a sweep
+    simbal runs archive RUN ... --to runs.tar.gz
+    simbal runs delete RUN ...
+
+A query compares keys of the config, numbers (val/ppl, redundancy.min_pes) and: status, arm, seed, step, steps, tokens,
+when, seconds, size, folder, name, error. A status is finished, failed, diverged, pruned, killed, running, unfinished,
+damaged or foreign (no run).
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simbal.commands import as_typed
+from simbal.errors import UserError, exit_on_user_error
+from simbal.files.printable import printable
+
+OUTPUTS = Path("outputs")
+SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
+
+
+def main(argv: list[str]) -> None:
+    """List runs, or do what the first argument says with some."""
+    actions = {"move": move, "archive": archive, "delete": delete}
+    action = actions.get(argv[0]) if argv else None
+    if action is None:
+        show(argv)
+    else:
+        action(argv[1:])
+
+
+def show(argv: list[str]) -> None:
+    """List runs as a command line asks."""
+    parser = ArgumentParser(prog="simbal runs", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="folders, or queries that all must hold; without a folder: outputs/")
+    parser.add_argument("--sort", metavar="NAME", help="a name as in a query: the smallest first; else the newest")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--limit", type=int, metavar="N", help="list the first N alone")
+    parser.add_argument("--json", action="store_true", help="print all that is known of them, for scripts")
+    args = parser.parse_args(argv)
+    with exit_on_user_error():
+        if args.limit is not None and args.limit < 1:
+            raise UserError(f"--limit {args.limit} must be at least 1")
+        found = _found(args.what)
+        ordered = _sorted(found, args.sort, args.reverse)
+        shown = ordered[: args.limit]
+        if args.json:
+            print(json.dumps(shown, indent=1))
+            return
+        if not shown:
+            print("no runs")
+            return
+        from simbal.files.console import console
+        from simbal.report.listing_table import show as draw
+
+        draw(shown, len(ordered) - len(shown), console())
+
+
+def move(argv: list[str]) -> None:
+    """Rename a sweep's folder."""
+    parser = ArgumentParser(prog="simbal runs move", description="Rename a sweep's folder, with its studies.")
+    parser.add_argument("source", type=Path, metavar="FROM", help="outputs/<name>")
+    parser.add_argument("target", type=Path, metavar="TO", help="a folder that is not there yet")
+    args = parser.parse_args(argv)
+    with exit_on_user_error():
+        from simbal.sweep.moving import move_sweep
+
+        for sentence in move_sweep(args.source, args.target):
+            print(printable(as_typed(sentence)))
+
+
+def archive(argv: list[str]) -> None:
+    """Write runs into one file."""
+    parser = ArgumentParser(
+        prog="simbal runs archive", description="Write folders of runs into a .tar.gz; the folders stay as they are."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="outputs/<name>/<run>, or outputs/<name>")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="a new .tar.gz; else one named after the first folder")
+    args = parser.parse_args(argv)
+    with exit_on_user_error():
+        from simbal.runs.archive import write_archive
+
+        file = args.to or Path(f"{args.runs[0].absolute().name}.tar.gz")
+        count = write_archive(args.runs, file)
+        print(f"written: {file}, with {_runs(count)}; tar -xzf {file} -C {OUTPUTS} brings them back")
+
+
+def delete(argv: list[str]) -> None:
+    """Delete runs, after a question."""
+    parser = ArgumentParser(prog="simbal runs delete", description="Delete folders of runs, and nothing else.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="outputs/<name>/<run>, or outputs/<name>")
+    parser.add_argument("--yes", action="store_true", help="do not ask, as a script must say")
+    args = parser.parse_args(argv)
+    with exit_on_user_error():
+        from simbal.report.listing import size
+        from simbal.report.listing_table import in_bytes
+        from simbal.runs.removal import delete_runs, run_folders
+
+        runs = run_folders(args.runs)
+        if not args.yes and not _agreed(runs, in_bytes(sum(map(size, runs)))):
+            raise UserError("nothing is deleted")
+        delete_runs(runs)
+        print(f"deleted: {_runs(len(runs))}")
+
+
+def _found(what: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the values of the runs in the folders, and for which the queries hold, that `what` names."""
+    from simbal.report.listing import known_names, runs_below
+    from simbal.report.query import is_query, parse
+
+    queries = [text for text in what if is_query(text) and not Path(text).is_dir()]
+    folders = [Path(text) for text in what if text not in queries]
+    found = [listed.values for listed in runs_below(folders or [OUTPUTS])]
+    known = known_names(found)
+    conditions = [parse(query, known) for query in queries]
+    return [run for run in found if all(condition(run) for condition in conditions)]
+
+
+def _sorted(found: list[dict[str, Any]], name: str | None, reverse: bool) -> list[dict[str, Any]]:
+    """Return runs by a value, those without it last, or else the newest first."""
+    from simbal.report.listing import known_names
+    from simbal.report.query import full_name
+    from simbal.runs.record import is_number
+
+    key = full_name(SHORT.get(name, name), known_names(found)) if name else "when"
+    without = [run for run in found if run.get(key) is None]
+
+    def place(run: Mapping[str, Any]) -> tuple[bool, float, str]:
+        value = run[key]
+        return (False, value, "") if is_number(value) else (True, 0.0, str(value))
+
+    have = [run for run in found if run.get(key) is not None]
+    return sorted(have, key=place, reverse=reverse if name else not reverse) + without
+
+
+def _agreed(runs: Sequence[Path], size: str) -> bool:
+    """Ask whether these runs are to be deleted; `UserError` if nobody is there to answer."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError(f"{_runs(len(runs))} would be deleted: give --yes where nobody can be asked")
+    for run in runs:
+        print(printable(f"  {run}"))
+    return input(f"Delete {_runs(len(runs))}, {size}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"

@@ -1,0 +1,155 @@
+"""The command `simbal` is the programs of the checkout under other names."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from simbal import commands
+from simbal.cli import main as dispatcher
+from simbal.errors import UserError
+from tests.conftest import CONF
+
+ROOT = CONF.parent
+SCRIPTS = {file.stem: file for file in ROOT.glob("*.py")}
+HEAVY = {"torch", "lightning", "hydra", "omegaconf", "numpy"}
+
+
+@pytest.fixture
+def simbal(monkeypatch, capsys):
+    """Runs the command in this process; its exit code and what it printed."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["/somewhere/bin/simbal", *arguments])
+        try:
+            dispatcher.main()
+        except SystemExit as end:
+            return end.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+def python(*arguments, cwd=ROOT):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_every_script_of_the_checkout_is_a_subcommand_and_holds_nothing_else():
+    assert {*SCRIPTS} <= {*dispatcher.PROGRAMS}
+    texts = {
+        file.read_text().partition('"""\n')[2].replace(f"cli.{name} ", "cli.NAME ") for name, file in SCRIPTS.items()
+    }
+    assert len(texts) == 1
+    assert "from simbal.cli.NAME import main" in texts.pop()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_it_says_what_there_is(simbal, arguments):
+    code, out, _ = simbal(*arguments)
+    assert code == (0 if arguments else 2)
+    for name, program in dispatcher.PROGRAMS.items():
+        assert f"simbal {name} " in out
+        assert program.about in out
+
+
+def test_it_says_its_version(simbal):
+    assert simbal("--version") == (0, f"simbal {metadata.version('simbal')}\n", "")
+
+
+def test_a_slip_names_what_is_near(simbal):
+    code, _, said = simbal("trian", "seed=1")
+    assert code == 2
+    assert said.startswith("error: there is no simbal trian; did you mean train? (there is train, report, ")
+
+
+def test_a_program_without_hydra_is_called_with_its_arguments(simbal, monkeypatch):
+    given = []
+    monkeypatch.setitem(sys.modules, "simbal.cli.mine", SimpleNamespace(main=given.append))
+    monkeypatch.setitem(dispatcher.PROGRAMS, "mine", dispatcher.Program("simbal.cli.mine", "a program"))
+    assert simbal("mine", "--all", "x=1")[0] == 0
+    assert given == [["--all", "x=1"]]
+    assert sys.argv == ["simbal mine", "--all", "x=1"]
+
+
+def test_a_folder_beside_the_command_is_no_library(simbal, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/somewhere/bin", *sys.path])
+    simbal("--help")
+    assert "/somewhere/bin" not in sys.path
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS])
+def test_the_help_is_that_of_the_script_but_for_its_name(simbal, name):
+    code, out, _ = simbal(name, "--help")
+    assert code == 0
+    assert "python " not in out
+    shown = subprocess.run(
+        [sys.executable, SCRIPTS[name], "--help"], capture_output=True, text=True, check=False, cwd=ROOT
+    ).stdout
+    assert f"python {name}.py" in shown
+    changed = {commands._PROGRAM.sub(r"simbal \1", line).split("#")[0].strip() for line in shown.splitlines()}
+    assert changed == {line.split("#")[0].strip() for line in out.splitlines()}
+
+
+def test_refusals_and_exit_codes_are_those_of_the_scripts(simbal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert simbal("train", "sed=1") == (2, "", "error: sed=1: there is no key sed; did you mean seed?\n")
+    assert simbal("prepare", "-m")[::2] == (2, "error: simbal prepare takes one config at a time: leave out -m\n")
+    assert simbal("report", "nowhere")[:2] == ("error: there is no folder nowhere", "")
+
+
+def test_a_sentence_shows_commands_as_they_are_typed(simbal, monkeypatch):
+    sentence = "start some with python train.py -m name=x, or evaluate.py; train.pyx and a/train.py stay"
+    monkeypatch.delenv(commands.STARTED_BY_NAME, raising=False)
+    assert str(UserError(sentence)) == sentence
+    simbal("train", "--help")
+    assert (
+        str(UserError(sentence))
+        == "start some with simbal train -m name=x, or simbal evaluate; train.pyx and a/train.py stay"
+    )
+
+
+def test_the_command_line_is_kept_as_it_was_typed(simbal, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "/venv/bin/simbal", "train", "-m", "seed=0-1"])
+    simbal("train", "--help")
+    assert commands.typed() == ["simbal", "train", "-m", "seed=0-1"]
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "train.py", "-m", "seed=0-1"])
+    assert commands.typed() == ["train.py", "-m", "seed=0-1"]
+
+
+@pytest.mark.slow  # starts Python anew
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_imports_neither_torch_nor_hydra(arguments, tmp_path):
+    program = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('loaded', sorted(set(sys.modules) & {HEAVY!r})))\n"
+        f"sys.argv = ['simbal', *{arguments!r}]\n"
+        "from simbal.cli.main import main\n"
+        "main()"
+    )
+    assert python("-P", "-c", program, cwd=tmp_path).stdout.splitlines()[-1] == "loaded []"
+
+
+@pytest.mark.slow  # starts Python anew
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path):
+    for name in ("hydra", "torch", "simbal", "yaml", "myproject"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path)!r} + '/executed', 'w')\n")
+    (tmp_path / "conf/balancing").mkdir(parents=True)
+    (tmp_path / "conf/balancing/mine.yaml").write_text("mine: {_target_: myproject.Mine}\n")
+    simbal = Path(sys.executable).with_name("simbal")
+    done = subprocess.run(
+        [simbal, "train", "balancing=mine"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "_target_=myproject.Mine names no subclass" in done.stderr
+    assert ": no package myproject is installed\n" in done.stderr
+    assert not (tmp_path / "executed").exists()

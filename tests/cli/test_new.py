@@ -1,0 +1,93 @@
+"""`simbal new` writes a project that works as it is."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from simbal.cli import new
+from simbal.config.catalogue import CONF
+from simbal.errors import UserError
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
+from simbal.training.run import train
+from tests.conftest import MARKOV, SMALL
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The folder of a new project, in which one stands, and whose package is installed."""
+    new.write(tmp_path / "myproject")
+    monkeypatch.chdir(tmp_path / "myproject")
+    monkeypatch.syspath_prepend(tmp_path / "myproject")
+    yield tmp_path / "myproject"
+    for name in ("myproject", "myproject.balancing"):
+        sys.modules.pop(name, None)
+
+
+def test_it_is_a_package_its_configs_and_its_test(project):
+    files = {str(file.relative_to(project)) for file in project.rglob("*") if file.is_file()}
+    assert files == {
+        "pyproject.toml", "README.md", ".gitignore", "myproject/__init__.py", "myproject/balancing.py",
+        "conf/balancing/mine.yaml", "sweeps/mine.yaml", "tests/test_mine.py",
+    }  # fmt: skip
+    assert "NAME" not in "".join(file.read_text() for file in project.rglob("*") if file.is_file())
+    assert len((project / "README.md").read_text().splitlines()) <= 10
+
+
+def test_its_strategy_trains(project, tmp_path, cache_dir):
+    places = [f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}", "balancing=mine"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        spec = RunSpec.from_hydra(compose("config", [*SMALL, *MARKOV, *places], return_hydra_config=True))
+    train(spec)
+    assert RunFolder(spec.path).read_record()["objective"]["mine"]["effective_coef"] == pytest.approx(0.02)
+
+
+@pytest.mark.slow  # starts Python anew
+def test_its_own_tests_pass_before_it_is_installed_and_fail_if_a_promise_is_broken(project):
+    def pytest_of_it():
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+    passed = pytest_of_it()
+    assert passed.returncode == 0, passed.stdout
+    assert "32 passed" in passed.stdout
+    code = project / "myproject/balancing.py"
+    code.write_text(code.read_text().replace('scope="micro"', 'scope="global"'))
+    broken = pytest_of_it()
+    assert broken.returncode == 1
+    assert "the_cut_into_micro_batches_matters_only_if_declared" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("my-project", "my-project is no name of a package"), ("class", "class is no name of a package"),
+        ("torch", "torch is the name of a package that is installed already"),
+        ("json", "json is the name of a package that is installed already"),
+        ("there", "is there already, and nothing of it was changed"),
+        ("file/mine", "cannot be written: Not a directory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence_and_leaves_nothing(tmp_path, name, sentence):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/kept").write_text("kept")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=sentence):
+        new.write(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def refuse(self, *_, **__):
+        if self.name == "README.md":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", refuse)
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        new.write(tmp_path / "myproject")
+    assert [*tmp_path.iterdir()] == []

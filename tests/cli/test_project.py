@@ -1,0 +1,140 @@
+"""Configs of the folder in which one stands are found beside simbal's own, by the command line as well as by Hydra."""
+
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+
+from hydra_plugins.simbal_plugins.project import ProjectSearchPath, SweepsSource
+from simbal.cli import command_line
+from simbal.config.catalogue import CONF, conf_here, options, sweeps_here
+
+MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
+SWEEP = "# @package _global_\n# Is it better?\nhydra: {sweeper: {params: {balancing: 'mine,lbl'}}}\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The current folder, with a strategy, a model and a named sweep, and folders that are no concern of simbal."""
+    for name in ("conf/balancing", "conf/model", "sweeps", "seed", "balancing"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "conf/balancing/mine.yaml").write_text(MINE)
+    (tmp_path / "conf/model/mine.yaml").write_text("defaults: [tiny]\nnum_layers: 3\n")
+    (tmp_path / "sweeps/better.yaml").write_text(SWEEP)
+    (tmp_path / "balancing/other.yaml").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Runs the check on a command line; the arguments Hydra then sees, or the exit code and what was said."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            command_line.check(CONF, "About.")
+        except SystemExit as end:
+            said = capsys.readouterr()
+            return end.code, said.out + said.err
+        return sys.argv[1:]
+
+    return run
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [*overrides], return_hydra_config=True)
+
+
+def test_its_options_and_sweeps_are_checked_and_listed(project, check):
+    arguments = ["-m", "sweeps=better", "balancing.mine.strength=2"]
+    assert check(*arguments) == arguments
+    assert "did you mean balancing.mine.strength?" in check("balancing=mine", "balancing.mine.strenght=2")[1]
+    assert "balancing has no option mime; did you mean mine?" in check("balancing=mime")[1]
+    assert "sweeps has no option beter; did you mean better?" in check("-m", "sweeps=beter")[1]
+    page = check("--help")[1]
+    assert "a strategy of my own" in page
+    assert "Is it better?" in page
+
+
+def test_hydra_composes_them(project):
+    cfg = composed("balancing=mine", "model=mine", "sweeps=better", "seed=1")  # though there is a folder seed/
+    assert cfg.balancing.mine.strength == 0.5
+    assert (cfg.model.num_layers, cfg.model.d_model, cfg.seed) == (3, 128, 1)
+    assert cfg.hydra.sweeper.params.balancing == "mine,lbl"
+
+
+def test_hydra_sees_no_other_folder_and_lists_what_it_sees(project):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().hydra.config_loader
+        assert "other" not in loader.get_group_options("balancing")
+        assert {"mine", "simbal"} <= {*loader.get_group_options("balancing")}
+        assert {"better", "significance"} <= {*loader.get_group_options("sweeps")}
+
+
+def test_other_programs_that_use_hydra_keep_their_search_path(project):
+    added = []
+
+    class Path(ConfigSearchPath):
+        def get_path(self):
+            return []
+
+        def append(self, provider, path, anchor=None):
+            added.append(path)
+
+        prepend = append
+
+    ProjectSearchPath().manipulate_search_path(Path())
+    assert added == []
+
+
+def test_a_folder_of_sweeps_is_a_source_of_sweeps_alone(project):
+    source = SweepsSource("project", f"simbal-sweeps://{project}")
+    assert source.available()
+    assert source.list("", None) == ["sweeps"]
+    assert source.list("sweeps", None) == ["better"]
+    assert not any(map(source.exists, ("seed", "conf", "balancing", "balancing/other", "sweeps/none", "")))
+
+
+@pytest.mark.parametrize(
+    ("file", "refused"),
+    [
+        ("conf/model/tiny.yaml", "conf/model/tiny.yaml is never read, as "),
+        ("conf/config.yaml", "conf/config.yaml is never read, as "),
+        ("sweeps/significance.yaml", "sweeps/significance.yaml is never read, as "),
+    ],
+)
+def test_a_file_with_the_name_of_one_of_simbal_is_refused_unless_it_is_the_same(project, check, file, refused):
+    (project / file).write_bytes((CONF / file.removeprefix("conf/")).read_bytes())
+    assert check("seed=1") == ["seed=1"]
+    (project / file).write_text("num_layers: 7\n")
+    code, said = check("seed=1")
+    assert code == 2
+    assert said.startswith(f"error: {refused}")
+    assert said.endswith("has its name: give it another name\n")
+
+
+def test_its_models_are_planned_too(project):
+    assert [*options("model")][-1] == "mine"
+
+
+def test_another_root_config_may_choose_other_defaults(project, check):
+    (project / "conf/own.yaml").write_text("defaults: [config, {override balancing: mine}, _self_]\nname: own\n")
+    assert check("--config-name=own", "balancing.mine.strength=2") == ["--config-name=own", "balancing.mine.strength=2"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert [*compose("own").balancing] == ["mine"]
+
+
+def test_in_the_checkout_there_is_no_other_folder(monkeypatch):
+    monkeypatch.chdir(CONF.parent)
+    assert (conf_here(), sweeps_here()) == ([], [])
+
+
+def test_a_config_path_stands_instead_of_all_and_is_relative_to_the_current_folder(project, check):
+    (project / "other").mkdir()
+    (project / "other/config.yaml").write_text("seed: 3  # of it\n")
+    assert check("--config-path=other", "seed=4")[-2:] == [f"--config-path={project}/other", "seed=4"]
+    assert "there is no key balancing" in check("--config-path=other", "balancing=mine")[1]
