@@ -41,7 +41,13 @@ def test_an_arm_that_was_not_analysed_has_a_dash(analysed, capsys):
     shown = capsys.readouterr().out
     assert "0.25" in shown
     assert "—" in shown
-    assert "redundancy.min_pes: least similarity." in shown
+    assert "least similarity" not in shown
+
+
+def test_definitions_are_printed_if_they_are_asked_for_and_stand_in_the_files(analysed, capsys):
+    report(analysed, columns=["min_pes"], explain=True)
+    assert "redundancy.min_pes: least similarity." in capsys.readouterr().out
+    assert "redundancy.min_pes: least similarity." in (analysed / "table.md").read_text()
     assert "redundancy.min_pes" in (analysed / "table.csv").read_text()
 
 

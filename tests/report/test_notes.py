@@ -5,9 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
-from simbal.report import report as terminal
-from simbal.report import sections
+from simbal.report import sections, terminal
 from simbal.report.collect import collect
+from simbal.report.columns import Cell
 from simbal.report.notes import notes
 from simbal.report.table import build
 
@@ -77,7 +77,19 @@ def test_no_number_of_a_test_is_cut_however_narrow_the_terminal(write_arms, widt
         terminal.show(table, console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    shown = set(re.split(r"\s+", text))
-    for row in sections.differences(table).lines:
-        for cell in row[2:]:
-            assert set(cell.split()) <= shown
+    left_out = (
+        " ".join(text.split("Left out at this width: ")[1:]).replace("\n", " ").split("; the files")[0].split(", ")
+    )
+    assert ("Welch p" in left_out) == (width < 120)
+    shown, differences = set(re.split(r"\s+", text)), sections.differences(table)
+    for heading, *cells in zip(differences.headings[2:], *(row[2:] for row in differences.lines), strict=True):
+        for cell in cells:
+            assert heading in left_out or set(cell.split()) <= shown
+
+
+def test_a_column_is_left_out_before_the_name_of_a_metric_is_folded(capsys):
+    headings = ["arm", "metric", "difference", "p", "Welch p"]
+    row = [Cell(text) for text in ("simbal", "redundancy.min_pes ↓", "-0.012", "0.010", "0.020")]
+    parts = terminal._without_spare(sections.Section("", headings, [row], 2))
+    assert terminal.show_fitting(parts, Console(width=50)) == ["Welch p"]
+    assert "redundancy.min_pes ↓" in capsys.readouterr().out

@@ -228,6 +228,8 @@ def test_a_stopped_sweep_stops_its_jobs_and_marks_none_as_failed(app, number, co
     out, _ = sweep.communicate()
     assert sweep.returncode == code
     assert "Traceback" not in out
+    said = "stopped: 0 done, 2 stopped, 2 not begun; nothing that is saved is lost: the same command goes on from there"
+    assert out.splitlines()[-1] == said
     assert app.started == [0, 1]
     assert not any(app.alive(pid) for pid in hanging(app))
     assert not list(app.folder.glob("outputs/*/*/record.json"))

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.cli.arguments import EXTRAS, PACKAGES, check_launcher
+from simbal.cli.hydra_keys import EXTRAS, PACKAGES, check_launcher
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from tests.child_processes import wait_until
@@ -74,7 +74,8 @@ def test_a_crash_is_in_the_table_and_only_what_is_missing_is_run_again(app, laun
 
     finished = app.run(*command)
     assert (finished.returncode, len(app.started)) == (0, 6)
-    assert finished.stdout.startswith("4 finished, 0 resumed, 0 new\ndefault: ")
+    assert finished.stdout.startswith("4 finished, 0 resumed, 0 new\n")
+    assert "\ndefault: mean" in finished.stdout
 
 
 @ALL
@@ -167,7 +168,7 @@ def test_a_launcher_that_cannot_start_says_why_and_leaves_all_unfinished(app):
 @pytest.mark.parametrize("name", [*EXTRAS])
 def test_a_launcher_that_is_not_installed_is_named_with_its_remedy(name, monkeypatch):
     overrides = OverridesParser.create().parse_overrides([f"hydra/launcher={name}"])
-    monkeypatch.setattr("simbal.cli.arguments.find_spec", lambda package: None)
+    monkeypatch.setattr("simbal.cli.hydra_keys.find_spec", lambda package: None)
     with pytest.raises(UserError, match=rf"hydra/launcher={name} is not installed: pip install 'simbal\[.*\]'"):
         check_launcher(overrides)
     assert EXTRAS[name] in PACKAGES

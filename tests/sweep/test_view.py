@@ -6,9 +6,10 @@ import os
 import pytest
 from rich.console import Console
 
+from simbal.files.console import clock
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.view import View, clock, draw, seconds_left
+from simbal.sweep.view import View, draw, seconds_left
 from tests.run_folders import changed_spec
 
 
@@ -53,6 +54,18 @@ def test_the_live_view_shows_state_step_loss_speed_and_time_left_of_every_job(at
     assert "running" in silent
     assert all("queued" in line for line in queued)
     assert "2 running, 2 queued, 1 done, 1 failed; about" in text
+
+
+def test_a_finished_row_keeps_its_step_and_its_loss_and_has_no_time_left(attempts):
+    said = {"phase": "validate", "step": 100, "max_steps": 100, "loss": 3.25, "seconds_left": 7.0}
+    (attempts[0].folder.path / "progress.json").write_text(json.dumps(said))
+    (done,) = [line for line in text_of(draw(attempts, slots=2, height=40)).splitlines() if "seed=0" in line]
+    assert done.split() == ["seed=0", "done", "100/100", "3.250", "1:40"]
+
+
+def test_what_is_kept_is_said_when_a_sweep_is_stopped(attempts, capsys):
+    View(attempts, 2, Console(width=300)).interrupted()
+    assert capsys.readouterr().out.startswith("stopped: 1 done, 2 stopped (about step 70), 2 not begun; nothing")
 
 
 def test_what_does_not_fit_is_counted_and_the_most_urgent_stays(attempts):

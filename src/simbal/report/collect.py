@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from simbal.analysis.shared.finding import read_analysis
 from simbal.config.values import flatten
@@ -15,7 +15,7 @@ from simbal.errors import UserError
 from simbal.metrics.table import NUMBERS
 from simbal.runs.curves import curve
 from simbal.runs.documents import DocumentSums, document_sums
-from simbal.runs.folder import DamagedRecordError, RunFolder
+from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
 from simbal.runs.spec import RunSpec
 
 PLACE = re.compile("<[^<>]*>")  # in the name of a definition, for any text
@@ -96,10 +96,10 @@ def collect(folder: Path) -> list[Run]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    paths = sorted(path for path in folder.iterdir() if _is_run(path))
+    paths = sorted(path for path in folder.iterdir() if is_run(path))
     if not paths:
         raise UserError(f"{folder} holds no runs: start some with python train.py -m name={folder.name} ...")
-    runs = [_read(path) for path in paths]
+    runs = [*map(read_run, paths)]
     _refuse_copies(runs)
     _refuse_unlike([run for run in runs if run.finished])
     return runs
@@ -117,11 +117,12 @@ def _fits(name: str, metric: str) -> bool:
     return fnmatchcase(metric, "?*".join(map(escape, PLACE.split(name))))
 
 
-def _is_run(path: Path) -> bool:
-    return any((path / file).exists() for file in ("config.yaml", "record.json"))
+def read_run(path: Path) -> Run:
+    """Return the run in a folder; one whose record is damaged counts as unfinished.
 
-
-def _read(path: Path) -> Run:
+    Raises:
+        UserError: another file is broken or belongs to another config.
+    """
     folder = RunFolder(path)
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} has a record.json but no config.yaml: move the folder away")
@@ -132,10 +133,10 @@ def _read(path: Path) -> Run:
         damage = str(error)
     if record is not None and record["config_hash"] != spec.hash:
         raise UserError(f"{path / 'record.json'} was written for another config than {path / 'config.yaml'}")
-    return Run(path, spec, record, _read_analyses(path / "analysis"), damage)
+    return Run(path, spec, record, read_analyses(path / "analysis"), damage)
 
 
-def _read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
+def read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the analyses that have numbers, by name; `UserError` if one is broken."""
     analyses = {file.stem: read_analysis(file) for file in sorted(folder.glob("*.json"))}
     return {name: analysis for name, analysis in analyses.items() if analysis and analysis.get("metrics")}
@@ -151,26 +152,32 @@ def _refuse_copies(runs: Sequence[Run]) -> None:
 
 def _refuse_unlike(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
-        first = runs[0]
-        if first.result["data"]["tokens"] != run.result["data"]["tokens"]:
-            _refuse_by(first, run, "data")
-        if (ours := first.result["steps"]) != (theirs := run.result["steps"]):
-            _refuse(first, run, f"the first was trained for {ours:,} steps and the second for {theirs:,}")
-        ours, theirs = first.result["definitions"], run.result["definitions"]
-        if any(ours[key] != theirs[key] for key in ours.keys() & theirs):  # a dense model may define no load
-            _refuse_by(first, run, "definitions")
+        if reasons := unlike(runs[0], run):
+            raise UserError(
+                f"{runs[0].path} and {run.path} cannot stand in one table: {reasons[0]}; give one of them another name="
+            )
 
 
-def _refuse_by(first: Run, second: Run, part: str) -> NoReturn:
-    """Refuse two runs by one differing field of `part`.
+def unlike(first: Run, second: Run) -> list[str]:
+    """Return why the numbers of two finished runs cannot be compared, each reason in a few words; none if they can."""
+    reasons = []
+    ours, theirs = first.result, second.result
+    if ours["data"]["tokens"] != theirs["data"]["tokens"]:
+        reasons.append(_difference_in("data", ours, theirs))
+    if ours["steps"] != theirs["steps"]:
+        reasons.append(f"the first was trained for {ours['steps']:,} steps and the second for {theirs['steps']:,}")
+    both = ours["definitions"].keys() & theirs["definitions"]  # a dense model may define no load
+    if any(ours["definitions"][key] != theirs["definitions"][key] for key in both):
+        reasons.append(_difference_in("definitions", ours, theirs))
+    return reasons
+
+
+def _difference_in(part: str, first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Return one differing field of a part of two records.
 
     A version or a source is rather named than a fingerprint, and a changed field rather than a missing one.
     """
-    ours, theirs = (flatten({part: run.result[part]}) for run in (first, second))
+    ours, theirs = (flatten({part: record[part]}) for record in (first, second))
     differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
     key = min(differing, key=lambda key: (key in ("data.text", "data.tokens"), key not in ours or key not in theirs))
-    _refuse(first, second, f"{key} is {ours.get(key)!r} in the first and {theirs.get(key)!r} in the second")
-
-
-def _refuse(first: Run, second: Run, why: str) -> NoReturn:
-    raise UserError(f"{first.path} and {second.path} cannot stand in one table: {why}; give one of them another name=")
+    return f"{key} is {ours.get(key)!r} in the first and {theirs.get(key)!r} in the second"

@@ -20,6 +20,7 @@ class Cell:
     value: float | None = None  # the number that the text shows, by which a column is sorted
     aside: str = ""  # less important, beside the text or below it
     href: str = ""  # a link, relative to the folder of the table
+    muted: bool = False  # drawn so that it does not catch the eye
 
     @property
     def line(self) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -84,30 +84,35 @@ def escape_latex(text: str) -> str:
 
 
 def tidy_csv(table: Table) -> str:
-    """Return CSV with one line per arm and metric, floats in full precision; empty where there is nothing to say.
-
-    `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
-    seeds that never reached the baseline's loss; that of `tokens_saved_by_slope` is in ln tokens. Where `scale` is ln,
-    differences are of natural logarithms.
-    """
+    """Return `tidy_rows` as CSV; empty where there is nothing to say."""
     text = io.StringIO()
     paper = PAPER if any(row.reported for row in table.rows) else ()
     headings = ["metric", *MEAN, *PAIRED, *CONCLUDED, *DOCUMENTS, *WELCH, *paper]
     writer = csv.DictWriter(text, [*table.columns, *headings, "missed"], lineterminator="\n")
     writer.writeheader()
+    writer.writerows(tidy_rows(table))
+    return text.getvalue()
+
+
+def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
+    """Yield one row per arm and metric, floats in full precision; a key is left out where there is nothing to say.
+
+    `tokens_saved` comes after the metrics: its mean is the share of the baseline's tokens that is saved, `missed` the
+    seeds that never reached the baseline's loss; that of `tokens_saved_by_slope` is in ln tokens. Where `scale` is ln,
+    differences are of natural logarithms.
+    """
     for row in table.rows:
         label = _texts(row.arm.label)
         for metric in table.metrics:
-            writer.writerow(label | _metric_line(row, metric, table.baseline))
+            yield label | _metric_line(row, metric, table.baseline)
         if row.tokens_to_loss:
-            writer.writerow(label | _tokens_line(row.tokens_to_loss, table.baseline))
+            yield label | _tokens_line(row.tokens_to_loss, table.baseline)
             if slope := row.tokens_to_loss.by_slope:
-                writer.writerow(label | _slope_line(slope, table.baseline))
+                yield label | _slope_line(slope, table.baseline)
     for row in table.pairs:
         for key, difference in row.differences.items():
             assert row.other
-            writer.writerow(_texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name))
-    return text.getvalue()
+            yield _texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name)
 
 
 def as_json(table: Table) -> dict[str, Any]:

@@ -10,22 +10,43 @@ from simbal.report.controls import of_controls
 from simbal.report.paper import NOTE
 from simbal.report.statistics import PairedDifference, relative
 from simbal.report.table import Table
-from simbal.report.tokens_to_loss import PAPER_SAVING, TokensToLoss
+from simbal.report.tokens_to_loss import PAPER_SAVING
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
 
 
 def notes(table: Table) -> list[str]:
-    """Return the notes of a table in their order, each one or more sentences."""
-    rows, baseline = table.rows, table.baseline
+    """Return all notes of a table in their order, each one or more sentences."""
+    return remarks(table) + explanations(table)
+
+
+def remarks(table: Table) -> list[str]:
+    """Return the notes on what is particular to this table: what it does not compare, and what it cannot say."""
     found = [
-        *([] if table.pairs else why_no_difference(rows, baseline)),
-        *warnings(table),
-        *of_controls([row.arm for row in rows], table.metrics),
-        *(of_paper(rows) if table.paper else []),
+        *([] if table.pairs else why_no_difference(table.rows, table.baseline)),
+        *_of_seeds(table.rows, _compared(table)),
+        *_of_tokens(table.rows, table.baseline),
+        *of_controls([row.arm for row in table.rows], table.metrics),
+        *_of_runs(table.rows),
     ]
-    return [printable(note) for note in found + footer(rows, table.metrics)]
+    return [printable(note) for note in found]
+
+
+def explanations(table: Table) -> list[str]:
+    """Return the notes on how the numbers of a table are defined and compared."""
+    found = [
+        *_of_tests(_compared(table), "pairs of arms" if table.pairs else "arms that are compared"),
+        *_of_conclusions(_compared(table), table.margin),
+        *_of_slopes(table.rows, table.baseline),
+        *(of_paper(table.rows) if table.paper else []),
+        *_definitions(table.rows, table.metrics),
+    ]
+    return [printable(note) for note in found]
+
+
+def _compared(table: Table) -> list[PairedDifference]:
+    return [difference for row in table.compared for difference in row.differences.values()]
 
 
 def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
@@ -51,16 +72,6 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
     return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
 
 
-def warnings(table: Table) -> list[str]:
-    """Return what a reader must know of so few seeds and so many tests, as notes."""
-    found = [difference for row in table.compared for difference in row.differences.values()]
-    tests = _of_tests(found, "pairs of arms" if table.pairs else "arms that are compared")
-    return [
-        *_of_seeds(table.rows, found), *tests, *_of_conclusions(found, table.margin),
-        *_of_tokens(table.rows, table.baseline),
-    ]  # fmt: skip
-
-
 def of_paper(rows: Sequence[Row]) -> list[str]:
     """Return a note on the paper's columns beside ours, or that there are none."""
     if any(row.reported for row in rows):
@@ -68,19 +79,24 @@ def of_paper(rows: Sequence[Row]) -> list[str]:
     return ["The paper reports none of these columns for these strategies."]
 
 
-def footer(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
-    """Return notes on what the numbers mean, on which data, after how much training."""
+def _definitions(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
+    """Return what the numbers mean, as the runs themselves say it."""
+    definitions = {key: text for row in rows for run in row.arm.runs for key, text in run.definitions.items()}
+    return [f"{metric.title}: {definitions[metric.key]}." for metric in metrics if metric.key in definitions]
+
+
+def _of_runs(rows: Sequence[Row]) -> list[str]:
+    """Return notes on which data the runs were trained on, how much, and whether a look has ended their seeds."""
     finished = [run for row in rows for run in row.arm.runs]
     if not finished:
         return []
-    records = [run.result for run in finished]
-    definitions = {key: text for run in finished for key, text in run.definitions.items()}
-    notes = [f"{m.title}: {definitions[m.key]}." for m in metrics if m.key in definitions]
+    notes = []
     if any(run.spec.config.until == "decided" for run in finished):
         notes.append(
             "The seeds ended where a look decided every arm (until=decided): intervals and p here are not corrected "
             "for the looks; what the sweep has printed of each arm is."
         )
+    records = [run.result for run in finished]
     steps, tokens = (_range([record[key] for record in records]) for key in ("steps", "tokens"))
     source, fingerprint = finished[0].spec.config.data.source, records[0]["data"]["tokens"]
     notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")
@@ -156,6 +172,7 @@ def _of_conclusions(differences: Sequence[PairedDifference], margin: float | Non
 
 
 def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    """Return notes on losses not reached, on the paper's saving of tokens, and on too few validations."""
     found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
     notes = [
         f"{name} has not reached {baseline}'s final validation loss in {len(tokens.missed)} of {len(tokens.shares)} "
@@ -163,7 +180,14 @@ def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
         for name, tokens in found
         if tokens.missed
     ]
-    notes += _of_slopes(found, baseline)
+    for name, tokens in found:
+        _, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
+        if low is not None and high is not None:
+            within = "includes" if low <= PAPER_SAVING <= high else "excludes"
+            notes.append(
+                f"{name}'s interval of the tokens saved by slope, {low:+.1%} to {high:+.1%}, {within} the paper's "
+                f"{PAPER_SAVING:.0%}."
+            )
     fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
@@ -173,21 +197,14 @@ def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
     return notes
 
 
-def _of_slopes(found: Sequence[tuple[str, TokensToLoss]], baseline: str | None) -> list[str]:
-    """Return notes on how tokens are saved by slope, and on whether the paper's saving is among what is possible."""
-    intervals = [(name, tokens.by_slope.shares) for name, tokens in found if tokens.by_slope]
-    notes = [
+def _of_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    """Return how tokens are saved by slope."""
+    if not any(row.tokens_to_loss and row.tokens_to_loss.by_slope for row in rows):
+        return []
+    return [
         f"Saved by slope is the tokens that {baseline} would need at the slope which its loss has at the end, against "
         "ln tokens (the last half in ln tokens, at least three validations), to change by the final difference."
-    ] * bool(intervals)
-    for name, (_, low, high) in intervals:
-        if low is not None and high is not None:
-            within = "includes" if low <= PAPER_SAVING <= high else "excludes"
-            notes.append(
-                f"{name}'s interval of the tokens saved by slope, {low:+.1%} to {high:+.1%}, {within} the paper's "
-                f"{PAPER_SAVING:.0%}."
-            )
-    return notes
+    ]
 
 
 def _range(counts: Sequence[int]) -> str:

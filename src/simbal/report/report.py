@@ -1,28 +1,25 @@
-"""Reports on a folder of runs: collects, compares, prints the table to fit the terminal, and writes it to the folder.
+"""Reports on a folder of runs: collects, compares, writes the table to the folder and prints it.
 
 It is what report.py does, and the end of a sweep.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as Grid
 
 from simbal.errors import UserError
-from simbal.files.console import console, new_grid
-from simbal.report import export, sections
+from simbal.files.console import console
+from simbal.metrics.table import Metric
+from simbal.report import export, two_folders
 from simbal.report.collect import Run, collect
-from simbal.report.columns import Cell, choose, named_by_runs
-from simbal.report.notes import notes
+from simbal.report.columns import choose, named_by_runs
 from simbal.report.power import power_section
-from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table, build
+from simbal.report.terminal import Layout, show, show_fitting
 from simbal.runs.record import is_number
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -31,11 +28,10 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
     "paper": (lambda value: isinstance(value, bool), "true or false"),
     "power": (lambda value: isinstance(value, bool), "true or false"),
+    "figures": (lambda value: isinstance(value, bool), "true or false"),
+    "explain": (lambda value: isinstance(value, bool), "true or false"),
     "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
 }
-TEXT_WIDTHS = (None, 24, 12)  # tried in turn for the column that names an arm; None: any
-TESTS, CONCLUSION = ("p", "p (Holm)", "d_z", "Welch p"), ("conclusion", "detectable")
-SPLITS = ((), (TESTS,), ((*CONCLUSION, *TESTS),), (CONCLUSION, TESTS))  # tried in turn: the columns of further tables
 
 
 def report(
@@ -46,6 +42,8 @@ def report(
     equivalence_margin: float | None = None,
     compare: str | None = None,
     power: bool = False,
+    figures: bool = False,
+    explain: bool = False,
 ) -> None:
     """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
 
@@ -58,26 +56,97 @@ def report(
         equivalence_margin: nats per token; None takes the one that the runs' own configs name.
         compare: `all` compares every two arms.
         power: also print how many more seeds would decide each comparison; it stands in no file.
+        figures: also write the page's figures as files for a paper, to figures/; they take seconds.
+        explain: also print how numbers are defined and compared, which the files have.
 
     Raises:
         UserError: as `collect`, `choose`, `LastSweep.of` and `build` do, and for a baseline that no arm is.
     """
-    runs = collect(folder)
-    finished = [run for run in runs if run.finished]
-    chosen = named_by_runs(finished) if columns is None else columns
-    metrics = None if chosen is None else choose(chosen, finished)
-    missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin, compare == "all")
-    _check_baseline(table, runs)
-    out = console()
-    show(table, out)
-    if power:
-        _show_fitting(power_section(table), out)
+    table = read_table(folder, baseline, columns, paper, equivalence_margin, compare == "all")
     export.export(table, folder)
     from simbal.report.page import page  # matplotlib takes a third of a second to import
 
     page.write(table, folder)
-    out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json and index.html", soft_wrap=True)
+    if figures:
+        from simbal.report.page.figure_files import write_figures
+
+        write_figures(page.cards_of(table, folder), folder)
+    out = console()
+    if power:
+        show_fitting([([], power_section(table))], out)
+    show(table, out, explain)
+    more = ", figures/" if figures else ""
+    out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json{more} and index.html", soft_wrap=True)
+
+
+def read_table(
+    folder: Path,
+    baseline: str | None = None,
+    columns: Sequence[str] | None = None,
+    paper: bool = False,
+    equivalence_margin: float | None = None,
+    pairs: bool = False,
+) -> Table:
+    """Return the table of the runs in `folder`; arguments and errors are those of `report`."""
+    runs = collect(folder)
+    missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
+    table = build(
+        folder.resolve().name, runs, baseline, _metrics(columns, runs), paper, missing, equivalence_margin, pairs
+    )
+    _check_baseline(table, runs)
+    return table
+
+
+def report_both(
+    first: Path,
+    second: Path,
+    baseline: str | None = None,
+    columns: Sequence[str] | None = None,
+    paper: bool = False,
+    equivalence_margin: float | None = None,
+    compare: str | None = None,
+    power: bool = False,
+    figures: bool = False,
+    explain: bool = False,
+) -> None:
+    """Print what differs between two sweeps or runs, and the table of both; nothing is written.
+
+    Args:
+        first: outputs/<name>, or a run's folder.
+        second: another; differences are of it minus the first, where both have an arm.
+        baseline: as for `report`; None compares the arms that both have with each other, if there are any.
+        columns: as for `report`, like the others.
+        paper: see there.
+        equivalence_margin: see there.
+        compare: see there.
+        power: see there.
+        figures: of one folder alone.
+        explain: see there.
+
+    Raises:
+        UserError: as `report` does, and for runs that cannot be compared, after what differs is printed.
+    """
+    if figures:
+        raise UserError("figures=true draws one folder: name it alone")
+    sides = two_folders.read_sides(first, second)
+    out = console()
+    if (found := two_folders.what_differs(*sides)).rows:
+        out.print(found.title, style="bold", soft_wrap=True)  # a grid would break it at its own width
+        out.print(Layout(replace(found, title="")).grid())
+    else:
+        out.print(f"{sides[0].name} and {sides[1].name} differ in nothing that is recorded", soft_wrap=True)
+    if reason := two_folders.why_not(*sides):
+        raise UserError(reason)
+    runs = [run for side in sides for run in side.runs]
+    table = two_folders.build_both(
+        *sides, baseline, _metrics(columns, runs), paper, equivalence_margin, compare == "all"
+    )
+    _check_baseline(table, runs)
+    if copies := two_folders.in_both(*sides):
+        out.print(f"The same run is in both folders, so that it has no difference: {', '.join(copies)}.", style="dim")
+    if power:
+        show_fitting([([], power_section(table))], out)
+    show(table, out, explain, in_files=False)
 
 
 def report_keys(lines: Sequence[str]) -> dict[str, Any]:
@@ -86,7 +155,8 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         key, equals, text = line.partition("=")
         if not equals or key not in KINDS:
-            raise UserError(f"{line}: give {', '.join(f'{name}=' for name in KINDS)}")
+            what = "" if equals or line.startswith("-") else " is no folder, and no key"
+            raise UserError(f"{line}{what}: give {', '.join(f'{name}=' for name in KINDS)}")
         allowed, meaning = KINDS[key]
         try:
             keys[key] = yaml.safe_load(text)
@@ -97,106 +167,16 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
     return keys
 
 
+def _metrics(columns: Sequence[str] | None, runs: Sequence[Run]) -> list[Metric] | None:
+    """Return the metrics of these columns, or of those that the runs' own configs name; None: the usual ones."""
+    finished = [run for run in runs if run.finished]
+    chosen = named_by_runs(finished) if columns is None else columns
+    return None if chosen is None else choose(chosen, finished)
+
+
 def _check_baseline(table: Table, runs: Sequence[Run]) -> None:
     """Raise `UserError` unless the baseline is an arm's balancing or name, or what the configs of the runs say."""
     known = [row.arm.name for row in table.rows] + [run.spec.choices["balancing"] for run in runs]
     if table.baseline is not None and table.baseline not in (*known, *(run.spec.config.baseline for run in runs)):
         nearest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)
         raise UserError(f"baseline={table.baseline}: no arm is that; there is {', '.join(nearest)}")
-
-
-def show(table: Table, out: Console) -> None:
-    """Print the means, the differences to the baseline, the tokens saved, the runs without a result, and the notes."""
-    if table.rows:
-        _show_means(table, out)
-    for section in (sections.differences(table), sections.tokens_to_loss(table)):
-        if section.rows:
-            _show_fitting(section, out)
-    if (absent := sections.absent(table)).rows:
-        out.print(Layout(absent).grid())
-    for note in notes(table):
-        out.print(note, style="dim")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A section to be drawn with greatest widths of its first and its other columns of text, or cells on two lines."""
-
-    section: Section
-    first_width: int | None = None
-    text_width: int | None = None
-    two_lines: bool = False
-
-    def fits(self, out: Console) -> bool:
-        """Whether no line needs a break; only the widest cell of each column is measured."""
-        widest = [max(cells, key=self._width) for cells in zip(*self.section.rows, strict=True)]
-        grid = replace(self, section=replace(self.section, rows=[widest])).grid()
-        return out.measure(grid, options=out.options.update(max_width=10_000)).maximum <= out.width
-
-    def grid(self) -> Grid:
-        """Return the table that is printed; columns that are still too wide are folded, never cut."""
-        grid = new_grid(self.section.title)
-        for i, heading in enumerate(self.section.headings):
-            if i < self.section.texts:
-                grid.add_column(heading, overflow="fold", max_width=self.text_width if i else self.first_width)
-            else:
-                grid.add_column(heading, justify="right", overflow="fold")
-        for row in self.section.rows:
-            grid.add_row(*map(self._text, row))
-        return grid
-
-    def _text(self, cell: Cell) -> str:
-        return cell.lines if self.two_lines else cell.line
-
-    def _width(self, cell: Cell) -> int:
-        return max(map(cell_len, self._text(cell).split("\n")))
-
-
-def _show_means(table: Table, out: Console) -> None:
-    """Print the means: one line to a cell if that fits, else two, else half of the metrics at a time."""
-    section = sections.means(table, short=True)
-    labels = len(table.columns)
-    headings = [*section.headings[:labels], *map(_two_lines, section.headings[labels:])]
-    short = replace(section, headings=headings)
-    for layout in (Layout(section), Layout(short, two_lines=True), Layout(short, 16, 16, two_lines=True)):
-        if layout.fits(out):
-            break
-    else:
-        if len(table.metrics) > 1:
-            half = (len(table.metrics) + 1) // 2
-            _show_means(replace(table, metrics=table.metrics[:half]), out)
-            _show_means(replace(table, metrics=table.metrics[half:]), out)
-            return
-    out.print(layout.grid())
-
-
-def _show_fitting(section: Section, out: Console) -> None:
-    """Print a section in the first layout that fits, or in the narrowest."""
-    for layouts in _layouts(section):
-        if all(layout.fits(out) for layout in layouts):
-            break
-    out.print(*(layout.grid() for layout in layouts), sep="\n")
-
-
-def _layouts(section: Section) -> Iterator[list[Layout]]:
-    """Yield layouts: one line to a heading and a cell, two to a heading, two to a cell; then some apart."""
-    for parts in [_split(section, *moved) for moved in SPLITS] if "p" in section.headings else [[section]]:
-        short = [replace(part, headings=[*map(_two_lines, part.headings)]) for part in parts]
-        for drawn, two_lines in ((parts, False), (short, False), (short, True)):
-            for width in TEXT_WIDTHS:
-                yield [Layout(part, width, two_lines=two_lines) for part in drawn]
-    yield [Layout(part, TEXT_WIDTHS[-1], TEXT_WIDTHS[-1], two_lines=True) for part in short]
-
-
-def _split(section: Section, *moved: Sequence[str]) -> list[Section]:
-    """Return the section without the columns that are moved, and one of each group of them."""
-    kept = [heading for heading in section.headings if not any(heading in group for group in moved)]
-    return [section.select(headings) for headings in (kept, *moved)]
-
-
-def _two_lines(title: str) -> str:
-    """Break a title where its halves are most alike in length; an arrow stays with its word."""
-    words, arrow = (title[:-2], title[-2:]) if title.endswith((" ↓", " ↑")) else (title, "")
-    breaks = [place for place, letter in enumerate(words) if letter == " "]
-    middle = min(breaks, key=lambda place: abs(2 * place - len(words)), default=len(words))
-    return f"{words[:middle]}\n{words[middle + 1 :]}".rstrip() + arrow

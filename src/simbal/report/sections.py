@@ -90,8 +90,9 @@ def compared(table: Table) -> list[tuple[Row, Metric]]:
 
 
 def comparison_name(table: Table, row: Row) -> str:
-    """Return the name of the arm, and of the other one where every two are compared."""
-    return f"{row.arm.name} - {row.other.name}" if table.pairs and row.other else row.arm.name
+    """Return the name of the arm, and of the other one where two are compared that have different ones."""
+    two = table.pairs and row.other and row.other.name != row.arm.name
+    return f"{row.arm.name} - {row.other.name}" if two and row.other else row.arm.name
 
 
 def differences(table: Table) -> Section:
@@ -111,7 +112,7 @@ def differences(table: Table) -> Section:
             ]
         )
         arms.append(name)
-    to = "of every two arms" if table.pairs else f"to {table.baseline}"
+    to = f"of {table.pairs_of}" if table.pairs else f"to {table.baseline}"
     title = f"paired difference {to} on the seeds that both have"
     whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
     found = [row.differences[metric.key] for row, metric in compared(table)]

@@ -31,7 +31,8 @@ class Table:
     paper: bool = False  # whether the paper's numbers were asked for
     missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
     margin: float | None = None  # nats per token, of equivalence; None: the runs name several
-    pairs: list[Row] = field(default_factory=list)  # every two arms, if they were asked for; then `rows` compare none
+    pairs: list[Row] = field(default_factory=list)  # of two arms each, if they were asked for; then `rows` compare none
+    pairs_of: str = "every two arms"  # what the pairs are
 
     @property
     def compared(self) -> list[Row]:
@@ -93,8 +94,8 @@ def build(
     finished = [run for run in runs if run.finished]
     columns = label_columns([run.spec for run in runs])
     metrics = usual(finished) if metrics is None else metrics
-    baseline = _own(runs, "baseline") if baseline is None else baseline
-    margin = _own(runs, "equivalence_margin") if margin is None else margin
+    baseline = own(runs, "baseline") if baseline is None else baseline
+    margin = own(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group(finished, columns), baseline, metrics, paper)
     every = every_pair(rows, metrics) if pairs else []
     if every:
@@ -104,7 +105,7 @@ def build(
     return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every)
 
 
-def _own(runs: Sequence[Run], key: str) -> Any:
+def own(runs: Sequence[Run], key: str) -> Any:
     """Return a key of the runs' configs that is the same in all; None where it is not."""
     named = {getattr(run.spec.config, key) for run in runs}
     return named.pop() if len(named) == 1 else None

@@ -10,10 +10,8 @@ from typing import Any
 from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
+from simbal.runs.folder import DOCUMENTS_FILE, LARGEST_CURVES
 from simbal.runs.record import LARGEST, is_number
-
-DOCUMENTS_FILE = "documents.json"
-LARGEST_DOCUMENTS = 1 << 28  # bytes; five million documents
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def document_sums(run_path: Path) -> DocumentSums | None:
     if not file.exists():
         return None
     try:
-        said = strict_json.parse(read_bytes(file, LARGEST_DOCUMENTS))
+        said = strict_json.parse(read_bytes(file, LARGEST_CURVES))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

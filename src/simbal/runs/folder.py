@@ -195,6 +195,15 @@ class RunFolder:
         except BusyError:
             return True
 
+    def looks_busy(self) -> bool:
+        """The same for who only looks: nothing is written, and no process is kept from the folder."""
+        return self._lock.looks_held()
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder has what a run has written; whether it is whole, its reader finds out."""
+    return any((path / file).exists() for file in (CONFIG_FILE, RECORD_FILE))
+
 
 def parse_config(text: str) -> dict[str, Any]:
     """Return the mapping that the YAML `text` holds.

@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simbal.errors import BusyError, UserError
-from simbal.files import strict_json
-from simbal.files.disk import read_bytes
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
-from simbal.runs.record import is_number
+from simbal.runs.progress import read_progress
 from simbal.sweep.composer import Job
 from simbal.sweep.ending import Outcome, recorded_outcome
 
-STEPS = ("step", "max_steps")
-NUMBERS = (*STEPS, "loss", "tokens_per_second", "seconds_left")  # of progress.json
-LARGEST_PROGRESS = 1 << 16  # bytes; ours has a few hundred
 Kind = Literal["finished", "failed", "resumed", "new"]
 State = Literal["queued", "running", "elsewhere", "done", "pruned", "failed"]
 
@@ -76,25 +71,10 @@ class Attempt:
 
     def progress(self) -> dict[str, Any]:
         """Return what progress.json says; empty before there is one, and for one that makes no sense."""
-        try:
-            said = strict_json.parse(read_bytes(self.folder.path / "progress.json", LARGEST_PROGRESS))
-        except (OSError, ValueError):
-            return {}
-        return said if _is_progress(said) else {}
+        return read_progress(self.folder.path)
 
 
 def _require_file(path: Path) -> None:
     """Refuse a pipe, on which the job would wait for ever, a device or a folder; a missing file is fine."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no regular file: move it away")
-
-
-def _is_progress(said: Any) -> bool:
-    """Whether `said` can be shown and computed with.
-
-    Each number that is there is one, and a step comes with the number of steps.
-    """
-    if not isinstance(said, dict) or not all(said.get(key) is None or is_number(said[key]) for key in NUMBERS):
-        return False
-    steps = [said[key] for key in STEPS if key in said]
-    return not steps or (len(steps) == 2 and None not in steps and 0 <= steps[0] <= steps[1] != 0)

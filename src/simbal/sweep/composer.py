@@ -1,7 +1,7 @@
 """Composes the jobs of a sweep: through Hydra once for all jobs that differ in nothing but plain values."""
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,8 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from simbal.config.check import checked
-from simbal.config.schema import addresses, as_dict
+from simbal.config.schema import GROUPS, addresses, as_dict
 from simbal.config.values import changed, flatten
+from simbal.errors import UserError
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
 
@@ -44,6 +45,7 @@ class Composer:
         self.loader, self.master = loader, master
         self.groups = frozenset(loader.list_groups(""))
         self.first: dict[Hashable, RunSpec | None] = {}  # the first of each kind of job; None: Hydra composes all
+        self.of_options: dict[Hashable, Any] = {}  # what options compose to by themselves
 
     def job(self, overrides: Sequence[str]) -> Job:
         """Compose and check one job; one that is composed already comes back as it is.
@@ -55,6 +57,34 @@ class Composer:
         if isinstance(overrides, Job):
             return overrides
         return Job(overrides, self._spec([*overrides]))
+
+    def own_keys(self, jobs: Sequence[Sequence[str]], given: Collection[str]) -> list[list[str]]:
+        """Return the overrides of each job without those of keys that only the options of other jobs have.
+
+        With `balancing=simbal,lbl balancing.simbal.coef=0.1,1` a job of `lbl` is the same for both coefficients.
+
+        Raises:
+            UserError: for a key among `given` that no job has.
+        """
+        pairs = [(job, set(self.foreign(job))) for job in jobs]
+        kept = {spans.read(line).key_or_group for job, foreign in pairs for line in job if line not in foreign}
+        for line in (line for job, foreign in pairs for line in job if line in foreign):
+            if (key := spans.read(line).key_or_group) in given and key not in kept:
+                raise UserError(f"{line}: no arm of the sweep has the key {key}")
+        return [[line for line in job if line not in foreign] for job, foreign in pairs]
+
+    def foreign(self, overrides: Sequence[str]) -> list[str]:
+        """Return those of a job's overrides that are for keys which the options that it chooses do not have."""
+        lines = {line: spans.read(line) for line in overrides}
+        options = tuple(line for line, override in lines.items() if self.chooses_option(override))
+        keyed = {line: _place(override) for line, override in lines.items() if line not in options}
+        within = {line: place for line, place in keyed.items() if place.partition(".")[0] in GROUPS}
+        if not within:
+            return []
+        if options not in self.of_options:
+            composed = self.loader.load_sweep_config(self.master, [*options])
+            self.of_options[options] = OmegaConf.to_container(composed, resolve=False)
+        return [line for line, place in within.items() if not _has(self.of_options[options], place)]
 
     def _spec(self, lines: list[str]) -> RunSpec:
         values = self._plain_values(lines)
@@ -75,7 +105,7 @@ class Composer:
             overrides = [*map(spans.read, lines)]
         except HydraException:
             return {}  # Hydra will say so itself
-        keyed = [override for override in overrides if not self._chooses_option(override)]
+        keyed = [override for override in overrides if not self.chooses_option(override)]
         keys = sorted(f"{override.key_or_group}." for override in keyed)
         if any(later.startswith(key) for key, later in pairwise(keys)):
             return {}
@@ -83,9 +113,24 @@ class Composer:
             return {}
         return {override.key_or_group: override.value() for override in keyed if _is_plain(override)}
 
-    def _chooses_option(self, override: Override) -> bool:
+    def chooses_option(self, override: Override) -> bool:
+        """Whether an override chooses the option of a group, rather than the value of a key."""
         group = "/" in override.key_or_group or override.key_or_group in self.groups
         return group and not isinstance(override.value(), dict)  # Hydra takes a dict for the values of the group's keys
+
+
+def _place(override: Override) -> str:
+    """Return the key that must be there for an override: the one that it changes, or the parent of one that it adds."""
+    adds = override.is_add() or override.is_force_add()
+    return override.key_or_group.rpartition(".")[0] if adds else override.key_or_group
+
+
+def _has(config: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(config, dict) or part not in config:
+            return False
+        config = config[part]
+    return True
 
 
 def _is_plain(override: Override) -> bool:

@@ -69,6 +69,6 @@ def look(folder: Path, seeds: Collection[int], looks: Sequence[int], most: int) 
 
 
 def sentence(decisions: dict[str, str | None], pairs: int, most: int) -> str:
-    """Return a look as one line: `5 of at most 40 seeds: simbal worse, none not yet decided`."""
+    """Return a look as one line: `5 of at most 40 seeds: simbal worse, lf not yet decided`."""
     said = ", ".join(f"{name} {decision or 'not yet decided'}" for name, decision in decisions.items())
     return f"{pairs} of at most {most} seeds: {said}"

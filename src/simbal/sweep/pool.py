@@ -43,16 +43,24 @@ class Pool:
 
         Ctrl-C or SIGTERM stop every job; neither marks a run as failed, so the next sweep goes on where they were.
         """
-        with sigterm_raises(), self.view:
+        with sigterm_raises():
             try:
-                while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
-                    for attempt in attempts if self.free else ():
-                        self._start_if_possible(attempt)
-                    time.sleep(POLL_SECONDS)
-                    self._collect_ended()
-                    self.view.refresh()
-            finally:
-                self._stop()
+                with self.view:
+                    self._run(attempts)
+            except (KeyboardInterrupt, SystemExit):
+                self.view.interrupted()
+                raise
+
+    def _run(self, attempts: Sequence[Attempt]) -> None:
+        try:
+            while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
+                for attempt in attempts if self.free else ():
+                    self._start_if_possible(attempt)
+                time.sleep(POLL_SECONDS)
+                self._collect_ended()
+                self.view.refresh()
+        finally:
+            self._stop()
 
     def _start_if_possible(self, attempt: Attempt) -> None:
         if not self.free or attempt.state not in ("queued", "elsewhere"):

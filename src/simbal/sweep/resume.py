@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from simbal.commands import typed
 from simbal.config.schema import as_dict
 from simbal.errors import redacted
 from simbal.files.disk import refusals_of_disk, write_json
@@ -18,7 +18,9 @@ from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
 from simbal.sweep.attempt import Attempt, Kind
 from simbal.sweep.composer import Job
+from simbal.sweep.one_table import require_one_table
 
+ASKED = ("dry_run=true", "dry_run=True")  # says nothing of a run
 KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
 
 
@@ -50,7 +52,8 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], c
         console: where the sweep is shown.
 
     Raises:
-        UserError: before any job starts, if the data cannot be prepared, or a folder belongs to another config or data.
+        UserError: before any job starts, if the data cannot be prepared, a folder belongs to another config or data, or
+            the runs cannot stand in one table.
     """
     attempts = plan(jobs, any(job.spec.config.retry_failed for job in jobs))
     waiting = [attempt for attempt in attempts if attempt.state == "queued"]
@@ -59,6 +62,7 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], c
     for attempt in attempts:
         if attempt.kind == "finished":
             attempt.folder.require_data(tokens[_data(attempt.job)])
+    require_one_table(jobs, {job.spec.path: tokens[_data(job)] for job in jobs})
     for note in filter(None, (attempt.note for attempt in attempts)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(attempts), highlight=False)
@@ -70,7 +74,7 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], c
 
 def labels(jobs: Sequence[Job]) -> list[str]:
     """Return each job's overrides as text, without those that all have and without the secrets of URLs."""
-    common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set()
+    common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else {line for line in jobs[0] if line in ASKED}
     return [" ".join(redacted(o) for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
@@ -99,7 +103,7 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
     """
     with refusals_of_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(map(redacted, sys.orig_argv[1:]))
+    command = shlex.join(map(redacted, typed()))
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
 
 

@@ -18,6 +18,7 @@ MOST_VALUES = 10_000  # a slip such as 0-1000000000 must not fill the memory
 MOST_DIGITS = 309  # digits of the largest float
 _ENDLESS = re.compile(rf"\d{{{MOST_DIGITS + 1}}}")
 _SPAN = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
+_ALMOST = re.compile(r"([0-9]+)(?:-|\.\.+|:|-?to-?)([0-9]*)")  # of other languages, or without its end
 
 
 def expand(values: str) -> str:
@@ -60,6 +61,9 @@ def read(line: str) -> Override:
 def _expand_one(item: str) -> str:
     span = _SPAN.fullmatch(item.strip())
     if span is None:
+        if almost := _ALMOST.fullmatch(item.strip()):
+            last = almost[2] or int(almost[1]) + 4
+            raise UserError(f"a span is written with its first and last number, such as {almost[1]}-{last}")
         return item
     first, last, step = int(span[1]), int(span[2]), int(span[3] or 1)
     if last < first:
@@ -77,7 +81,14 @@ def _parse_one(line: str, parser: OverridesParser) -> Override:
         raise UserError(f"{line[:80]}...: no number has more than {MOST_DIGITS} digits")
     try:
         return replace(read(line), config_loader=parser.config_loader)
-    except HydraException as error:
-        reason = str(error).splitlines()[0]
-        hint = """; put a value with signs like {, ? or = into quotes twice: 'key="value"'"""
-        raise UserError(f"{line} is not an override such as seed=1 or balancing=lbl: {reason}{hint}") from None
+    except HydraException:
+        raise UserError(f"{line} {_fault(line)}") from None
+
+
+def _fault(line: str) -> str:
+    """Return what is wrong with a line that Hydra's grammar does not have."""
+    if "=" not in line:
+        return "has no value: write key=value, such as seed=1 or balancing=lbl"
+    if any(line.count(opening) != line.count(closing) for opening, closing in ("[]", "()", "{}")):
+        return "has a bracket without its other half: a value with brackets goes into quotes twice: 'key=\"value\"'"
+    return """cannot be read: a value with signs like {, ?, ~ or = goes into quotes twice: 'key="value"'"""

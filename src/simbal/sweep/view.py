@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simbal.files.console import new_grid
+from simbal.files.console import clock, new_grid
 from simbal.files.printable import printable
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, result_keys
@@ -61,6 +61,18 @@ class View:
         said = {"done": took, "failed": f": {attempt.error}"}.get(attempt.state, "")
         self.console.print(f"{number} {attempt.state:<7} {attempt.label}{said}", soft_wrap=True)
 
+    def interrupted(self) -> None:
+        """Print what is kept of a sweep that was stopped, once its jobs have ended."""
+        counts = Counter(attempt.state for attempt in self.attempts)
+        began = [attempt for attempt in self.attempts if attempt.state == "running"]
+        steps = ", ".join(f"step {said['step']}" for attempt in began if "step" in (said := attempt.progress()))
+        saved = f"{len(began)} stopped" + (f" (about {steps})" if steps else "")
+        self.console.print(
+            f"stopped: {counts['done']} done, {saved}, {counts['queued']} not begun; nothing that is saved is "
+            "lost: the same command goes on from there",
+            soft_wrap=True,
+        )
+
     def refresh(self) -> None:
         """Show how far the jobs are by now."""
         if self.live and time.monotonic() - self.drawn >= REFRESH_SECONDS:
@@ -73,7 +85,10 @@ class View:
 
 def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     """Return the live table, of the most urgent attempts if `height` lines do not hold all."""
-    progress = {id(attempt): attempt.progress() for attempt in attempts if attempt.state == "running"}
+    shown = sorted(attempts, key=lambda attempt: URGENCY.index(attempt.state))[: max(1, height - FRAME_LINES)]
+    known = [attempt for attempt in attempts if attempt.state == "running"]
+    known += [attempt for attempt in shown if attempt.state == "done"]
+    progress = {id(attempt): attempt.progress() for attempt in known}
     counts = Counter(attempt.state for attempt in attempts)
     left = seconds_left(attempts, progress, slots)
     summary = ", ".join(f"{counts[state]} {state}" for state in ("running", "queued", "done", "failed"))
@@ -84,7 +99,6 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     grid.add_column("state", no_wrap=True, max_width=40)  # the final table has the whole of an error
     for heading in ("step", "loss", "tokens/s", "time", "left"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    shown = sorted(attempts, key=lambda attempt: URGENCY.index(attempt.state))[: max(1, height - FRAME_LINES)]
     chosen = set(map(id, shown))
     for attempt in attempts:
         if id(attempt) in chosen:
@@ -108,13 +122,6 @@ def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]
     return max([*rest, (sum(rest) + queued * typical) / slots])
 
 
-def clock(seconds: float) -> str:
-    """Return a time as `2:05` or `1:02:05`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
 def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
     """Return a line for each run, and how long those that are not finished will take, `slots` at once."""
     durations: Durations = defaultdict(list)
@@ -136,6 +143,8 @@ def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
 
 def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
     said = str(progress.get("phase", attempt.state))
+    if attempt.state == "done":
+        progress, said = progress | {"seconds_left": None}, "done"
     state = f"failed: {attempt.error}" if attempt.state == "failed" else printable(said)
     step = f"{progress['step']}/{progress['max_steps']}" if "step" in progress else ""
     loss, speed, left = (progress.get(key) for key in ("loss", "tokens_per_second", "seconds_left"))

@@ -81,11 +81,12 @@ def analyse() -> Callable[[Path], None]:
 
 
 def row(step: int, seed: int, dense: bool) -> dict[str, Any]:
-    place = {"step": step, "tokens": 10 * step, "val/loss": 8 - step / 10 + seed}
+    place = {"step": step, "tokens": 10 * step, "val/loss": 8 - step / 10 + seed, "train/ce": 9 - step / 10 + seed}
     if dense:
         return place
     load = {"val/unique_experts": 8 - step // 20, "val/max_vio": 0.5 + seed}
-    return place | load | {"val/min_pes": 0.1, "val/mean_pes": step / 1000, "layers": {"val/pes": [0.1 + seed, 0.3]}}
+    layers = {"val/pes": [0.1 + seed, 0.3], "val/tokens_per_expert": [[25 + step, 25, 25, 25], [50, 50, 0, 0]]}
+    return place | load | {"val/min_pes": 0.1, "val/mean_pes": step / 1000, "layers": layers}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

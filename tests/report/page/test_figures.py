@@ -8,8 +8,8 @@ from PIL import Image
 
 from simbal.report.page import figures
 from simbal.report.page.figures import LoadMap
-from simbal.report.page.looks import color
 from simbal.report.page.series import Curve
+from simbal.report.page.styles import color
 from simbal.report.page.svg import inline, svg
 
 LINE = Curve("lbl", 0, [0, 1000, 2000], [3.0, 2.0, 1.0], [0.1, 0.2, 0.3])

@@ -31,16 +31,19 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text, self.inside = "", ""
         self.scripts: list[str] = []
+        self.data: list[str] = []  # in script elements that no browser runs
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        self.inside = tag
+        self.inside = "data" if dict(attrs).get("type") == "application/json" else tag
 
     def handle_data(self, data):
         if self.inside == "script":
             self.scripts.append(data)
+        if self.inside == "data":
+            self.data.append(data)
         self.text += data
 
     def handle_endtag(self, tag):
@@ -59,10 +62,13 @@ def plain(write_run, sweep) -> Page:
 
 
 def require_plain(html: str, plain: Page) -> None:
-    """The tags of a harmless page, but for how many; no handler; links that stay here; one script, ours."""
+    """The tags of a harmless page, but for how many; no handler; links that stay here; our scripts alone."""
     page = Page(html)
     assert {tag for tag, _ in page.tags} <= {tag for tag, _ in plain.tags}
     assert page.scripts == plain.scripts
+    (curves,) = page.data
+    assert isinstance(json.loads(curves), list)
+    assert not set(curves) & {"<", ">", "&"}
     assert not set(html) & {"\x1b", "\x01", "\u202e"}
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("srcdoc", "formaction")], tag

@@ -1,16 +1,22 @@
 import json
+import random
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from simbal.errors import UserError
+from simbal.metrics.table import NUMBERS
 from simbal.report.page import page
-from simbal.report.page.looks import MOST_ARMS
+from simbal.report.page.styles import MOST_ARMS
 from simbal.report.report import report
+from tests.report.page.conftest import write_rows
 
-FIGURES = ["loss", "loss-late", "experts", "max-vio", "loads", "pes", "pes-rate-mean", "pes-rate-min", "dropping",
-           "pruning"]  # fmt: skip
+FIGURES = ["loss", "loss-late", "training-loss", "experts", "max-vio", "loads", "pes", "pes-rate-mean",
+           "pes-rate-min", "dropping", "pruning", "heat"]  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -62,14 +68,14 @@ def test_what_has_no_data_says_how_to_get_it(write_run, html, sweep):
 def test_dense_runs_have_a_loss_and_no_experts(write_run, html):
     write_run(dense=True)
     text = html()
-    assert figure_names(text) == ["loss", "loss-late"]
+    assert figure_names(text) == FIGURES[:3]
     assert "a dense one has none" in text
 
 
 def test_a_dense_arm_beside_one_with_experts_is_left_out_of_their_figures_alone(write_run, html):
     write_run("lbl", dense=True)
     write_run("simbal")
-    assert figure_names(html()) == FIGURES[:-2]
+    assert figure_names(html()) == [*FIGURES[:-3], "heat"]
 
 
 def test_a_coefficient_with_three_values_has_a_figure(write_run, html):
@@ -101,11 +107,12 @@ def test_runs_without_a_result_are_shown_with_their_errors_and_linked(write_run,
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_links_to_runs_are_relative_and_lead_to_folders(write_run, sweep, html):
+def test_links_to_runs_are_relative_and_lead_to_folders_and_the_files_that_are_there(write_run, sweep, html):
     write_run()
     links = [attrs["href"] for tag, attrs in Elements(html()).found if tag == "a" and attrs["href"].startswith("./")]
-    assert links
-    assert all((sweep / link).is_dir() for link in links)
+    assert [Path(link).name for link in links[1:]] == ["config.yaml", "metrics.jsonl"]  # there is no train.log
+    assert (sweep / links[0]).is_dir()
+    assert all((sweep / link).is_file() for link in links[1:])
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(write_run, html):
@@ -159,3 +166,83 @@ def test_a_caption_says_whether_there_are_bands(write_run, html):
     text = html()
     assert "Line: mean over seeds; band: ± one standard deviation over seeds." in text
     assert "One seed" not in text.partition('id="figures"')[2].partition("</section>")[0]
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_number_whose_difference_is_not_resolved_is_marked_in_the_results_and_no_other(write_run, html):
+    for seed, difference in enumerate((0.5, -0.5, 0.4)):
+        write_run("lbl", seed, metrics={"val/ppl": 50.0, "val/bpb": 2.0})
+        write_run("simbal", seed, metrics={"val/ppl": 50.0 + 20 * difference, "val/bpb": 1.0 + seed / 1000})
+    results = html().partition('id="results"')[2].partition("</section>")[0]
+    lbl, simbal = re.findall("<tr>.*?</tr>", results, re.DOTALL)[1:]
+    assert "not resolved" not in lbl
+    cells = re.findall("<td.*?</td>", simbal)
+    assert [cell.startswith('<td class="dim"') for cell in cells if "not resolved" in cell] == [True]
+    assert "52.667" in next(cell for cell in cells if "not resolved" in cell)
+
+
+def test_the_script_s_curves_are_those_of_the_figures(write_run, html):
+    for seed in (0, 1):
+        write_run(seed=seed)
+    charts = {chart["name"]: chart for chart in curves_in(html())}
+    assert list(charts) == [name for name in FIGURES if name not in ("loads", "dropping", "pruning", "heat")]
+    (panel,) = charts["loss"]["panels"]
+    (curve,) = panel["curves"]
+    assert panel["x"] == [0, 100, 200, 300, 400]
+    assert (curve["arm"], curve["y"]) == ("simbal", [8.5, 7.5, 6.5, 5.5, 4.5])
+    assert [curve["seeds"][seed]["y"][0] for seed in "01"] == [8, 9]
+    assert len(charts["pes"]["panels"]) == 2
+
+
+def test_a_browser_runs_no_script_but_those_whose_digests_the_page_names(write_run, html):
+    write_run()
+    text = html()
+    (policy,) = (a["content"] for _, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
+    scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 3
+    assert re.search("script-src ([^;]*);", policy)[1].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert "default-src 'none'" in policy
+
+
+def test_the_library_in_the_page_is_the_one_that_is_stated_and_its_licence_stands_beside_it(write_run, html):
+    write_run()
+    library = Path(page.__file__).parent / "uplot"
+    stated = dict(re.findall(r"`(\S+)` \| `([0-9a-f]{64})`", (library / "README.md").read_text()))
+    assert stated == {name: sha256((library / name).read_bytes()).hexdigest() for name in stated}
+    assert len(stated) == 2
+    assert "Permission is hereby granted, free of charge" in html()
+
+
+@pytest.mark.slow
+def test_the_page_of_two_hundred_arms_is_smaller_than_a_megabyte(write_run, sweep, html):
+    noise = random.Random(0)
+    for arm in range(200):
+        for seed in (0, 1):
+            path = write_run(
+                "simbal" if arm else "lbl",
+                seed,
+                keys={"model.num_layers": 6, "optim.lr": arm / 1000},
+                metrics={metric.key: noise.uniform(1, 9) for metric in NUMBERS if metric.where == "val/"},
+            )
+            write_rows(path, [long_row(step, noise) for step in range(0, 600, 10)])
+    text = html()
+    assert len(text.encode()) < 1_000_000
+    points = [len(curve["y"]) for chart in curves_in(text) for panel in chart["panels"] for curve in panel["curves"]]
+    assert max(points) < 60
+    assert min(points) >= 15
+
+
+def long_row(step, noise):
+    layers = {
+        "val/pes": [noise.random() for _ in range(6)],
+        "val/tokens_per_expert": [[noise.randrange(50, 150) for _ in range(32)] for _ in range(6)],
+    }
+    numbers = {
+        key: noise.uniform(1, 9) for key in ("val/loss", "train/ce", "val/max_vio", "val/min_pes", "val/mean_pes")
+    }
+    return {"step": step, "tokens": 1000 * step, "val/unique_experts": 192, **numbers, "layers": layers}
+
+
+def curves_in(text):
+    return json.loads(re.search('id="curves">(.*?)</script>', text)[1])

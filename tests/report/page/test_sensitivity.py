@@ -1,7 +1,7 @@
 import pytest
 
-from simbal.report.page.looks import MOST_ARMS
 from simbal.report.page.sensitivity import sensitivity
+from simbal.report.page.styles import MOST_ARMS
 
 COEF, LBL, LR = "balancing.simbal.coef", "balancing.lbl.coef", "optim.lr"
 

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import scipy.stats
@@ -7,6 +8,7 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.errors import UserError
 from simbal.report.page import series
 from simbal.report.page.figures import loads
+from simbal.report.page.series import Curve
 from tests.report.page.conftest import STEPS, row, write_rows
 
 
@@ -83,10 +85,45 @@ def test_pes_has_a_curve_for_each_layer(write_run, arms):
     assert second.means == [0.3] * 5
 
 
-def test_loads_are_sorted_in_each_layer_and_by_the_even_load(write_run, arms):
-    write_run()
+def test_loads_are_those_of_the_first_run_by_the_expert_s_index_and_by_the_even_load(write_run, arms):
+    for seed in (1, 0):
+        write_run(seed=seed)
     (found,) = loads(arms())
-    assert found.loads_LE == [[1.6, 1.2, 0.8, 0.4], [2, 2, 0, 0]]
+    assert found.name == "simbal seed=0"
+    assert found.loads_LE == [[0.4, 0.8, 1.2, 1.6], [0, 0, 2, 2]]
+
+
+def test_the_training_loss_is_averaged_over_spans_of_steps_of_which_the_last_must_be_over(base_spec):
+    bins = series.Bins(400)  # two steps each
+    for step, loss in ((0, 99.0), (1, 9.0), (2, 7.0), (3, 6.0), (4, 4.0), (5, 1.0)):
+        bins.add({"step": step, "tokens": 10 * step, "train/ce": loss}, run=None)
+    assert bins.points() == [(20, 8.0), (40, 5.0)]
+
+
+def test_the_training_loss_of_seeds_is_a_curve_like_others(write_run, arms):
+    for seed in (0, 1):
+        write_run(seed=seed)
+    (curve,) = series.training_loss(arms())
+    assert (curve.xs, curve.means) == ([100, 200, 300, 400], [8.5, 7.5, 6.5, 5.5])
+
+
+def test_a_band_stays_within_what_can_be_measured_unless_the_line_itself_does_not():
+    curve = Curve("a", 0, [0, 1, 2], [0.1, 0.9, -0.2], [0.3, 0.3, 0.1], limits=(0.0, 1.0))
+    assert curve.band_ends == [(0.0, 0.4), (pytest.approx(0.6), 1.0), (-0.2, pytest.approx(-0.1))]
+
+
+def test_what_can_be_measured_is_known_of_every_curve(write_run, arms):
+    write_run(keys={"model.num_experts": 5, "model.num_layers": 3})
+    limits = {
+        key: series.over_tokens(arms(), f"val/{key}")[0].limits
+        for key in ("loss", "max_vio", "mean_pes", "unique_experts")
+    }
+    assert limits == {
+        "loss": (0, math.inf),
+        "max_vio": (0, math.inf),
+        "mean_pes": (-0.25, 1),
+        "unique_experts": (0, 15),
+    }
 
 
 def test_a_dense_model_has_no_curves_of_experts(write_run, arms):

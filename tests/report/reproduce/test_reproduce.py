@@ -220,9 +220,9 @@ def started(monkeypatch, write_run, tmp_path):
     given: list[list[str]] = []
 
     def run(command, stdout, check):
-        program, *arguments = [Path(command[1]).name, *command[2:]]
+        program, *arguments = command[command.index("simbal.cli.main") + 1 :]
         given.append([program, *arguments])
-        if program == "train.py":
+        if program == "train":
             run = write_run("lbl", **RECORD, keys={"name": "smoke-significance"})
             curve(run, [2.0, 1.0])
             (run.parent / "table.json").write_text("{}")
@@ -239,24 +239,24 @@ def started(monkeypatch, write_run, tmp_path):
 def test_a_scale_is_done_by_the_commands_that_it_says_and_drawn_again_by_none(started, tmp_path, capsys):
     made = config("scale=smoke")
     made["scale"]["studies"]["significance"]["columns"] = ["ppl"]
-    reproducing.reproduce(made, CONF.parent)
+    reproducing.reproduce(made)
     results = tmp_path / "outputs/smoke"
     [study] = studies(made)
     assert started == [
-        ["train.py", "-m", *study.overrides],
-        ["evaluate.py", "run=outputs/smoke-significance", "analysis=[orthogonality]"],
-        ["evaluate.py", "analysis=gram_quanta", "output_dir=outputs/smoke/gram_quanta"],
+        ["train", "-m", *study.overrides],
+        ["evaluate", "run=outputs/smoke-significance", "analysis=[orthogonality]"],
+        ["evaluate", "analysis=gram_quanta", "output_dir=outputs/smoke/gram_quanta"],
     ]
     said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("python ")]
     assert said == ["written: outputs/smoke/significance", "written: outputs/smoke/gram_quanta"]
     printed = (results / "gram_quanta/printed.txt").read_text()
-    assert printed == f"$ python {' '.join(started[2])}\n\nwhat it prints\n"
+    assert printed == f"$ python evaluate.py {' '.join(started[2][1:])}\n\nwhat it prints\n"
     before = (results / "significance/loss.svg").read_bytes()
     (results / "significance/loss.svg").unlink()
-    reproducing.reproduce(made | {"figures": True}, CONF.parent)
+    reproducing.reproduce(made | {"figures": True})
     assert (results / "significance/loss.svg").read_bytes() == before
     shutil.rmtree(results)
-    reproducing.reproduce(made | {"figures": True}, CONF.parent)
+    reproducing.reproduce(made | {"figures": True})
     assert capsys.readouterr().out == "left out: significance, which has not been reproduced\n"
     assert len(started) == 3
 
@@ -266,7 +266,7 @@ def test_a_command_that_failed_is_a_sentence(monkeypatch, tmp_path, code, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproducing.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
     with pytest.raises(UserError, match=f"^python train.py -m .* {says}"):
-        reproducing.reproduce(config("scale=smoke"), CONF.parent)
+        reproducing.reproduce(config("scale=smoke"))
 
 
 @pytest.mark.slow  # processes: four runs and their analyses

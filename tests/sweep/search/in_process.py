@@ -68,7 +68,8 @@ class SearchHere:
         """What it prints; `hydra.sweeper.<key>` are given as keywords."""
         given = SearchSettings(**{"n_trials": 3, "n_jobs": 1, "sampler": "random"} | settings)
         given.check()
-        overrides = spans.parse([*self.lines, "name=s", *lines], integer_keys(), OverridesParser.create())
+        named = [] if any(line.startswith("name=") for line in lines) else ["name=s"]
+        overrides = spans.parse([*self.lines, *named, *lines], integer_keys(), OverridesParser.create())
         searched = space.build(overrides, "seed", integer_keys(), grid=given.sampler == "grid")
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
@@ -81,6 +82,9 @@ class SearchHere:
 
     def study(self, storage: Any = None) -> optuna.Study:
         return optuna.load_study(study_name="s", storage=storage or f"sqlite:///{self.study_file}")
+
+    def study_named(self, name: str, file: Path) -> optuna.Study:
+        return optuna.load_study(study_name=name, storage=f"sqlite:///{file}")
 
 
 def results(study: optuna.Study) -> list[tuple[Any, ...]]:

@@ -72,8 +72,17 @@ def test_the_named_search_passes_and_chooses_its_sweeper(monkeypatch):
 
 
 def test_a_sweeper_on_the_command_line_wins(monkeypatch):
-    given = ["sweeps=coefficient_search", "hydra/sweeper=grid"]
+    given = ["sweeps=significance", "hydra/sweeper=optuna"]
     assert check(monkeypatch, *given) == given
+
+
+def test_a_grid_takes_no_search(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        check(monkeypatch, "sweeps=coefficient_search", "hydra/sweeper=grid")
+    assert (
+        "sweeps=coefficient_search: hydra.sweeper has no key n_trials (there is params, arms)"
+        in capsys.readouterr().err
+    )
 
 
 def test_hydra_lists_our_sweeper():

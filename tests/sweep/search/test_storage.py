@@ -145,7 +145,7 @@ def test_a_password_is_shown_nowhere(app):
 def test_a_variable_that_is_not_set_is_one_sentence(app):
     search = app.run("name=s", COEF, "hydra.sweeper.storage=${oc.env:NO_SUCH_STORAGE}")
     assert search.returncode == 2
-    assert "Environment variable 'NO_SUCH_STORAGE' not found" in search.stderr
+    assert "the environment variable NO_SUCH_STORAGE is not set" in search.stderr
     assert len(search.stderr.splitlines()) == 1
 
 

@@ -5,11 +5,11 @@ Shapes: L MoE layers, E experts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
-from statistics import fmean
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
@@ -18,8 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simbal.report.collect import Run
-from simbal.report.page.looks import color, look
+from simbal.report.page.chart import spans
 from simbal.report.page.series import Curve, ShownArm, broken, number
+from simbal.report.page.styles import color, look
 
 INK, MUTED, LINE = "#1f2328", "#656d76", "#d0d7de"
 RC: dict[Any, Any] = {
@@ -35,30 +36,25 @@ RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, crisp, and found by a search in the page
 }  # fmt: skip
 WIDTH, HEIGHT, PANEL_HEIGHT = 5.0, 3.0, 1.45  # inches
+LOAD_MAP = "PuOr_r"
 LONGEST = 34  # letters of a name in a legend; the table has all of it
 
 
 @dataclass(frozen=True)
 class LoadMap:
-    """The experts' load in an arm, where 1 is the even load; each layer is sorted from the most used expert down."""
+    """The load of each expert of each layer of a run, by the expert's index, where 1 is the even load."""
 
     name: str
     loads_LE: list[list[float]]
 
 
 def loads(arms: Sequence[ShownArm]) -> list[LoadMap]:
-    """Return the load maps of the arms whose runs have recorded the load.
-
-    They are means over seeds of each layer's most used expert, of its second, and so on.
-    """
+    """Return the load map of each arm's first run that has recorded the load."""
     maps = []
     for arm in arms:
-        counts = [counts for history in arm.histories if (counts := _counts(history.run))]
-        shapes = {(len(counts_LE), *map(len, counts_LE)) for counts_LE in counts}
-        if len(shapes) == 1:
-            sorted_loads = [[_relative(counts_E) for counts_E in counts_LE] for counts_LE in counts]
-            means = [[fmean(same) for same in zip(*layers, strict=True)] for layers in zip(*sorted_loads, strict=True)]
-            maps.append(LoadMap(arm.name, means))
+        found = ((history.run, counts) for history in arm.histories if (counts := _counts(history.run)))
+        for run, counts_LE in islice(found, 1):
+            maps.append(LoadMap(f"{arm.name} seed={run.seed}", [relative(counts_E) for counts_E in counts_LE]))
     return maps
 
 
@@ -81,11 +77,11 @@ def curves(
         if zero:
             axes.axhline(0, color=MUTED, linewidth=0.8)
         _draw(axes, lines)
-        if log and _spans([mean for line in lines for mean in line.means]):
+        if log and spans([mean for line in lines for mean in line.means]):
             axes.set_yscale("log", nonpositive="clip")
             _mark(axes.yaxis, subs=(1, 1.5, 2, 3, 5, 7))
             y_label = f"{y_label} (log scale)"
-        if log_x and _spans([x for line in lines for x in line.xs]):
+        if log_x and spans([x for line in lines for x in line.xs]):
             axes.set_xscale("log")
             _mark(axes.xaxis, subs=(1, 3))
             x_label = f"{x_label} (log scale)"
@@ -122,15 +118,15 @@ def load_maps(maps: Sequence[LoadMap]) -> Figure:
         grid = figure.add_gridspec(rows + 1, columns, height_ratios=[*[1.0] * rows, 0.1])
         largest = max(2.0, *(max(loads_E) for each in maps for loads_E in each.loads_LE))
         shades: dict[str, Any] = {
-            "cmap": "PuOr_r", "norm": TwoSlopeNorm(1, 0, largest), "interpolation": "none", "aspect": "auto"
+            "cmap": LOAD_MAP, "norm": TwoSlopeNorm(1, 0, largest), "interpolation": "none", "aspect": "auto"
         }  # fmt: skip
         for place, each in enumerate(maps):
             left, bottom = place % columns == 0, place >= len(maps) - columns
             axes = figure.add_subplot(grid[place // columns, place % columns])
             num_layers, num_experts = len(each.loads_LE), len(each.loads_LE[0])
-            axes.imshow(each.loads_LE, extent=(0.5, num_experts + 0.5, num_layers - 0.5, -0.5), **shades)
+            axes.imshow(each.loads_LE, extent=(-0.5, num_experts - 0.5, num_layers - 0.5, -0.5), **shades)
             axes.set_title(_short(each.name), loc="left")
-            _label(axes, "experts, most used first" if bottom else "", "layer" if left else "")
+            _label(axes, "expert" if bottom else "", "layer" if left else "")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(5, integer=True))
         scale = figure.add_subplot(grid[rows, :])
@@ -151,9 +147,26 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _relative(counts_E: list[int]) -> list[float]:
+def relative(counts_E: Sequence[float]) -> list[float]:
+    """Return counts by their mean."""
     even = sum(counts_E) / len(counts_E)
-    return [count / even if even else 0.0 for count in sorted(counts_E, reverse=True)]
+    return [count / even if even else 0.0 for count in counts_E]
+
+
+def load_colors(shades: int) -> list[bytes]:
+    """Return the colours of load from none to the largest, the even load in the middle."""
+    colors = colormaps[LOAD_MAP]([(place + 0.5) / shades for place in range(shades)], bytes=True)
+    return [color[:3].tobytes() for color in colors]
+
+
+def checked_counts(counts: Any, run: Run) -> list[list[int]]:
+    """Return the tokens per expert of each layer; `UserError` if they are something else."""
+    try:
+        if counts and all(counts_E and all(number(n, run) >= 0 for n in counts_E) for counts_E in counts):
+            return [[*counts_E] for counts_E in counts]
+    except TypeError:
+        pass
+    raise broken(run)
 
 
 def _counts(run: Run) -> list[list[int]] | None:
@@ -161,13 +174,7 @@ def _counts(run: Run) -> list[list[int]] | None:
     for layers in (run.result.get("layers", {}), run.analyses.get("routing", {}).get("layers", {})):
         for key in ("val/tokens_per_expert", "tokens_per_expert"):
             if isinstance(layers, dict) and key in layers:
-                counts: list[list[int]] = layers[key]
-                try:
-                    if all(counts_E and all(number(n, run) >= 0 for n in counts_E) for counts_E in counts):
-                        return counts
-                except TypeError:
-                    pass
-                raise broken(run)
+                return checked_counts(layers[key], run)
     return None
 
 
@@ -177,17 +184,13 @@ def _grid(count: int) -> tuple[int, int]:
 
 
 def _draw(axes: Axes, lines: Sequence[Curve]) -> None:
+    marks = 15 if len(lines) <= 6 else 8  # of a line
     for line in lines:
         if line.bands is not None:
-            low = [mean - band for mean, band in zip(line.means, line.bands, strict=True)]
-            high = [mean + band for mean, band in zip(line.means, line.bands, strict=True)]
+            low, high = zip(*line.band_ends, strict=True)
             axes.fill_between(line.xs, low, high, color=color(line.style), alpha=0.16, linewidth=0)
-        axes.plot(line.xs, line.means, markevery=max(1, len(line.xs) // 15), **look(line.style))
+        axes.plot(line.xs, line.means, markevery=max(1, len(line.xs) // marks), **look(line.style))
     axes.margins(x=0.02)
-
-
-def _spans(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) > 4 * min(values)
 
 
 def _mark(axis: Axis, subs: Sequence[float]) -> None:

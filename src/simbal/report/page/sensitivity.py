@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from simbal.report.arms import Arm, short_label
-from simbal.report.page.looks import MOST_ARMS, styles
-from simbal.report.page.series import Curve
+from simbal.report.page.series import PERPLEXITIES, Curve
+from simbal.report.page.styles import MOST_ARMS, styles
 
 
 def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
@@ -53,4 +53,4 @@ def _line(name: str, style: int, points: dict[float | None, list[float]], places
         points = dict.fromkeys(places, points[None])
     by_x = sorted((x, values) for x, values in points.items() if x is not None)
     sds = [stdev(values) for _, values in by_x] if all(len(values) > 1 for _, values in by_x) else None
-    return Curve(name, style, [x for x, _ in by_x], [fmean(values) for _, values in by_x], sds)
+    return Curve(name, style, [x for x, _ in by_x], [fmean(values) for _, values in by_x], sds, limits=PERPLEXITIES)

@@ -4,7 +4,11 @@ for (const button of document.querySelectorAll("th > button")) {
     const heading = button.parentElement;
     const body = heading.closest("table").tBodies[0];
     const up = heading.getAttribute("aria-sort") !== "ascending";
-    const key = (row) => row.cells[heading.cellIndex].dataset.key ?? row.cells[heading.cellIndex].textContent.trim();
+    const key = (row) => {
+      const cell = row.cells[heading.cellIndex];
+      const text = cell.tagName === "TD" ? cell.firstChild?.textContent : cell.textContent; // what follows stands aside
+      return cell.dataset.key ?? (text ?? "").trim();
+    };
     const number = (text) => (text === "" || text === "—" ? NaN : Number(text));
     const rows = [...body.rows].map((row) => [row, key(row), number(key(row))]);
     rows.sort(([, a, x], [, b, y]) => {

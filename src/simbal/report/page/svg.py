@@ -3,6 +3,8 @@
 import io
 import re
 import warnings
+from collections.abc import Mapping
+from typing import Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -10,15 +12,17 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from simbal.report.page.figures import INK, LINE, MUTED, RC
-from simbal.report.page.looks import COLORS
+from simbal.report.page.styles import COLORS
 
 CSS_COLORS = {INK: "--ink", MUTED: "--muted", LINE: "--line"} | {c: f"--arm{i}" for i, c in enumerate(COLORS)}
+DECIMALS = re.compile(r"\d+\.\d+")
+CURVED = re.compile("[A-KN-Yac-y]")
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def svg(figure: Figure, name: str) -> str:
-    """Return the text of an SVG file, the same bytes for the same figure and name."""
-    with rc_context(RC | {"svg.hashsalt": f"simbal-{name}"}), warnings.catch_warnings():
+def svg(figure: Figure, name: str, settings: dict[Any, Any] = RC) -> str:
+    """Return the text of an SVG file, the same bytes for the same figure, name and settings of matplotlib."""
+    with rc_context(settings | {"svg.hashsalt": f"simbal-{name}"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # only its width is guessed: text stays text
         for text in figure.findobj(match=lambda artist: hasattr(artist, "set_text")):
             text.set_text(NOT_XML.sub("�", text.get_text()))  # type: ignore[attr-defined]
@@ -37,14 +41,23 @@ def inline(text: str, name: str, title: str) -> Markup:
         for child in [*parent]:
             if child.tag.endswith(("}style", "}metadata")):  # that style would hold for the whole page
                 parent.remove(child)
-    needed = {target for element in root.iter() for value in element.attrib.values() for target in _targets(value)}
+    targets = [target for element in root.iter() for value in element.attrib.values() for target in _targets(value)]
+    needed = {target: f"{name}-{number}" for number, target in enumerate(dict.fromkeys(targets))}
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         plain = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        element.attrib = {k: _value(k, v, name) for k, v in plain.items() if k != "id" or v in needed}
+        element.attrib = {k: _value(k, v, needed) for k, v in plain.items() if k != "id" or v in needed}
         if element.tag != "text":  # indentation is a fifth of the file
             element.text = None
         element.tail = None
+        if element.tag == "text" and element.get("transform", "").startswith("rotate(-0 "):
+            del element.attrib["transform"]
+    for group in root.iter("g"):  # the marks of a line look alike
+        looks = {mark.get("style") if mark.tag == "use" else None for mark in group}
+        if len(group) > 1 and len(looks) == 1 and None not in looks:
+            group.set("style", "; ".join(filter(None, (group.get("style"), *looks))))
+            for mark in group:
+                del mark.attrib["style"]
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
     root.attrib |= {"role": "img", "aria-label": NOT_XML.sub("�", title)}
@@ -56,15 +69,24 @@ def _targets(value: str) -> list[str]:
     return re.findall(r"^(?:url\()?#([^)]+)\)?$", value)
 
 
-def _value(key: str, value: str, name: str) -> str:
+def _value(key: str, value: str, ids: Mapping[str, str]) -> str:
     if key == "id":
-        return f"{name}-{value}"
+        return ids[value]
     if key in ("href", "clip-path"):
-        return re.sub(r"^(url\()?#", rf"\1#{name}-", value)
+        return re.sub(r"#([^)]+)", lambda found: f"#{ids[found[1]]}", value)
     if key in ("style", "fill", "stroke"):
         value = re.sub(r"font-family: [^;]*;? ?", "", value)  # the page's own
         return re.sub("#[0-9a-f]{6}", lambda found: _variable(found[0]), value)
-    return value.strip() if key == "d" else value
+    if key in ("d", "x", "y"):  # half of a file are digits that no screen shows
+        short = " ".join(DECIMALS.sub(_shortened, value).split())
+        return short if CURVED.search(short) else short.replace(" L ", " ")  # after a point, a bare one is a line
+    return value
+
+
+def _shortened(number: re.Match[str]) -> str:
+    """Return a length in points with a hundredth of one, or with a tenth if it is no part of a small mark."""
+    text = f"{float(number[0]):.{1 if float(number[0]) >= 10 else 2}f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def _variable(color: str) -> str:

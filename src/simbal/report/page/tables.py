@@ -1,16 +1,27 @@
 """The tables of the page that are not those of the terminal, and the bars of differences."""
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from markupsafe import Markup
 
 from simbal.report import sections
 from simbal.report.arms import Arm
+from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 from simbal.report.comparison import Row
+from simbal.report.conclusion import Word
 from simbal.report.sections import Section
 from simbal.report.table import Table
 from simbal.runs.spec import result_keys
+
+FILES = ("config.yaml", "metrics.jsonl", "train.log")
+MOST_ROWS, MOST_LINKED = 250, 300  # differences, and runs that have links to their files
+PLAIN = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?")
+UNRESOLVED: Word = "not resolved"
 
 
 @dataclass(frozen=True)
@@ -23,29 +34,60 @@ class Bar:
     clear: bool  # the interval does not contain zero
 
 
-def differences(table: Table) -> tuple[Section, list[Bar | None]]:
-    """Return the differences to the baseline with the rows of a metric together, and the bar of each row."""
+def results(table: Table) -> Section:
+    """Return the means, where a number whose difference to the baseline is not resolved is muted."""
+    section = sections.means(table, short=True)
+    places = {metric.key: section.headings.index(metric.heading, section.texts) for metric in table.metrics}
+    rows = []
+    for row, cells in zip(table.rows, section.rows, strict=True):
+        marked = [*cells]
+        for key, difference in row.differences.items():
+            if difference.conclusion == UNRESOLVED:
+                marked[places[key]] = replace(marked[places[key]], muted=True)
+        rows.append(marked)
+    return replace(section, rows=rows)
+
+
+def differences(table: Table) -> tuple[Section, list[Bar | None], int]:
+    """Return the differences to the baseline with the rows of a metric together, the bar of each row, and how many
+    rows are left out: where there are very many, only the first metrics have theirs.
+    """
     section, compared = sections.differences(table), sections.compared(table)
     by_metric = {metric.key: [row for row, m in compared if m is metric] for metric in table.metrics}
     bars = {key: iter(_bars(rows, key)) for key, rows in by_metric.items()}
     order = sorted(range(len(compared)), key=lambda place: table.metrics.index(compared[place][1]))
-    arms = [section.arms[place] for place in order]
-    rows = [[Cell(arm), *section.rows[place][1:]] for arm, place in zip(arms, order, strict=True)]
-    shown = [next(bars[compared[place][1].key]) for place in order]
-    return Section(section.title, section.headings, rows, section.texts, arms), shown
+    ends = [*accumulate(map(len, by_metric.values()))]
+    kept = order[: max([end for end in ends if end <= MOST_ROWS], default=min(ends, default=0))]
+    arms = [section.arms[place] for place in kept]
+    rows = [[Cell(arm), *section.rows[place][1:]] for arm, place in zip(arms, kept, strict=True)]
+    shown = [next(bars[compared[place][1].key]) for place in kept]
+    return Section(section.title, section.headings, rows, section.texts, arms), shown, len(order) - len(kept)
 
 
 def runs(table: Table) -> Section:
-    """Return the table of finished runs, a row for each, with a link to its folder."""
+    """Return the table of finished runs, each with links to its folder and, unless runs are very many, its files."""
     metrics = [NAMED["ppl"], NAMED["tokens_per_second"]]
     rows, arms = [], []
+    names = FILES if sum(len(row.arm.runs) for row in table.rows) <= MOST_LINKED else ()
     for row in table.rows:
         for run in row.arm.runs:
             folder = Cell(run.path.name, href=sections.folder_link(run))
             numbers = [number_cell(metric.number, run.value(metric.key)) for metric in metrics]
-            rows.append([Cell(row.arm.name), folder, number_cell("{}", run.seed), *numbers])
+            files = [_file_link(run, name) for name in names]
+            rows.append([Cell(row.arm.name), folder, number_cell("{}", run.seed), *numbers, *files])
             arms.append(row.arm.name)
-    return Section("runs", ["arm", "folder", "seed", *(metric.heading for metric in metrics)], rows, 2, arms)
+    return Section("runs", ["arm", "folder", "seed", *(metric.heading for metric in metrics), *names], rows, 2, arms)
+
+
+def _file_link(run: Run, name: str) -> Cell:
+    return Cell(name, href=f"{sections.folder_link(run)}{name}") if (run.path / name).is_file() else Cell(ABSENT)
+
+
+def sort_key(cell: Cell) -> Markup:
+    """Return the attribute by which a column is sorted; none for a text that JavaScript reads as a number."""
+    if cell.value is None or PLAIN.fullmatch(cell.text):
+        return Markup()
+    return Markup(' data-key="{}"').format(f"{cell.value:.6g}")
 
 
 def config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
@@ -62,7 +104,7 @@ def _bars(rows: Sequence[Row], key: str) -> list[Bar | None]:
     reach = max((max(abs(d.low), abs(d.high)) for d in found if d.low is not None and d.high is not None), default=0)
 
     def percent(value: float) -> float:
-        return round(50 + 48 * value / reach, 2)
+        return round(50 + 48 * value / reach, 1)
 
     return [
         None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simbal.analysis.shared.finding import numbers_of
 from simbal.errors import UserError
 from simbal.files.disk import write_json, write_text
 from simbal.report.arms import Arm
@@ -59,6 +60,8 @@ def studies(config: dict[str, Any]) -> list[Study]:
         UserError: `only` names none of them, or one has a key that is not known.
     """
     scale, only = config["scale"], config["only"]
+    if only is not None and not isinstance(only, list):
+        raise UserError(f"only={only} must be null or a list: write only=[{only}]")
     known = [*scale["studies"], *scale["analyses"]]
     unknown = [name for name in only or [] if name not in known]
     if unknown:
@@ -186,26 +189,12 @@ def _found(arms: Sequence[Arm], name: str) -> Iterator[Found]:
     values: dict[tuple[str, int | None], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for arm in arms:
         for analysis in (run.analyses[name] for run in arm.runs if name in run.analyses):
-            for number, layer, value in _numbers(analysis):
+            for number, layer, value in numbers_of(analysis):
                 values[number, layer][arm.name].append(value)
     for (number, layer), by_arm in values.items():
         for arm_name, of_seeds in by_arm.items():
             if summary := summarize(of_seeds):
                 yield Found(name, number, layer, arm_name, summary)
-
-
-def _numbers(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
-    """Yield (number, layer, value): of the model, with layer None, then of each layer.
-
-    Lists of lists, as the tokens of every expert, are left out.
-    """
-    for number, value in analysis["metrics"].items():
-        if value is not None:
-            yield number, None, value
-    for number, of_layers in analysis.get("layers", {}).items():
-        for layer, value in enumerate(of_layers):
-            if isinstance(value, int | float):
-                yield number, layer, value
 
 
 def _precisions(arms: Sequence[Arm], name: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from simbal.commands import as_typed
 from simbal.errors import UserError
 from simbal.files.disk import write_text
 from simbal.report.reproduce.drawing import draw
@@ -17,12 +18,11 @@ PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not tak
 FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
 
 
-def reproduce(config: dict[str, Any], root: Path) -> None:
+def reproduce(config: dict[str, Any]) -> None:
     """Train, analyse and write down every study, or only draw the figures again, or only check what is printed.
 
     Args:
         config: of conf/reproduce.yaml, resolved.
-        root: the folder of train.py and evaluate.py.
 
     Raises:
         UserError: a command has failed, the config asks for what is not there, or a printed number is wrong.
@@ -40,11 +40,11 @@ def reproduce(config: dict[str, Any], root: Path) -> None:
         if lacking := missing(keys, config):
             print(f"left out: {name}, which needs {lacking}=")
     for study in chosen:
-        command = _do(study, root)
+        command = _do(study)
         write(study, command, results / study.name)
         print(f"written: {results / study.name}")
     for name, overrides in analyses(config).items():
-        _look(overrides, root, results / name)
+        _look(overrides, results / name)
         print(f"written: {results / name}")
 
 
@@ -56,30 +56,32 @@ def _draw_again(folder: Path, asked_for: bool) -> None:
         print(f"left out: {folder.name}, which has not been reproduced")
 
 
-def _do(study: Study, root: Path) -> str:
+def _do(study: Study) -> str:
     """Train what is not finished of a study and analyse it; return the command that trained."""
-    command = _run(root, ["train.py", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
+    command = _run(["train", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
     if not (study.folder / "table.json").exists():
         raise UserError(f"{command} has left no table: what it printed says why")
     if study.analyses:
         places = [override for override in study.overrides if override.startswith(PLACES)]
-        _run(root, ["evaluate.py", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]", *places])
+        _run(["evaluate", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]", *places])
     return command
 
 
-def _look(overrides: list[str], root: Path, folder: Path) -> None:
+def _look(overrides: list[str], folder: Path) -> None:
     """Run an analysis of no run: its numbers go to analysis/<name>.json, what it prints to printed.txt."""
     with TemporaryFile("w+", encoding="utf-8") as printed:
-        command = _run(root, ["evaluate.py", *overrides, f"output_dir={folder}"], output=printed)
+        command = _run(["evaluate", *overrides, f"output_dir={folder}"], output=printed)
         printed.seek(0)
         write_text(folder / "printed.txt", f"$ {command}\n\n{printed.read()}")
 
 
-def _run(root: Path, arguments: list[str], allowed: tuple[int, ...] = (0,), output: IO[str] | None = None) -> str:
-    command = f"python {shlex.join(arguments)}"
+def _run(arguments: list[str], allowed: tuple[int, ...] = (0,), output: IO[str] | None = None) -> str:
+    program, *rest = arguments
+    command = as_typed(f"python {shlex.join([f'{program}.py', *rest])}")
     print(command, flush=True)
-    script, *rest = arguments
-    code = subprocess.run([sys.executable, root / script, *rest], stdout=output, check=False).returncode
+    # -P: what lies in the current folder is no library
+    process = [sys.executable, "-P", "-m", "simbal.cli.main", *arguments]
+    code = subprocess.run(process, stdout=output, check=False).returncode
     if code not in allowed:
         raise UserError(f"{command} ended with exit code {code}: give the same command again to go on")
     return command

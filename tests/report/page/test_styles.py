@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.report.page.looks import COLORS, KNOWN, NUM_STYLES, color, look, styles
+from simbal.report.page.styles import COLORS, KNOWN, NUM_STYLES, color, look, styles
 
 NAMES = st.sampled_from([*KNOWN, "other", "mine"])
 ARMS = st.lists(st.builds(lambda kind, more: f"{kind}{more}", NAMES, st.sampled_from(["", " coef=1", " coef=2"])),

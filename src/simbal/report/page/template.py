@@ -1,0 +1,48 @@
+"""Fills in the templates of the pages: one file of HTML with its styles and scripts, which asks for nothing else.
+
+Every text comes from files that anybody may have written, and the templates escape them all; a browser runs no script
+but those whose digests the page's policy has.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from simbal.files.printable import printable
+
+HERE = Path(__file__).parent
+
+
+def render(template: str, scripts: Sequence[str], **values: Any) -> str:
+    """Return the page of a template and scripts of this package, with values for the template's variables."""
+    sources = [_source(name) for name in scripts]
+    digests = [b64encode(sha256(source.encode()).digest()).decode() for source in sources]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    text = _template(template).render(
+        css=_source("style.css") + _source("uplot/uPlot.min.css"),
+        scripts=sources,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
+        licence=_source("uplot/LICENSE"),
+        **values,
+    )
+    return printable(text)
+
+
+@cache
+def _source(name: str) -> Markup:
+    """Return a file of this package, to stand in the page as it is."""
+    return Markup(printable((HERE / name).read_text(encoding="utf-8")))
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name)

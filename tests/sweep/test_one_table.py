@@ -1,0 +1,76 @@
+"""What could not stand in one table is refused before anything is trained."""
+
+import pytest
+
+SWEEP = ("-m", "balancing=simbal,lbl", "seed=0")
+
+
+def refused(app, *arguments: str) -> str:
+    """What a command says that starts no run."""
+    before = len(app.started)
+    done = app.run(*arguments)
+    assert done.returncode == 1
+    assert len(app.started) == before
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+def test_runs_of_another_length_in_the_folder(app):
+    app.run(*SWEEP)
+    said = refused(app, *SWEEP, "trainer.max_steps=20")
+    assert "outputs/default holds runs of trainer.max_steps=500, and these are of 20" in said
+    assert "give another name= than default" in said
+    assert "holds runs of trainer.max_steps=500" in refused(app, *SWEEP, "trainer.max_steps=20", "dry_run=true")
+    assert app.run(*SWEEP, "trainer.max_steps=20", "name=other").returncode == 0
+
+
+def test_two_lengths_in_one_sweep(app):
+    said = refused(app, "-m", "balancing=lbl", "trainer.max_steps=20,30")
+    assert (
+        "trainer.max_steps=20 and trainer.max_steps=30 cannot stand in one table: give each a sweep with a name="
+        in said
+    )
+    assert app.run("-m", "trainer.max_steps=20", "name=a").returncode == 0
+    assert app.run("-m", "trainer.max_steps=30", "name=b").returncode == 0
+
+
+def test_other_data_in_the_folder(app):
+    app.run(*SWEEP)
+    app.behave({}, tokens="c")
+    said = refused(app, "-m", "balancing=simbal,lbl", "seed=1")
+    assert "outputs/default holds runs on other data than these" in said
+
+
+def test_an_unfinished_run_of_another_length_is_in_nobodys_way(app):
+    app.behave({0: "crash"})
+    app.run("-m", "seed=0")
+    assert app.run("-m", "seed=1", "trainer.max_steps=20").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("[ppl,pepl]", "columns: pepl is none of them; there is val/loss, val/ppl"),
+        ("[redundancy.min_pes]", "evaluate.py"),
+    ],
+)
+def test_a_column_that_there_is_not(app, columns, said):
+    assert said in refused(app, *SWEEP, f"columns={columns}")
+
+
+@pytest.mark.parametrize("column", ["val/loss", "loss", "pes/min", "val/min_pes"])
+def test_a_column_of_a_run(app, column):
+    assert app.run(*SWEEP, f"columns=[{column},ppl]").returncode == 0
+
+
+def test_a_baseline_that_no_arm_is(app):
+    assert "baseline=lbk: no arm is that; there is lbl, " in refused(app, *SWEEP, "baseline=lbk")
+    assert app.run(*SWEEP, "baseline=simbal").returncode == 0
+
+
+def test_a_baseline_may_be_an_arm_or_a_run_that_is_there_already(app):
+    app.run("-m", "balancing=none")
+    assert app.run(*SWEEP, "baseline=none").returncode == 0
+    arms = ("-m", "balancing=simbal", "balancing.simbal.coef=0.1,1", "name=arms")
+    assert app.run(*arms, "baseline='simbal coef=1'").returncode == 0
+    assert "there is simbal coef=1, " in refused(app, *arms, "baseline='simbal coef=2'")

@@ -1,0 +1,108 @@
+"""A key that only some arms of a sweep have varies those arms alone, and what replaces an arm's key is said."""
+
+import json
+
+import pytest
+
+from simbal.errors import UserError
+from simbal.sweep.composer import Composer
+from tests.conftest import composer
+from tests.sweep.conftest import App
+
+COEFFICIENTS = ("-m", "balancing=simbal,lbl", "balancing.simbal.coef=0.01,0.1,1", "seed=0-2")
+
+
+def balancings(app: App, name: str = "default") -> list[str]:
+    return sorted(folder.name.partition("-")[0] for folder in (app.folder / "outputs" / name).glob("*-seed*"))
+
+
+def test_a_key_of_one_strategy_makes_one_arm_of_every_other(app):
+    done = app.run(*COEFFICIENTS, "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert "12 new" in done.stdout
+    assert done.stdout.count("balancing=lbl seed=0 ") == 1
+    assert "balancing=simbal balancing.simbal.coef=0.01 seed=2" in done.stdout
+
+
+def test_its_arms_are_trained_and_labelled_and_found_again(app):
+    done = app.run(*COEFFICIENTS[:3], "seed=0-1", "balancing.lbl.coef=0.1,1")
+    assert done.returncode == 0, done.stderr
+    assert balancings(app) == ["lbl"] * 4 + ["simbal"] * 6
+    table = json.loads((app.folder / "outputs/default/table.json").read_text())
+    labels = [(arm["label"]["balancing.simbal.coef"], arm["label"]["balancing.lbl.coef"]) for arm in table["arms"]]
+    assert {*labels} == {("0.01", None), ("0.1", None), ("1", None), (None, "0.1"), (None, "1")}
+    assert len(labels) == 5
+    again = app.run(*COEFFICIENTS[:3], "seed=0-1", "balancing.lbl.coef=0.1,1", "dry_run=true")
+    assert "10 finished, 0 resumed, 0 new" in again.stdout
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_it_holds_for_other_launchers(app, launcher):
+    done = app.run("-m", f"hydra/launcher={launcher}", "balancing=simbal,lbl", "balancing.simbal.coef=0.1,1")
+    assert done.returncode == 0, done.stderr
+    assert balancings(app) == ["lbl", "simbal", "simbal"]
+
+
+def test_it_holds_for_a_key_of_a_source_of_data():
+    assert composer().own_keys(
+        [["data=synthetic", "data.documents=64"], ["data=pysource", "data.documents=64"]], {"data.documents"}
+    ) == [["data=synthetic", "data.documents=64"], ["data=pysource"]]
+
+
+def test_a_composition_has_the_keys_of_its_parts():
+    job = ["balancing=[lf,simbal]", "balancing.simbal.coef=1", "balancing.lf.update_rate=1", "balancing.lbl.coef=1"]
+    assert composer().foreign(job) == ["balancing.lbl.coef=1"]
+
+
+def test_a_key_that_no_arm_has_is_an_error_that_names_it():
+    jobs = [["balancing=simbal", "balancing.lf.center=true"], ["balancing=lbl", "balancing.lf.center=true"]]
+    with pytest.raises(UserError, match="^balancing.lf.center=true: no arm of the sweep has the key"):
+        composer().own_keys(jobs, {"balancing.lf.center"})
+
+
+def test_keys_outside_of_the_groups_are_not_looked_up(monkeypatch):
+    monkeypatch.setattr(Composer, "_spec", None)
+    fresh = Composer(composer().loader, composer().master)
+    assert fresh.foreign(["balancing=lbl", "seed=1", "name=x"]) == []
+    assert fresh.of_options == {}
+
+
+def test_an_override_in_the_place_of_an_arms_own_is_said(app):
+    done = app.run("-m", "sweeps=language_modeling", "model.num_experts=32", "dry_run=true")
+    said = "model.num_experts=32 takes the place of model.num_experts=0 in the sweep's arms: 9 different runs are left"
+    assert said in done.stdout
+    assert "9 new" in done.stdout
+
+
+def test_another_balancing_than_the_arms_is_said_and_runs_once(app):
+    done = app.run("-m", "sweeps=coefficient", "balancing=simbal,lbl", "dry_run=true")
+    assert "balancing=simbal,lbl takes the place of balancing=simbal, balancing=lbl in the sweep's arms" in done.stdout
+    assert "12 new" in done.stdout
+
+
+def test_what_an_arm_does_not_set_is_not_said(app):
+    done = app.run("-m", "sweeps=coefficient", "optim.lr=1e-3", "dry_run=true")
+    assert "takes the place" not in done.stdout
+    assert "12 new" in done.stdout
+
+
+def test_a_key_of_one_arm_of_a_search_leaves_the_others_alone(app):
+    done = app.run("-m", "sweeps=coefficient_search", "balancing.simbal.coef=0.1,1", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert "takes the place of balancing.simbal.coef=tag(log,interval(1e-3,10))" in done.stdout
+
+
+def test_a_search_takes_no_key_that_only_some_of_its_trials_have(app):
+    done = app.run("-m", "hydra/sweeper=optuna", "balancing=simbal,lbl", "balancing.simbal.coef=0.1,1")
+    assert done.returncode == 1
+    assert "balancing.simbal.coef=0.1,1: not every trial has this key" in done.stderr
+
+
+def test_a_dry_run_without_m_is_the_table_of_one_run(app):
+    done = app.run("balancing=lbl", "seed=3", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert "balancing=lbl seed=3 " in done.stdout
+    assert "0 finished, 0 resumed, 1 new" in done.stdout
+    assert "dry_run" not in done.stdout
+    assert app.started == []
+    assert not (app.folder / "outputs").exists()
