@@ -1,12 +1,16 @@
-"""Adds the generated pages to the site; they are made in memory and never written to docs/."""
+"""Adds the generated pages, which are made in memory and never written to docs/, and marks what is typed."""
 
+import re
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 from generators.site import generated_pages, navigation
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = re.compile(r"^ {4}(?:python|simbal|make|pip|source|docker|torchrun|jupyter) .*\n(?: {4}.*\n)*", re.M)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -16,3 +20,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     config.nav = navigation(pages)
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page with its indented commands in fences for a shell: in colour, and wrapped where they are long."""
+    return COMMANDS.sub(lambda found: f"```bash\n{dedent(found[0])}```\n", markdown)

@@ -24,7 +24,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 def api_pages(root: Path) -> dict[str, str]:
     """Return `api/<package>.md` for each of `PACKAGES`, and `api/index.md`."""
     pages = {f"api/{package}.md": _package(root, package) for package in PACKAGES}
-    rows = [
+    pages["api/api.md"] = "# simbal.api\n\n::: simbal.api\n"
+    about = source.docstring(root / "src/simbal/api.py").split("\n\n")[0]
+    rows = [("[simbal.api](api.md)", prose(about))] + [
         (f"[simbal.{package}]({package}.md)", prose(_about(root, package).split("\n\n")[0])) for package in PACKAGES
     ]
     text = (

@@ -12,10 +12,18 @@ from generators.definitions import definitions_page
 from generators.markup import WIDE, code, prose
 from generators.strategies import strategies_page
 
+DOORS = " ".join(
+    f"[{title}]({page}){{ .md-button }}"
+    for title, page in (
+        ("Start", "tutorial.md"), ("How to", "guide/how_to.md"), ("Reference", "reference/commands.md"),
+        ("Results", "results/README.md"),
+    )
+)  # fmt: skip
 FILES = {"index.md": "README.md", "measured.md": "benchmarks/RESULTS.md", "changes.md": "CHANGELOG.md"}
 GUIDES = (  # in the order in which a user meets them
-    "running", "sweeps", "outputs", "statistics", "resuming", "strategies", "own_strategy", "own_model", "analyses",
-    "search", "models", "experts", "text", "scaling", "export", "developing",
+    "how_to", "installing", "running", "sweeps", "outputs", "runs", "statistics", "resuming", "strategies",
+    "own_strategy", "own_model", "python", "analyses", "search", "models", "experts", "text", "scaling", "export",
+    "developing",
 )  # fmt: skip
 
 
@@ -62,7 +70,7 @@ def navigation(pages: dict[str, str]) -> list[dict[str, Any]]:
 def _as_page(file: Path) -> str:
     """Return a Markdown file from beside docs/ as a page in it, with its links to docs/ leading to the same files."""
     text = file.read_text(encoding="utf-8").replace("](docs/", "](")
-    return WIDE + text if file.name == "README.md" else text
+    return WIDE + text.replace("## Start", f"{DOORS}\n\n## Start", 1) if file.name == "README.md" else text
 
 
 def _results(root: Path) -> dict[str, str]:

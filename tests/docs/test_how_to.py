@@ -1,0 +1,57 @@
+"""The twelve tasks of docs/guide/how_to.md are done by the commands that stand there, with fewer and shorter runs."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MARKOV, SMALL
+
+ROOT = Path(__file__).parents[2]
+SIMBAL = str(Path(sys.executable).with_name("simbal"))
+SECTIONS = re.findall(
+    r"^## (.+?)$(.+?)(?=^## |\Z)", (ROOT / "docs/guide/how_to.md").read_text(encoding="utf-8"), re.M | re.S
+)
+SHORT = ("trainer.max_steps=2", "trainer.val_every=2", "optim.warmup_steps=1", "trainer.pes_tokens=64")
+LEFT_BEHIND = {
+    "Compare coefficients": ["outputs/coefs/table.md", "outputs/coefs/index.html"],
+    "Use your own text": ["outputs/text/table.md"],
+    "Get a figure for a paper": ["outputs/coefs/figures/loss.pdf", "outputs/coefs/figures/curves.csv"],
+    "Export a model": ["model/model.safetensors"],
+    "Search a coefficient or a rate": ["outputs/search/trials.csv"],
+    "Tidy up": ["text.tar.gz"],
+}
+
+
+def shortened(command: str, place: Path) -> list[str]:
+    """Return the command with less work, a run in the place of RUN, and nobody to be asked."""
+    runs = sorted(place.glob("outputs/coefs/simbal-*"))
+    program, *words = shlex.split(command.replace("/RUN", f"/{runs[0].name}" if runs else ""))
+    if program == "python":
+        return [sys.executable, str(ROOT / words[0])]
+    if words[0] == "train":
+        begun = any(word.startswith("from=") for word in words)
+        text = [word for word in MARKOV if not word.startswith("data=")] if "data=files" in words else [*MARKOV]
+        words += SHORT if begun else [*SMALL, *([] if "data=files" in words else text), *SHORT]
+    return [SIMBAL, *words, *{"watch": ["--no-open"], "runs": ["--yes"] if "delete" in words else []}.get(words[0], [])]
+
+
+@pytest.mark.slow
+def test_every_task_is_done_by_its_commands(tmp_path):
+    (tmp_path / "mine.txt").write_text("The quick brown fox jumps over the lazy dog. " * 2000)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    assert len(SECTIONS) == 12
+    for title, text in SECTIONS:
+        commands = re.findall(r"^    (.+)$", text, re.M)
+        assert commands, title
+        for command in commands:
+            asked = shortened(command, tmp_path)
+            done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{title}: {shlex.join(asked)}\n{done.stdout}\n{done.stderr}"
+        for file in LEFT_BEHIND.get(title, []):
+            assert (tmp_path / file).exists(), f"{title}: {file}"
+    assert [*tmp_path.glob("outputs/text/*/config.yaml")] == []

@@ -1,0 +1,29 @@
+"""The notebook of the guide runs from its first cell to its last, and is checked in without what it prints."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from simbal.report.collect import collect
+
+NOTEBOOK = Path(__file__).parents[2] / "docs/examples/first_look.ipynb"
+
+
+def test_it_is_small_and_without_outputs():
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    assert len(cells) <= 10
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_the_runs_a_curve_and_the_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert [run.finished for run in collect(tmp_path / "outputs/first_look")] == [True, True]
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+    assert sum("image/png" in output["data"] for output in shown) == 1
+    texts = " ".join(output["data"].get("text/plain", "") for output in shown)
+    assert all(word in texts for word in ("finished", "val/ppl", "difference"))
