@@ -39,6 +39,7 @@ from simbal.processes.heap import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.lit_moe import LitMoE
+from simbal.training.rounding import Rounding
 from simbal.training.run import build_trainer
 from simbal.training.telemetry import PES, Telemetry
 
@@ -88,7 +89,7 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     out.mkdir(parents=True)
     tokens = keys.global_batch * spec.config.data.seq_len
     telemetry = Telemetry(out, keys.log_every, keys.max_steps, tokens, PES(0, 0))
-    trainer = build_trainer(spec, out, telemetry, "cpu", "32-true")
+    trainer = build_trainer(spec, out, telemetry, Rounding(0, spec.config.trainer.max_steps, 0.0), "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end once
     module = our_module(spec)
     module.observers.append(telemetry)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+MAKES_OWN = {"ARGS", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"}  # of the `make` that runs the tests
 WITH_VALUE = [
     ("dashboard", "NAME", "--logdir outputs/{}"),
     ("chaos", "SECONDS", "-m tests.chaos.campaign --seconds {}"),
@@ -33,8 +34,9 @@ def project(tmp_path):
 def given(project, *arguments, **environment):
     """What the program of a target was given."""
     (project / "given").unlink(missing_ok=True)
+    ours = {name: value for name, value in os.environ.items() if name not in MAKES_OWN}
     subprocess.run(
-        ["make", "--silent", *arguments], cwd=project, env=os.environ | environment, check=True, capture_output=True
+        ["make", "--silent", *arguments], cwd=project, env=ours | environment, check=True, capture_output=True
     )
     return (project / "given").read_text().removesuffix("\n")
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from simbal.commands import as_typed
+
 BUSY = os.EX_TEMPFAIL  # exit code where another process already holds what was asked for
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
 HIDDEN = "***"
@@ -30,7 +32,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(redacted(sentence))
+        super().__init__(as_typed(redacted(sentence)))
 
 
 class BusyError(UserError):

@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
         (["analysis=gram_quanta", "sweeps=significance"], "there is no key sweeps"),
         (["-m", "analysis=gram_quanta"], "evaluate.py takes one config at a time: leave out -m"),
         (["hydra.mode=MULTIRUN", "analysis=gram_quanta"], "evaluate.py takes one config at a time"),
-        (["analysis=gram_quanta,orthogonalization"], "asks for several runs: write a list as [a,b], or quote"),
+        (["analysis=gram_quanta,orthogonalization"], "gives several values: give one, or a list as"),
     ],
 )
 def test_a_slip_is_one_sentence_and_exit_code_2(check, arguments, sentence):

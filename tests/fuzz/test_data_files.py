@@ -30,7 +30,8 @@ PLAIN = b"".join(json.dumps({"text": f"some text {i} " * 3}).encode() + b"\n" fo
 EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 SYNTHETIC = {
-    "source": "synthetic", "vocab_size": 64, "seq_len": 16, "validation_tokens": None, "validation_one_in": 4,
+    "source": "synthetic", "vocab_size": 64, "seq_len": 16, "validation_tokens": None,
+    "validation_document_tokens": None, "validation_one_in": 4,
     "tokenizer_path": None, "threads": 1, "document_mask": False, "branching": 2, "documents": 8,
     "document_tokens": 40, "seed": None, "chain_seed": 0,
 }  # fmt: skip
@@ -41,7 +42,7 @@ ANYTHING = st.recursive(
 )
 META = (
     "vocab_size", "dtype", "splits", "fingerprints", "skipped", "validation_overlap", "eot", "source", "versions",
-    "tokenizer_sha256", "format", "surrogates_replaced", None,
+    "tokenizer_sha256", "format", "surrogates_replaced", "held_out", None,
 )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from simbal.report.table import LastSweep
 from simbal.runs import record as record_schema
 from simbal.runs.curves import curve, rows
 from simbal.runs.folder import DamagedRecordError, RunFolder
-from simbal.sweep.attempt import NUMBERS, Attempt
+from simbal.runs.progress import NUMBERS
+from simbal.sweep.attempt import Attempt
 
 WHOLE = {
     "status": "finished", "config_hash": "c" * 64, "choices": {"balancing": "lbl"}, "seed": 3,

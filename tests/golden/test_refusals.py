@@ -23,6 +23,18 @@ def test_what_is_pinned_is_a_refusal():
         assert "Traceback" not in entry["sentence"], entry
 
 
+def test_everyday_mistakes_of_every_program_are_one_sentence_each():
+    entries = PINNED["everyday mistakes"]
+    assert len(entries) >= 70
+    assert {entry["program"] for entry in entries} == {
+        f"{program}.py" for program in ("train", "prepare", "evaluate", "report", "export", "reproduce")
+    }
+    for entry in entries:
+        assert entry["sentence"].startswith("error: "), entry
+        assert "\n" not in entry["sentence"], entry
+        assert not any(word in entry["sentence"] for word in ("HYDRA_FULL_ERROR", "OmegaConf", "in struct")), entry
+
+
 @pytest.mark.parametrize("file", [pins.COMMANDS, pins.REFUSALS], ids=["commands", "refusals"])
 def test_the_files_are_written_by_their_program(file):
     assert file.read_text(encoding="utf-8") == pins.text_of(file, pins.read(file))

@@ -67,7 +67,7 @@ def document_sums(
 ) -> Tensor:
     """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64."""
     byte_len_V = trained.module.bytes_of_token_V
-    sums_G3 = torch.zeros(len(trained.validation.ends_G), 3, dtype=torch.float64)
+    sums_G3 = torch.zeros(len(trained.validation.document_ends), 3, dtype=torch.float64)
     batches = track(
         trained.predict(batch_size, tokens, steering), title, trained.num_batches(batch_size, tokens), transient=True
     )

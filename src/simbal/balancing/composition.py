@@ -201,12 +201,15 @@ def any_class(name: str, target: object) -> type[Balancing]:
     """
     from hydra.utils import get_class  # strategies without a config need no Hydra
 
+    package, why = str(target).partition(".")[0], ""
     try:
-        spec = find_spec(str(target).partition(".")[0])
+        spec = find_spec(package)
         found = get_class(str(target)) if spec and spec.origin else None
+        if not found:  # a folder in which one stands is not looked at
+            why = f": no package {package} is installed"
     except (ImportError, ValueError, AttributeError):
         found = None
-    return _strategy(name, target, found)
+    return _strategy(name, target, found, why)
 
 
 def trusted_class(name: str, target: object) -> type[Balancing]:
@@ -250,7 +253,9 @@ def _is_registered(module: str, attribute: str) -> bool:
     return any(point.group == GROUP and (point.module, point.attr) == (module, attribute) for point in points)
 
 
-def _strategy(name: str, target: object, found: object) -> type[Balancing]:
+def _strategy(name: str, target: object, found: object, why: str = "") -> type[Balancing]:
     if not inspect.isclass(found) or not issubclass(found, Balancing):
-        raise UserError(f"balancing.{name}: _target_={target} names no subclass of simbal.balancing.base.Balancing")
+        raise UserError(
+            f"balancing.{name}: _target_={target} names no subclass of simbal.balancing.base.Balancing{why}"
+        )
     return found

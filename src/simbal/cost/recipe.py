@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from simbal.config.catalogue import CONF, Catalogue, options
+from simbal.config.catalogue import CONF, Catalogue, conf_here, options
 from simbal.config.check import check_sizes, typed
 from simbal.config.schema import ModelConfig
 from simbal.config.values import whole_number
@@ -15,8 +15,9 @@ from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
 PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and width: with other experts too
-# tokens of a whole validation split: a 50th of pysource's 25.6M; one shard of DCLM, where nothing is prepared
-HELD_OUT = {"pysource": 512_000, "dclm": 80_000_000}
+# tokens of a whole validation split, known without preparing it: the windows in the first 2,048 tokens of each of
+# pysource's 82 held-out documents; one shard of DCLM
+HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
 MOST = 2**40  # the largest count that can be planned
 COUNTS = ("num_layers", "d_model", "num_heads", "d_expert")
 
@@ -35,7 +36,7 @@ class Recipe:
     precision: str
     seq_len: int
     val_every: int  # steps
-    val_at: str | None  # log: also after 1, 2, 4, 8 ... steps below val_every
+    val_at: str  # log: also after 1, 2, 4, 8 ... steps below val_every
     validation_tokens: int | None  # of a validation along the way; None: the whole split
     final_validation_tokens: int  # of the whole split, on which a run ends; assumed, if the user does not say it
     pes_every: int  # steps; 0: PES is not measured
@@ -152,5 +153,5 @@ def _checked_name(model: Any) -> str | None:
 
 def _read(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option, with those that it inherits."""
-    keys = Catalogue([CONF]).option_keys(group, option)
+    keys = Catalogue([CONF, *conf_here()]).option_keys(group, option)
     return {key.removeprefix(f"{group}."): value for key, value in keys.items()}

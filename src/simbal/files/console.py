@@ -1,4 +1,4 @@
-"""The console that tables for people are printed on, and their layout."""
+"""The console that tables for people are printed on, and the layout of what they hold."""
 
 import sys
 
@@ -30,3 +30,10 @@ def new_grid(title: str, *headings: str) -> Table:
     for number, heading in enumerate(headings):
         grid.add_column(heading, justify="right" if number else "left")
     return grid
+
+
+def clock(seconds: float) -> str:
+    """Return a time as `2:05` or `1:02:05`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -4,7 +4,7 @@ A key is where a quantity was measured and its name: `val/max_vio` of a validati
 `routing.max_vio` of the analysis `routing`. A number of the whole run has no place in front: `tokens_per_second`.
 
 A validation along the way is of `data.validation_tokens` tokens drawn from the validation split, and the one in a run's
-record of all of it.
+record of all of it: of the first `data.validation_document_tokens` of each document.
 
 A new metric of the validation is one more entry of VALIDATION: it stands in record.json and metrics.jsonl, by layer
 too, and in the tables and their definitions.

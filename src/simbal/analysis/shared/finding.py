@@ -1,6 +1,6 @@
 """The result of an analysis: tables and sentences for people, and numbers for programs, as JSON on the disk."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,20 @@ def read_analysis(file: Path) -> dict[str, Any] | None:
         raise UserError(f"{file} is broken ({error}): delete it and do the analysis again") from None
     numbers = {key: content[key] for key in ("metrics", "definition", "layers") if isinstance(content.get(key), dict)}
     return content | {key: renamed(part, f"{file.stem}.") for key, part in numbers.items()}
+
+
+def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
+    """Yield (number, layer, value): of the model, with layer None, then of each layer.
+
+    Lists of lists, as the tokens of every expert, are left out.
+    """
+    for number, value in analysis["metrics"].items():
+        if value is not None:
+            yield number, None, value
+    for number, of_layers in analysis.get("layers", {}).items():
+        for layer, value in enumerate(of_layers):
+            if isinstance(value, int | float):
+                yield number, layer, value
 
 
 def made_with(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -138,7 +138,8 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces(
     module = build_module(spec, store, device, precision)
     steps = record["steps"] if checkpoint.name == FINAL else None
     module.load_state_dict(weights_of(checkpoint, spec.hash, module, steps))
-    validation = ValidationSplit.of(store, spec.config.data.seq_len, spec.config.data_seed)
+    data = spec.config.data
+    validation = ValidationSplit.of(store, data.seq_len, spec.config.data_seed, data.validation_document_tokens)
     return TrainedRun(path, spec, record, store, module.eval().to(device), validation, device, precision, places)
 
 
