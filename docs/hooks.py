@@ -8,6 +8,7 @@ from typing import Any
 from generators.site import generated_pages, navigation
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = re.compile(r"^ {4}(?:python|simbal|make|pip|source|docker|torchrun|jupyter) .*\n(?: {4}.*\n)*", re.M)
@@ -22,6 +23,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with its indented commands in fences for a shell: in colour, and wrapped where they are long."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Return a page with its indented commands in fences for a shell: in colour, and wrapped where they are long.
+
+    A generated page has its fences.
+    """
+    if page.file.generated_by:
+        return markdown
     return COMMANDS.sub(lambda found: f"```bash\n{dedent(found[0])}```\n", markdown)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 WIDE = "---\nhide: [toc]\n---\n"  # at a page's top: no column of contents, and its width for long lines
 _CODE = re.compile(r"(`[^`]+`)")
-_SPECIAL = re.compile(r"[*\[\]]|(?<!\w)_|_(?!\w)")  # an underscore inside a word, as in f_i, is safe
+_SPECIAL = re.compile(r"[*{\[\]]|(?<!\w)_|_(?!\w)")  # a brace starts attributes; f_i is safe
 _PAPER = re.compile(r"\barXiv:? ?(\d{4}\.\d{5})")
 
 

@@ -2,12 +2,15 @@
 
 import ast
 import re
+from importlib import import_module
 from posixpath import join, normpath
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
 
+from simbal.cli.main import PROGRAMS
+from simbal.commands import STARTED_BY_NAME, as_typed
 from simbal.config.catalogue import first_comment
 from simbal.config.schema import GROUPS, can_change_result, every_key
 from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
@@ -76,10 +79,13 @@ def test_every_key_of_a_run_is_there_with_its_meaning_and_whether_it_makes_anoth
         assert [row for row in rows if row[0] == name and row[-2:] == [plain(key.meaning), run]], name
 
 
-def test_the_help_of_every_program_is_there(site):
+def test_the_help_of_every_program_is_there(site, monkeypatch):
+    monkeypatch.setenv(STARTED_BY_NAME, "1")
     text = site.page("reference/commands.html").text
-    for program in ROOT.glob("*.py"):
-        assert plain(ast.get_docstring(ast.parse(program.read_text()))) in text
+    for program in PROGRAMS.values():
+        assert plain(as_typed(import_module(program.module).__doc__)) in text
+    of_the_checkout = {path.name for path in ROOT.glob("*.py")}
+    assert of_the_checkout == {*re.findall(r"In a checkout also python (\w+\.py)", text)}
 
 
 def test_the_table_of_faults_is_whole(site):

@@ -91,13 +91,13 @@ def test_a_metric_is_in_the_record_and_the_curves_by_layer_too_and_in_the_table_
     assert "Gini coefficient" in record["definitions"]["val/gini"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["layers"]["val/gini"] for row in rows if "val/gini" in row][-1] == by_layer
-    printed = program(copy, "report.py", "outputs/x")
+    printed = program(copy, "report.py", "outputs/x", "explain=true")
     assert "Gini ↓" in printed
     assert "Gini: Gini coefficient of the tokens per expert, mean over layers." in printed
     assert "<code>val/gini</code> | Gini |" in program(copy, "-c", PAGE)
 
 
 def test_a_number_of_an_analysis_is_in_the_table_and_the_definitions(copy):
-    printed = program(copy, "report.py", "outputs/x", "columns=[largest_entry]")
+    printed = program(copy, "report.py", "outputs/x", "columns=[largest_entry]", "explain=true")
     assert "head.largest_entry: largest absolute entry of the head" in printed
     assert "largest absolute entry of the head" in program(copy, "-c", PAGE)

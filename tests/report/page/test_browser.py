@@ -239,6 +239,7 @@ def test_the_page_of_a_running_sweep_follows_it_by_itself_and_becomes_its_table(
         tmp_path / "outputs", tmp_path / "cache", "trainer.max_steps=400", "trainer.val_every=20"
     )
     emulate(browser, 1280)
+    browser.get_log("browser")  # what pages of other tests have said
     steps = "return Number(document.querySelector('progress').value)"
     file = tmp_path / "outputs/default/index.html"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as sweep:
