@@ -170,8 +170,8 @@ def check_sizes(model: ModelConfig) -> None:
         raise UserError(f"model.head_dim={model.head_dim} must be even: rotary embeddings turn pairs of channels")
     if model.num_kv_heads is not None and model.num_heads % model.num_kv_heads:
         raise UserError(
-            f"model.num_kv_heads={model.num_kv_heads} must divide model.num_heads={model.num_heads}: it may be "
-            f"{', '.join(map(str, divisors(model.num_heads)))}, or null"
+            f"model.num_kv_heads={model.num_kv_heads} must divide model.num_heads={model.num_heads}, or be null for "
+            "as many"
         )
     if model.num_experts and not 1 <= model.top_k <= model.num_experts:
         raise UserError(f"model.top_k={model.top_k} must lie between 1 and model.num_experts={model.num_experts}")
