@@ -84,7 +84,8 @@ def find_routers(model: nn.Module) -> list[HostRouter]:
 def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HostRouter:
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         raise UserError(f"the weight of {name} is sharded over processes, and the whole of it is needed in each")
-    matrices = [key for key, parameter in module.named_parameters() if parameter.dim() == 2 and min(parameter.shape) > 1]
+    sizes = {key: parameter.shape for key, parameter in module.named_parameters()}
+    matrices = [key for key, shape in sizes.items() if len(shape) == 2 and min(shape) > 1]
     if len(matrices) != 1:
         raise UserError(f"{name} is a {type(module).__name__} with {len(matrices)} matrices, where a router has one")
     bias = _choice_bias(module, block)
