@@ -96,7 +96,7 @@ def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HostR
             "own can be added there"
         )
     rule, top_k = found
-    return HostRouter(name, module, block.experts, layer, top_k, rule, matrices[0], bias if rule.biased else None)
+    return HostRouter(name, module, block.get_submodule("experts"), layer, top_k, rule, matrices[0], bias if rule.biased else None)
 
 
 def _choice_bias(module: nn.Module, block: nn.Module) -> Tensor | None:

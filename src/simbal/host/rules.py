@@ -35,7 +35,7 @@ class Groups:
 
     def limited(self, scores_NE: Tensor) -> Tensor:
         """Return the scores with -inf for the experts of all other groups."""
-        scores_NGe = scores_NE.unflatten(1, (self.count, -1))
+        scores_NGe = scores_NE.view(len(scores_NE), self.count, -1)
         best_NGk = scores_NGe.topk(1 if self.score == "best" else min(2, scores_NGe.shape[2]), dim=2).values
         chosen_NG = best_NGk.sum(2).topk(self.chosen, dim=1).indices
         open_NG = torch.zeros_like(scores_NGe[:, :, 0], dtype=torch.bool).scatter(1, chosen_NG, True)
@@ -121,7 +121,7 @@ class SparseMixer(Rule):
     def weights(self, logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor) -> Tensor:
         """Return the weights of the chosen experts' outputs, (N, K)."""
         left_NE, weights = logits_NE, []
-        for expert_N1 in experts_NK.split(1, dim=1):
+        for expert_N1 in torch.split(experts_NK, 1, dim=1):  # type: ignore[no-untyped-call]
             largest_N1 = left_NE.amax(1, keepdim=True)
             far_NE = (largest_N1 - logits_NE) / logits_NE.abs().clamp(min=largest_N1) > 2 * self.jitter
             weights.append(left_NE.masked_fill(far_NE, -math.inf).softmax(1).gather(1, expert_N1))
