@@ -96,7 +96,8 @@ def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HostR
             "own can be added there"
         )
     rule, top_k = found
-    return HostRouter(name, module, block.get_submodule("experts"), layer, top_k, rule, matrices[0], bias if rule.biased else None)
+    experts, on_choice = block.get_submodule("experts"), bias if rule.biased else None
+    return HostRouter(name, module, experts, layer, top_k, rule, matrices[0], on_choice)
 
 
 def _choice_bias(module: nn.Module, block: nn.Module) -> Tensor | None:
