@@ -121,7 +121,7 @@ class SparseMixer(Rule):
     def weights(self, logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor) -> Tensor:
         """Return the weights of the chosen experts' outputs, (N, K)."""
         left_NE, weights = logits_NE, []
-        for expert_N1 in torch.split(experts_NK, 1, dim=1):  # type: ignore[no-untyped-call]
+        for expert_N1 in torch.split(experts_NK, 1, dim=1):
             largest_N1 = left_NE.amax(1, keepdim=True)
             far_NE = (largest_N1 - logits_NE) / logits_NE.abs().clamp(min=largest_N1) > 2 * self.jitter
             weights.append(left_NE.masked_fill(far_NE, -math.inf).softmax(1).gather(1, expert_N1))
