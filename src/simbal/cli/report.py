@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     others = [text for text in args.more if Path(text).is_dir()]
     with exit_on_user_error():
         if flags:
-            raise UserError(f"report has no {flags[0]}: its keys have no dashes, such as baseline=none; --help lists them")
+            raise UserError(f"report has no {flags[0]}: its keys, which --help lists, are like baseline=none")
         if len(others) > 1:
             raise UserError(f"report takes one folder or two, not {1 + len(others)}")
         from simbal.report.report import (
