@@ -20,7 +20,7 @@ from simbal.balancing import (
     Sinkhorn,
 )
 from simbal.errors import UserError
-from tests.attach.hosts import HOSTS, B, K, S, batch, host, router_weights
+from tests.host.models import HOSTS, B, K, S, batch, host, router_weights
 
 LOSSES = [SimBal(), LoadBalancingLoss(), RouterZLoss()]
 

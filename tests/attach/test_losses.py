@@ -21,7 +21,7 @@ from simbal.balancing import (
 )
 from simbal.errors import UserError
 from simbal.model.router import Router
-from tests.attach.hosts import HOSTS, B, E, K, S, batch, host, padded, router_weights
+from tests.host.models import HOSTS, B, E, K, S, batch, host, padded, router_weights
 
 THEIRS = {"mixtral": mixtral_loss, "olmoe": olmoe_loss, "qwen2_moe": qwen2_loss, "qwen3_moe": qwen3_loss}
 

@@ -19,7 +19,7 @@ from simbal.balancing import (
 from simbal.balancing.composition import Composition
 from simbal.errors import UserError
 from simbal.model.router import Router
-from tests.attach.hosts import HOSTS, B, E, K, L, S, batch, host, router_weights
+from tests.host.models import HOSTS, B, E, K, L, S, batch, host, router_weights
 
 STRATEGIES = [
     LossFree(update_rate=0.5), LossFree(update_rate=0.1, bias_on="scores", center=True), QuantileBalancing(),

@@ -11,9 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from simbal.attach.forward_pass import ForwardPass
-from simbal.attach.hooks import Hooks, refuse_second
-from simbal.attach.routers import HostRouter, find_backbone, find_routers
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter
@@ -21,6 +18,9 @@ from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, Ortho
 from simbal.balancing.step import StepInProgress
 from simbal.config.schedule import Schedule
 from simbal.errors import UserError
+from simbal.host.forward_pass import ForwardPass
+from simbal.host.hooks import Hooks, refuse_second
+from simbal.host.routers import HostRouter, find_backbone, find_routers
 from simbal.model.router import Routing
 
 log = logging.getLogger("simbal")
@@ -33,7 +33,7 @@ def attach(
     schedules: Mapping[str, Schedule] | None = None,
     layer_reduce: str = "sum",
 ) -> "Attachment":
-    """Hook strategies onto the routers of a Mixtral, OLMoE, Qwen2-MoE or Qwen3-MoE of Hugging Face transformers 5.
+    """Hook strategies onto the routers of a Mixture-of-Experts model of Hugging Face transformers 5.
 
         balancing = attach(model, [SimBal(coef=0.1), LossFree(update_rate=0.001)])
         for batch in batches:
@@ -69,7 +69,13 @@ def attach(
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(model, "router_aux_loss_coef", 0):
         log.warning("the model adds a load balancing loss of its own: set model.config.output_router_logits = False")
-    return Attachment(find_backbone(model, routers), routers, Composition(parts, schedules or {}, layer_reduce))
+    composition = Composition(parts, schedules or {}, layer_reduce)
+    if composition.chooser is not None and not routers[0].rule.plain:
+        raise UserError(
+            f"{composition.chooser} chooses experts itself, and the routers of {type(model).__name__} choose by a rule "
+            f"of their own: {routers[0].rule}"
+        )
+    return Attachment(find_backbone(model, routers), routers, composition)
 
 
 class Attachment:
@@ -86,7 +92,8 @@ class Attachment:
     def __init__(self, backbone: nn.Module, routers: list[HostRouter], strategies: Composition) -> None:
         self.routers, self.strategies = routers, strategies
         self.steps = 0  # optimizer steps that are done
-        self._hooks = Hooks(backbone, routers, strategies, self._finish_pass)
+        steering = strategies if strategies.steers else None
+        self._hooks = Hooks(backbone, routers, steering, self._finish_pass, self._start_pass)
         self.discard()
 
     def discard(self) -> None:
@@ -184,6 +191,9 @@ class Attachment:
 
     def __exit__(self, *_: object) -> None:
         self.detach()
+
+    def _start_pass(self, training: bool) -> None:
+        self.strategies.train(training).to(self.routers[0].weight_ED.device)
 
     def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:
         step = self._step if last.counted else self._counting

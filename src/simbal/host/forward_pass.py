@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simbal.attach.routers import HostRouter
 from simbal.errors import UserError
+from simbal.host.routers import HostRouter
 from simbal.model.router import Routing, count, gate
 
 

@@ -1,4 +1,4 @@
-"""The hooks on a host model: they record each forward pass and, for some strategies, change what its routers decide.
+"""The hooks on a host model: they record each forward pass and, where it is steered, change what its routers decide.
 
 Shapes: N tokens, E experts, K experts per token.
 """
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simbal.attach.forward_pass import Decision, ForwardPass, wide
-from simbal.attach.routers import HostRouter
-from simbal.balancing.composition import Composition
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Routing, gate, largest, topk_weights
+from simbal.host.forward_pass import Decision, ForwardPass, wide
+from simbal.host.routers import HostRouter
+from simbal.model.router import Candidates, Routing, Steering, gate, largest
 
 Output = tuple[Tensor, Tensor, Tensor]  # of a router: logits_NE, weights_NK, experts_NK
 
@@ -29,10 +28,20 @@ class Hooks:
         self,
         backbone: nn.Module,
         routers: Sequence[HostRouter],
-        strategies: Composition,
+        steering: Steering | None,
         finish_pass: Callable[[ForwardPass, list[Routing]], None],
+        start_pass: Callable[[bool], None] = lambda training: None,
     ) -> None:
-        self.routers, self.strategies, self.finish_pass = routers, strategies, finish_pass
+        """Hook the routers.
+
+        Args:
+            backbone: the module whose call is a forward pass.
+            routers: all of them.
+            steering: what changes their decisions; None: nothing does.
+            finish_pass: is given each pass at its end, with the routing of every layer.
+            start_pass: is told at a pass's start whether it is in training mode.
+        """
+        self.routers, self.steering, self.finish_pass, self.start_pass = routers, steering, finish_pass, start_pass
         self.forget()
         # before other hooks, so that those which capture router logits get what the experts get
         hooks = [router.module.register_forward_hook(RouterHook(self, router), prepend=True) for router in routers]
@@ -51,7 +60,7 @@ class Hooks:
         self.handles = []
 
     def _open(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.strategies.train(backbone.training).to(self.routers[0].weight_ED.device)
+        self.start_pass(backbone.training)
         self.forget()
         self.running = ForwardPass.of_inputs(backbone, args, kwargs)
 
@@ -61,14 +70,14 @@ class Hooks:
         self.finished = last, last.routings(self.routers)
         self.finish_pass(*self.finished)
 
-    def steered(self, router: HostRouter, logits_NE: Tensor) -> Decision:
-        """Return the decision of the strategies on a router's logits, in a pass or in its recomputation."""
+    def steered(self, router: HostRouter, logits_NE: Tensor, steering: Steering) -> Decision:
+        """Return the steered decision on a router's logits, in a pass or in its recomputation."""
         if self.running:
-            return steer(router, logits_NE, self.running.tokens_BS, self.strategies)
+            return steer(router, logits_NE, self.running.tokens_BS, steering)
         # of which pass this is the recomputation, only its logits tell
         before = self.finished[0].decisions[router.layer] if self.finished else None
         unknown_BS = torch.empty(1, len(logits_NE), dtype=torch.int64, device="meta")
-        return steer(router, logits_NE, unknown_BS, self.strategies, before)
+        return steer(router, logits_NE, unknown_BS, steering, before)
 
 
 @dataclass(frozen=True)
@@ -79,18 +88,19 @@ class RouterHook:
     router: HostRouter
 
     def __call__(self, module: nn.Module, args: Any, output: Output) -> Output | None:
-        """Return the router's output as the strategies change it; None if they leave it alone."""
-        logits_NE, weights_NK, experts_NK = output
-        strategies, running = self.hooks.strategies, self.hooks.running
+        """Return the router's output as it is steered; None if it is left alone."""
+        logits, weights, experts = output
+        logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
+        steering, running = self.hooks.steering, self.hooks.running
         decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
-        if strategies.steers:
-            decision = self.hooks.steered(self.router, logits_NE)
+        if steering is not None:
+            decision = self.hooks.steered(self.router, logits_NE, steering)
         if running:
             running.decisions[self.router.layer] = decision
-        if not strategies.steers:
+        if steering is None:
             return None
-        probs_NK = decision.topk_probs_NK.to(weights_NK.dtype)
-        return decision.logits_NE.to(logits_NE.dtype), probs_NK, decision.topk_experts_NK
+        probs = decision.topk_probs_NK.to(weights.dtype).view_as(weights)
+        return decision.logits_NE.to(logits.dtype).view_as(logits), probs, decision.topk_experts_NK.view_as(experts)
 
 
 def refuse_second(routers: Sequence[HostRouter]) -> None:
@@ -100,35 +110,39 @@ def refuse_second(routers: Sequence[HostRouter]) -> None:
 
 
 def steer(
-    router: HostRouter, logits_NE: Tensor, tokens_BS: Tensor, strategies: Composition, before: Decision | None = None
+    router: HostRouter, logits_NE: Tensor, tokens_BS: Tensor, steering: Steering, before: Decision | None = None
 ) -> Decision:
-    """Return the decision that a `Router` of simbal would make on the host's logits.
+    """Return the decision on the host's logits that `steering` brings about, under the rule of the router.
 
     Args:
         router: whose facts are used.
         logits_NE: its products x W^T, in any dtype.
         tokens_BS: ids; on the meta device if they are unknown.
-        strategies: what changes the decision.
+        steering: what changes the decision; where it returns the logits as its scores, the rule chooses.
         before: the decision of the pass of which this one may be a recomputation; then its experts are taken.
 
     Raises:
-        UserError: the strategy chooses by token ids, and they are unknown.
+        UserError: the steering chooses by token ids, and they are unknown.
     """
     with torch.autocast(logits_NE.device.type, enabled=False):
-        adjusted_NE = strategies.adjust_logits(logits_NE.to(wide(logits_NE)))
+        adjusted_NE = steering.adjust_logits(logits_NE.to(wide(logits_NE)))
         probs_NE = gate(adjusted_NE, router.gating)
         with torch.no_grad():
             if before is not None and _recomputed(adjusted_NE, before.logits_NE):
                 experts_NK, steered = before.topk_experts_NK, before.steered
             else:
-                scores_NE = strategies.choice_scores(Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE))
+                scores_NE = steering.choice_scores(Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE))
                 if scores_NE.is_meta:
+                    name = getattr(steering, "chooser", "the steering")
                     raise UserError(
-                        f"{strategies.chooser} chooses experts by token ids, and this forward pass has none: give the "
-                        "model input_ids, and under gradient checkpointing go backward before the next forward pass"
+                        f"{name} chooses experts by token ids, and this forward pass has none: give the model "
+                        "input_ids, and under gradient checkpointing go backward before the next forward pass"
                     )
-                experts_NK, steered = largest(scores_NE, router.top_k), scores_NE is not adjusted_NE
-        weights_NK = topk_weights(adjusted_NE, probs_NE, experts_NK, router.gating, router.renormalize)
+                steered = scores_NE is not adjusted_NE
+                if not steered and not router.rule.plain:
+                    scores_NE = router.rule.scores(probs_NE, router.bias_E)
+                experts_NK = largest(scores_NE, router.top_k)
+        weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
     return Decision(adjusted_NE, weights_NK, experts_NK, steered)
 
 
