@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -36,9 +36,9 @@ RUNS = {  # the keys of a run, and the architecture that it is written as
 RUN_CASES = [pytest.param(keys, found, id=",".join(keys)) for keys, found in RUNS.items()]
 
 
-def config_of(kind: Architecture, heads=4, kv_heads=2, head_dim=4, tied=False, **more):
+def config_of(kind: Architecture, heads=4, kv_heads=2, head_dim=8, tied=False, **more):
     """A config of transformers; OLMoE's heads are as wide as they have to be."""
-    width = heads * (8 if head_dim == 4 else 4) if kind.free_head_dim else heads * head_dim
+    width = heads * (16 if head_dim == 8 else 8) if kind.free_head_dim else heads * head_dim
     keys = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12} if kind.sparse else {}
     keys |= {"head_dim": head_dim} if kind.free_head_dim else {}
     if kind is MIXTRAL:
@@ -74,10 +74,9 @@ def logits(model) -> torch.Tensor:
 
 
 @torch.no_grad()
-@settings(max_examples=12)
 @pytest.mark.parametrize("kind", ALL)
 @given(
-    kv_heads=st.sampled_from([1, 2, 4]), groups=st.sampled_from([1, 2, 3]), head_dim=st.sampled_from([4, 8, 12]),
+    kv_heads=st.sampled_from([1, 2, 4]), groups=st.sampled_from([1, 2, 3]), head_dim=st.sampled_from([8, 12, 16]),
     tied=st.booleans(), renormalize=st.booleans(), theta=st.sampled_from([1e2, 1e6]),
 )  # fmt: skip
 def test_logits_are_those_of_transformers_for_any_heads(kind, kv_heads, groups, head_dim, tied, renormalize, theta):
@@ -115,7 +114,7 @@ def test_training_follows_that_of_transformers(tmp_path, kind, tied):
             parameter.data = parameter.grad
     wanted = views(loaded(theirs, tmp_path))
     for name, gradient in views(ours).items():
-        assert gradient.abs().max() > 0, name
+        assert gradient.abs().max() > 0 or ".experts." in name, name  # an expert may have had no token
         torch.testing.assert_close(gradient, wanted[name], **EXACT)
 
 
@@ -184,7 +183,7 @@ def folder_of(tmp_path_factory):
         (QWEN3, {"head_dim": 5}, "head_dim=5 is odd"),
         (QWEN3, {"head_dim": 2**19}, "head_dim=524288 times num_attention_heads=4 is more than 1048576"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
-        (LLAMA, {"num_key_value_heads": 1}, "k_proj.weight has the shape (8, 32), and by its config.json (4, 32)"),
+        (LLAMA, {"num_key_value_heads": 1}, "k_proj.weight has the shape (16, 64), and by its config.json (8, 64)"),
         (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings=1 must be true or false"),
         (
             MIXTRAL,
