@@ -92,7 +92,7 @@ class RouterHook:
         logits, weights, experts = output
         logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
         steering, running = self.hooks.steering, self.hooks.running
-        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
+        decision = Decision(logits_NE, weights_NK, experts_NK, steered=not self.router.rule.plain)
         if steering is not None:
             decision = self.hooks.steered(self.router, logits_NE, steering)
         if running:
@@ -138,9 +138,9 @@ def steer(
                         f"{name} chooses experts by token ids, and this forward pass has none: give the model "
                         "input_ids, and under gradient checkpointing go backward before the next forward pass"
                     )
-                steered = scores_NE is not adjusted_NE
-                if not steered and not router.rule.plain:
+                if scores_NE is adjusted_NE and not router.rule.plain:
                     scores_NE = router.rule.scores(probs_NE, router.bias_E)
+                steered = scores_NE is not adjusted_NE
                 experts_NK = largest(scores_NE, router.top_k)
         weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
     return Decision(adjusted_NE, weights_NK, experts_NK, steered)
