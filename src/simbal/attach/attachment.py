@@ -113,6 +113,22 @@ class Attachment:
         """
         return self._finished()[1]
 
+    @property
+    def micro_batches(self) -> int:
+        """The number of forward passes that count towards the optimizer step in progress."""
+        return self._step.micro_batches
+
+    @property
+    def counts_LE(self) -> Tensor:
+        """The tokens of each expert in the optimizer step in progress, (L, E), padding left out.
+
+        Raises:
+            UserError: no forward pass counted towards it.
+        """
+        if self._step.counts_LE is None:
+            raise UserError("no forward pass in training mode and with gradients: call model.train()")
+        return self._step.counts_LE
+
     def _finished(self) -> tuple[ForwardPass, list[Routing]]:
         if not self._hooks.handles:
             raise UserError("the strategies are detached from the model")
