@@ -1,7 +1,9 @@
 """The doctor finds by running what a model's code does about balance, whatever its settings say."""
 
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ WITH_LOSS = [
     "phimoe",
 ]  # fmt: skip
 WITHOUT = [name for name in RULE if name not in WITH_LOSS]
+GUIDE = Path(__file__).parents[2] / "docs/guide/own_model.md"
 FEW = ["mixtral", "granitemoe"]
 
 
@@ -238,6 +241,11 @@ def test_its_printed_form():
     )
     assert lines[-1] == "  -> attach(model, LossFree(bias_on='scores')) moves it"
     assert str(Description("Model", "routers", ())) == "Model: routers"
+
+
+def test_the_guide_shows_what_is_printed():
+    shown = re.findall(r"^```text\n(.*?)\n```$", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    assert shown == [str(describe(architecture("mixtral")))]
 
 
 def test_what_cannot_be_described():
