@@ -1,5 +1,8 @@
 """In transformers' Trainer the strategies do in each optimizer step what they do in a loop of one's own."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from tests.host.architectures import architecture
 
 pytestmark = pytest.mark.slow
 SAMPLES, S = 20, 8
+ROOT = Path(__file__).parents[2]
 
 
 def samples() -> list[dict[str, Tensor]]:
@@ -295,3 +299,34 @@ def test_trainers_that_cannot_be_balanced(tmp_path):
     attach_trainer(trainer, SimBal())
     with pytest.raises(UserError, match="has strategies attached"):
         attach_trainer(trainer, SimBal())
+
+
+TWO_RANKS = """
+import sys
+from safetensors.torch import save_file
+from simbal.attach.trainer import attach_trainer
+from tests.attach.test_trainer import made, strategies, weights
+
+trainer = made(sys.argv[1], gradient_accumulation_steps=1, ddp_backend="gloo", max_grad_norm=0, learning_rate=1e-3)
+balancing = attach_trainer(trainer, strategies())
+trainer.train()
+if trainer.is_world_process_zero():
+    bias = balancing.attachment.state_dict()["strategies"]
+    save_file(weights(trainer.model) | bias, sys.argv[1] + "/weights.safetensors")
+    print([row["max_vio"] for row in trainer.state.log_history if "loss" in row])
+"""
+
+
+def test_two_ranks_train_as_two_micro_batches_do(tmp_path):
+    """A tie in a load is seen alike: the bias moves by the counts of both."""
+    (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run(
+        [*command, str(tmp_path / "two_ranks.py"), str(tmp_path)], check=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    trainer = made(tmp_path, gradient_accumulation_steps=2, max_grad_norm=0, learning_rate=1e-3)
+    balancing = attach_trainer(trainer, strategies())
+    trainer.train()
+    alone = weights(trainer.model) | balancing.attachment.state_dict()["strategies"]
+    torch.testing.assert_close(load_file(tmp_path / "weights.safetensors"), alone, rtol=1e-3, atol=1e-5)
