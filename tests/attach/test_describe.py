@@ -250,10 +250,26 @@ def test_the_guide_shows_what_is_printed():
 
 def test_what_cannot_be_described():
     model = architecture("mixtral")
-    with attach(model, LossFree()), pytest.raises(UserError, match="has strategies attached"):
-        describe(model)
     with pytest.raises(UserError, match="MixtralModel returns no loss for labels: give a language model"):
         describe(model.model)
+    with pytest.raises(UserError, match="the weights of MixtralForCausalLM are not all in memory"):
+        describe(model.to("meta"))
+
+
+@pytest.mark.parametrize("strategies", [[SimBal()], [LossFree(update_rate=1.0), SimBal()]])
+def test_what_is_attached_is_passed_by(strategies):
+    model = architecture("mixtral")
+    expected = describe(model)
+    with attach(model.train(), strategies) as balancing:
+        for seed in range(2):
+            model(input_ids=tokens(seed))
+            balancing.step()
+        model(input_ids=tokens())
+        before = balancing.losses(), balancing.counts_LE.clone()
+        assert describe(model) == expected
+        assert balancing.micro_batches == 1
+        assert torch.equal(balancing.counts_LE, before[1])
+        torch.testing.assert_close(balancing.losses(), before[0])
 
 
 def test_settings_are_tried_in_a_block_alone():

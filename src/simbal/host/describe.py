@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from simbal.host.findings import Finding, OwnLoss
+from simbal.host.hooks import paused
 from simbal.host.own_loss import Subject, undisturbed
 from simbal.host.rules import Rule
 
@@ -42,20 +43,20 @@ def describe(model: nn.Module) -> Description:
 
         print(describe(model))
 
-    It takes a few passes over at most 48 tokens, with gradients of the routers and the input embedding alone; the model
-    and the random numbers of the process are left as they were.
+    It takes a few passes over at most 48 tokens, with gradients of the routers and the input embedding alone. The model
+    and the random numbers of the process are left as they were; attached strategies are passed by meanwhile.
 
     Args:
         model: a language model with routers that `attach` knows.
 
     Raises:
-        UserError: it has none, or strategies are attached to it.
+        UserError: it has none, or returns no loss, or its weights are not all in memory.
     """
     subject = Subject(model)
     routers, rule = subject.routers, subject.routers[0].rule
     frozen = not any(router.weight_ED.requires_grad for router in routers)
     biases = [router.bias for router in routers if router.bias is not None and router.bias.requires_grad]
-    with undisturbed(model, [subject.embedding, *(router.weight_ED for router in routers), *biases]):
+    with paused(routers), undisturbed(model, [subject.embedding, *(router.weight_ED for router in routers), *biases]):
         findings = [*OwnLoss(subject).findings(), *bias_findings(subject), *noise_findings(subject)]
     if frozen:
         findings.append(Finding("frozen", "the weights of all routers are frozen", "set their requires_grad to train"))

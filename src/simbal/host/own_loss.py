@@ -19,7 +19,7 @@ from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.errors import UserError
 from simbal.host.forward_pass import ForwardPass
-from simbal.host.hooks import Hooks, refuse_second
+from simbal.host.hooks import Hooks
 from simbal.host.routers import HostRouter, find_backbone, find_routers
 from simbal.model.router import Routing, gate
 
@@ -44,15 +44,16 @@ class Subject:
         """Find the routers.
 
         Raises:
-            UserError: as `find_routers`; or strategies are attached, which are no part of the model's own code.
+            UserError: as `find_routers`; or the model is no whole language model.
         """
         self.model, self.routers = model, find_routers(model)
-        refuse_second(self.routers)
         self.backbone = find_backbone(model, self.routers)
         embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
         if not isinstance(embedding, nn.Module) or not hasattr(embedding, "weight"):
             raise UserError(f"{type(model).__name__} has no input embeddings: give a language model with its head")
         self.embedding: Tensor = embedding.weight  # type: ignore[assignment]
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise UserError(f"the weights of {type(model).__name__} are not all in memory, and gradients are to flow")
 
     def batch(self, seed: int, sequences: int, distinct: int) -> dict[str, Tensor]:
         """Return B x S random token ids, of so many distinct ones, all of them labels."""

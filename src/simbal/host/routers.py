@@ -206,17 +206,30 @@ class Trial:
 
     def run(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the router's logits (N, E), weights and experts (N, K); None if it does not return such."""
+        tensors = {f"module.{name}": tensor for name, tensor in self.tensors.items()}
         more = len(inspect.signature(module.forward).parameters) - 1  # of these it takes the bias from its block
         for x in (self.x_ND, self.x_ND[None]):
             try:
                 with _evaluating(module):
-                    output = functional_call(module, self.tensors, (x.clone(), *[self.bias_E] * more))
+                    output = functional_call(Unhooked(module), tensors, (x.clone(), *[self.bias_E] * more))
                 logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # it wants or gives other things
                 continue
             if weights.shape == experts.shape and len(weights) == PROBE_TOKENS and experts.dtype == torch.int64:
                 return logits.float(), weights.float(), experts
         return None
+
+
+class Unhooked(nn.Module):
+    """A module without its hooks, which may steer it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Tensor) -> Any:
+        """Return what the module computes."""
+        return self.module.forward(*args)
 
 
 @contextmanager
