@@ -134,7 +134,8 @@ class Store:
             for split, counts in self.meta["splits"].items()
             if counts["tokens"]
         ]
-        lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
+        if "only" not in self.meta:
+            lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
         lines += [f"  {sentence}" for sentence in self.held_out()]
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
         if left_out:
