@@ -3,7 +3,7 @@
 import importlib.metadata
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -71,28 +71,28 @@ def evaluate(
     kinds = {name: _measures(function) for name, function in functions.items()}
     for name, function in functions.items():
         check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={*MEASURED, *inputs})
-    for name in (name for name, kind in kinds.items() if not kind):
+    of_subjects = {name: kind for name, kind in kinds.items() if kind}
+    subjects = _subjects(of_subjects, run, host, accelerator, places) if of_subjects else {}
+    for name in kinds.keys() - of_subjects:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
-    for folder, load_it in _subjects(
-        {name: kind for name, kind in kinds.items() if kind}, run, host, accelerator, places
-    ):
+    for folder, load_it in subjects.items():
         subject = cache(load_it)  # what is there already needs no model
-        for name in (name for name, kind in kinds.items() if kind):
+        for name in of_subjects:
             _once(functions[name], name, settings[name], folder, subject, overwrite)
 
 
 def _subjects(
     kinds: Mapping[str, str], run: str | None, host: HostRequest | None, accelerator: str, places: DataPlaces
-) -> Iterator[tuple[Path, Callable[[], Subject]]]:
-    """Yield the folder of results and what loads it, of each thing to measure.
+) -> dict[Path, Callable[[], Subject]]:
+    """Return what loads each thing to measure, by the folder of its results.
 
     Raises:
         UserError: there is none, or an analysis is not of it.
     """
-    if not kinds:
-        return
-    others = {OF_A_HOST: "works on a model of Hugging Face: give hf=FOLDER", OF_A_RUN: "works on a trained run: give "
-              "run=outputs/<name>/<run>"}  # fmt: skip
+    others = {
+        OF_A_HOST: "works on a model of Hugging Face: give hf=FOLDER",
+        OF_A_RUN: "works on a trained run: give run=outputs/<name>/<run>",
+    }
     if run is None and host is None:
         names = ", ".join(sorted(kinds))
         raise UserError(
@@ -102,10 +102,8 @@ def _subjects(
         if kind == (OF_A_RUN if host else OF_A_HOST):
             raise UserError(f"analysis={name} {others[kind]}")
     if host:
-        yield host.require_results(), host.load
-        return
-    for path in runs_in(Path(str(run))):
-        yield path, partial(load, path, accelerator, places)
+        return {host.require_results(): host.load}
+    return {path: partial(load, path, accelerator, places) for path in runs_in(Path(str(run)))}
 
 
 def _with_inputs(

@@ -6,12 +6,12 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from simbal.analysis.shared.host_folder import HostFolder
 from simbal.analysis.shared.host_model import HostModel
@@ -70,7 +70,7 @@ def load_host(
         raise UserError(f"the tokenizer in {folder.path} has {text.vocab_size:,} ids, and the model {ids:,}")
     known = [] if isinstance(routers, UserError) else routers
     backbone = find_backbone(model, known) if known else None
-    return HostModel(folder, model, routers, text, store, validation, backbone, computed)
+    return HostModel(folder, model, routers, text, store, validation, backbone, device, computed)
 
 
 def _loaded(folder: HostFolder, dtype: str, **where: Any) -> nn.Module:
@@ -127,19 +127,36 @@ def _offloaded(
     return model, found if isinstance(found, UserError) else [_moved(router, model) for router in found]
 
 
+@dataclass(frozen=True)
+class OffloadedRouter(HostRouter):
+    """A router whose weight may be on the disk; `weight_ED` is read from there."""
+
+    @property
+    def weight_ED(self) -> Tensor:
+        """The router's weight, (E, D)."""
+        return _read(self.module, self.weight_name)
+
+
 def _moved(router: HostRouter, model: nn.Module) -> HostRouter:
     """Return a router that was found in a copy of the model, in the model itself."""
-    block = model.get_submodule(router.name.rpartition(".")[0])
-    module = model.get_submodule(router.name)
-    held = [
-        (name, tensor)
+    block, module = (model.get_submodule(name) for name in (router.name.rpartition(".")[0], router.name))
+    biases = [
+        _read(owner, name)
         for owner in (module, block)
-        for name, tensor in [*owner.named_buffers(), *owner.named_parameters()]
+        for name, _ in [*owner.named_buffers(), *owner.named_parameters()]
+        if name.rpartition(".")[2] in BIASES
     ]
-    bias = next((tensor for name, tensor in held if name.rpartition(".")[2] in BIASES), None)
-    return replace(
-        router, module=module, experts=block.get_submodule("experts"), bias=bias if router.bias is not None else None
-    )
+    known = {field.name: getattr(router, field.name) for field in fields(router)}
+    bias = biases[0] if router.bias is not None else None
+    return OffloadedRouter(**known | {"module": module, "experts": block.get_submodule("experts"), "bias": bias})
+
+
+def _read(module: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer of a module, from where accelerate keeps it."""
+    folder, _, last = name.rpartition(".")
+    owner: Any = module.get_submodule(folder)
+    tensor: Tensor = getattr(owner, last)
+    return owner._hf_hook.weights_map[last] if tensor.is_meta else tensor
 
 
 def _room(device: torch.device) -> int | None:

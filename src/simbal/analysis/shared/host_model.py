@@ -63,6 +63,7 @@ class HostModel(Subject):
         store: Store,
         validation: ValidationSplit,
         backbone: nn.Module | None,
+        device: torch.device,
         dtype: str,
     ) -> None:
         """Put the hooks on the model.
@@ -75,11 +76,11 @@ class HostModel(Subject):
             store: the prepared validation split.
             validation: its windows.
             backbone: the part of the model that holds the routers; None without routers.
-            dtype: that of the file and that in which it is computed, as `bfloat16`.
+            device: where its first layer is computed.
+            dtype: that in which it is computed, as `bfloat16`.
         """
         self.folder, self.path, self.model, self.text, self.store = folder, folder.path, model, text, store
-        self.validation, self.dtype, self._routers = validation, dtype, routers
-        self.device: torch.device = getattr(model, "device")  # noqa: B009  of transformers, not of nn.Module
+        self.validation, self.device, self.dtype, self._routers = validation, device, dtype, routers
         known = [] if isinstance(routers, UserError) else routers
         self._routings: list[Routing] = []
         self._hooks = Hooks(backbone, known, None, self._keep) if backbone is not None else None
