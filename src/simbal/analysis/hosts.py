@@ -96,5 +96,18 @@ class HostRequest:
     def load(self) -> HostModel:
         """Return the model, and write down what it is."""
         host = load_host(self.folder, self.text, self.store, self.validation, self.accelerator, self.dtype)
-        write_host_record(self.results, host, self.decides)
+        write_host_record(self.results, self.decides | facts(host))
         return host
+
+
+def facts(host: HostModel) -> dict[str, Any]:
+    """Return what a reader wants to know of a model, as JSON values."""
+    architectures = host.folder.config.get("architectures") or [type(host.model).__name__]
+    return {
+        "source": host.folder.source,
+        "architecture": str(architectures[0]),
+        "model_type": host.folder.config["model_type"],
+        "parameters": host.parameters,
+        "active_parameters": host.active_parameters,
+        "bytes_known": host.text.knows_bytes,
+    }

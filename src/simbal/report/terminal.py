@@ -35,7 +35,7 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
             left_out += show_fitting(_without_spare(section), out)
     if (absent := sections.absent(table)).rows:
         out.print(Layout(absent).grid())
-    if table.rows:
+    if table.rows or table.models:
         left_out += show_fitting(_means(table), out)
     if left_out:
         has = "the files have all" if in_files else "a wider terminal has all"

@@ -1,4 +1,7 @@
-"""The file that says which model the analyses beside it have measured, on which text: `<results>/model.json`."""
+"""The file that says which model the analyses beside it have measured, on which text: `<results>/model.json`.
+
+No torch here: `report.py` reads it.
+"""
 
 import importlib.metadata
 from dataclasses import dataclass
@@ -6,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from simbal.analysis.shared.finding import LARGEST
-from simbal.analysis.shared.host_model import HostModel
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json
 from simbal.runs.record import sealed, unsealed
@@ -70,27 +72,14 @@ def require_same(path: Path, decides: dict[str, Any]) -> None:
             )
 
 
-def write_host_record(path: Path, host: HostModel, decides: dict[str, Any]) -> None:
-    """Write model.json, unless it is there."""
+def write_host_record(path: Path, content: dict[str, Any]) -> None:
+    """Write model.json into a folder of results, unless it is there."""
     if is_host(path):
         return
-    content = decides | facts(host) | {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}
+    versions = {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}
     with refusals_of_disk(path):
         path.mkdir(parents=True, exist_ok=True)
-    write_json(path / FILE, sealed(content))
-
-
-def facts(host: HostModel) -> dict[str, Any]:
-    """Return what a reader wants to know of a model."""
-    architectures = host.folder.config.get("architectures") or [type(host.model).__name__]
-    return {
-        "source": host.folder.source,
-        "architecture": str(architectures[0]),
-        "model_type": host.folder.config["model_type"],
-        "parameters": host.parameters,
-        "active_parameters": host.active_parameters,
-        "bytes_known": host.text.knows_bytes,
-    }
+    write_json(path / FILE, sealed(content | versions))
 
 
 def _shown(value: Any) -> str:

@@ -39,13 +39,13 @@ def results(table: Table) -> Section:
     section = sections.means(table, short=True)
     places = {metric.key: section.headings.index(metric.heading, section.texts) for metric in table.metrics}
     rows = []
-    for row, cells in zip(table.rows, section.rows, strict=True):
+    for row, cells in zip(table.rows, section.rows, strict=False):  # then come models, which are not compared
         marked = [*cells]
         for key, difference in row.differences.items():
             if difference.conclusion == UNRESOLVED:
                 marked[places[key]] = replace(marked[places[key]], muted=True)
         rows.append(marked)
-    return replace(section, rows=rows)
+    return replace(section, rows=[*rows, *section.rows[len(rows) :]])
 
 
 def differences(table: Table) -> tuple[Section, list[Bar | None], int]:
