@@ -52,7 +52,7 @@ def measured(command: list[str], place: str) -> float:
 
 
 def main() -> None:
-    """Write the model, measure it, and print what that took; this process stays small, as a child starts with its size."""
+    """Write the model, measure it, and print what that took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stored", choices=["bfloat16", "float32"], default="bfloat16", help="dtype of the folder")
     parser.add_argument("--dtype", default="auto", help="of evaluate.py")

@@ -21,7 +21,7 @@ from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.host.routers import BIASES, HostRouter, find_backbone, find_routers
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
-from simbal.training.free_memory import free_memory, whole_memory
+from simbal.training.free_memory import free_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INSTALL = "pip install 'simbal[hf]'"
@@ -61,7 +61,8 @@ def load_host(
     computed = compute_dtype(folder, dtype, device)
     needed = folder.parameters * DTYPES[computed].itemsize
     with _quiet():
-        if needed * SPARE <= (_room(device) or needed * SPARE):
+        free = free_memory(device)
+        if free is None or needed * SPARE <= free:
             model = _loaded(folder, computed).to(device)
             routers = _routers(model)
         else:
@@ -110,9 +111,10 @@ def _offloaded(
     What a router does is found in a copy without weights, as those of the model come and go.
     """
     if find_spec("accelerate") is None:
+        free = (free_memory(device) or 0) / 1e9
         raise UserError(
-            f"{folder.source} has weights of {needed / 1e9:,.1f} GB in {dtype}, and {(_room(device) or 0) / 1e9:,.1f} "
-            f"GB are there for them: {INSTALL} lets them stay on the disk, dtype=bfloat16 halves those of float32"
+            f"{folder.source} has weights of {needed / 1e9:,.1f} GB in {dtype}, and {free:,.1f} GB are free: {INSTALL} "
+            "lets them stay on the disk, and dtype=bfloat16 halves those of float32"
         )
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -157,11 +159,6 @@ def _read(module: nn.Module, name: str) -> Tensor:
     owner: Any = module.get_submodule(folder)
     tensor: Tensor = getattr(owner, last)
     return owner._hf_hook.weights_map[last] if tensor.is_meta else tensor
-
-
-def _room(device: torch.device) -> int | None:
-    """Return the bytes that weights may take on a device: all of a computer's memory, what is free of a GPU's."""
-    return free_memory(device) if device.type == "cuda" else whole_memory()
 
 
 def _shares(device: torch.device) -> dict[int | str, int]:
