@@ -1,6 +1,9 @@
 """What analyses find of a model of Hugging Face is what transformers computes of it."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from simbal.analysis.redundancy import redundancy
 from simbal.analysis.routing import routing
 from simbal.errors import UserError
 from tests.analysis.hosts import CONTEXT, IDS, host_of, request, save, saved, write_text
+from tests.conftest import CONF
 from tests.host.architectures import RULE, E, K
 from tests.metrics.all_experts import pairwise_expert_similarity
 
@@ -30,6 +34,7 @@ ANALYSES = {
     "pruning": {"tokens": 512, "batch_size": 3, "thresholds": [0, 0.3], **PRUNING},
     "generate": {"prompt": "The", "tokens": 4, "samples": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
 }
+WITHOUT = {"phimoe": ("dropping",)}  # analyses that refuse an architecture; the guide says so
 PHI = "weigh an expert by those that come close to it"
 
 
@@ -56,7 +61,7 @@ def batch_of(host, tokens: int):
 @pytest.mark.parametrize("name", RULE)
 def test_every_architecture_is_measured_by_every_analysis(folder, name, capsys):
     asked = request(folder, saved(folder, name))
-    names = [analysis for analysis in ANALYSES if (analysis, name) != ("dropping", "phimoe")]
+    names = [analysis for analysis in ANALYSES if analysis not in WITHOUT.get(name, ())]
     evaluate(settings(*names), None, False, "cpu", asked.output_dir, host=asked)
     results = folder / "outputs" / "models" / name
     found = {name: json.loads((results / "analysis" / f"{name}.json").read_text()) for name in names}
@@ -250,3 +255,38 @@ def test_text_is_read_for_the_validation_split_alone(folder):
     assert asked.store.meta["splits"]["train"]["tokens"] == 0
     assert len(asked.store.document_ends("validation")) == asked.store.meta["splits"]["validation"]["documents"] > 1
     assert write_text(folder).exists()
+
+
+def test_the_guide_names_every_architecture_and_what_it_is_measured_by():
+    guide = (CONF.parent / "docs/guide/measuring.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))
+    found = {name: "all but `dropping`" if "dropping" in WITHOUT.get(name, ()) else "all" for name in RULE}
+    assert {name: said.partition(":")[0] for name, said in rows.items()} == found
+
+
+@pytest.mark.slow
+def test_a_rule_of_ones_own_is_added_as_the_guide_shows(tmp_path):
+    """Its program measures a model whose routers transformers does not have."""
+    guide = (CONF.parent / "docs/guide/measuring.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.+?)```", guide, re.DOTALL)[1]
+    folder, router = (
+        saved(tmp_path, "mixtral"),
+        (
+            "from transformers.models.mixtral import modeling_mixtral as m\n"
+            "class SquaredSigmoidRouter(m.MixtralTopKRouter):\n"
+            "    def forward(self, x):\n"
+            "        logits = x.flatten(0, -2) @ self.weight.T\n"
+            "        weights, experts = logits.sigmoid().square().topk(self.top_k)\n"
+            "        return logits, weights, experts\n"
+            "m.MixtralTopKRouter = SquaredSigmoidRouter\n"
+        ),
+    )
+    (tmp_path / "measure.py").write_text(router + program)
+    (tmp_path / "plain.py").write_text(router + "from simbal.cli.main import main\nmain()\n")
+    asked = ["evaluate", f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
+    done, refused = (
+        subprocess.run([sys.executable, name, *asked], cwd=tmp_path, capture_output=True, text=True, check=False)
+        for name in ("measure.py", "plain.py")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "there already" in refused.stdout  # needs no model

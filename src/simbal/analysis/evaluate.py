@@ -61,8 +61,9 @@ def evaluate(
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
     for name in analyses:
         check_name("the analysis", name)  # it names a file in the folder of a run
-    keep_freed_memory()
-    if host is not None:
+    if host is None:
+        keep_freed_memory()  # what a large model has held while it was loaded is given back
+    else:
         if run is not None:
             raise UserError("run= and hf= are two things to measure: give one of them")
         analyses = of_measuring(analyses)

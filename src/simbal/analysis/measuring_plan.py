@@ -16,11 +16,12 @@ from simbal.analysis.shared.host_model import HostModel
 from simbal.config.catalogue import options
 from simbal.errors import UserError
 
+TURNS, ENOUGH = 3, 5.0  # passes, and seconds after which there is no other
 TARGET = "simbal.analysis.measuring_plan.measuring_plan"
 DEFINITION = {
     "flops": "of one window, matrix products alone, counted while it is read; attention as if it saw all positions",
     "flops_every_expert": "the same with all experts beside the chosen ones, as PES needs them",
-    "seconds": "of one window on a clock, after one that is not timed",
+    "seconds": "of one window on a clock, the shortest of three, or of as many as take five seconds",
     "seconds_every_expert": "the same with all experts",
     "weight_bytes": "of the parameters in the dtype that the model is computed in",
     "logit_bytes": "of the predictions that are held at once",
@@ -91,13 +92,15 @@ def _usual(analysis: str) -> dict[str, Any]:
 
 
 def _seconds(host: HostModel) -> float:
-    """Return the time of a pass over one window."""
-    next(host.predict(1, 1))
-    started = time.perf_counter()
-    next(host.predict(1, 1))
-    if host.device.type == "cuda":
-        torch.cuda.synchronize(host.device)
-    return time.perf_counter() - started
+    """Return the shortest time of a pass over one window."""
+    times: list[float] = []
+    while len(times) < TURNS and sum(times) < ENOUGH:
+        started = time.perf_counter()
+        next(host.predict(1, 1))
+        if host.device.type == "cuda":
+            torch.cuda.synchronize(host.device)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _peak_bytes(device: torch.device) -> int:
