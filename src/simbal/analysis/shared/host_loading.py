@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.host.routers import BIASES, HostRouter, find_backbone, find_routers
+from simbal.processes.heap import give_back_freed_memory
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
 from simbal.training.free_memory import free_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INSTALL = "pip install 'simbal[hf]'"
+ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"  # a variable of transformers
 SPARE = 1.2  # of the bytes of the weights: for a pass beside them
 
 
@@ -60,7 +63,7 @@ def load_host(
     device = resolve_device(accelerator)
     computed = compute_dtype(folder, dtype, device)
     needed = folder.parameters * DTYPES[computed].itemsize
-    with _quiet():
+    with _quiet(), _one_by_one():
         free = free_memory(device)
         if free is None or needed * SPARE <= free:
             model = _loaded(folder, computed).to(device)
@@ -197,4 +200,21 @@ def _quiet() -> Iterator[None]:
         theirs.set_verbosity(level)
         if bars:
             theirs.enable_progress_bar()
-        gc.collect()  # what loading held beside the weights
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Let transformers read one weight after the other within the block, and give back what that has held.
+
+    Its threads read ahead until every weight is there twice.
+    """
+    before = os.environ.get(ONE_BY_ONE)
+    os.environ[ONE_BY_ONE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ONE_BY_ONE]
+        if before is not None:
+            os.environ[ONE_BY_ONE] = before
+        gc.collect()
+        give_back_freed_memory()
