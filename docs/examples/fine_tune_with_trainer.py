@@ -1,6 +1,6 @@
 """Fine-tune a tiny OLMoE in the Trainer of transformers, with SimBal and LossFree; then again from its checkpoint.
 
-Needs accelerate: `pip install 'simbal[trainer]'`. Seconds on a CPU.
+Needs accelerate: `pip install 'simbal[hf]'`. Seconds on a CPU.
 """
 
 from tempfile import mkdtemp

@@ -15,7 +15,7 @@ from simbal.analysis import downstream as benchmark_items
 from simbal.analysis import downstream as harness
 from simbal.analysis.downstream import BENCHMARKS, evenly_spaced, package_folder, read_items
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.trained import DataPlaces, load, run_tokenizer
+from simbal.analysis.shared.trained import DataPlaces, load
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
@@ -135,7 +135,7 @@ def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
 def test_the_harness_scores_local_items_offline_with_our_log_likelihoods(run, package, capsys):
     found = accuracies(run)
     trained = load(run.path)
-    tokenizer = run_tokenizer(trained)
+    tokenizer = trained.tokenizer()
     places = evenly_spaced(8, 6)
     chosen = {place: choice(trained, tokenizer, QUESTION.format(place), [" one", " two", " three"]) for place in places}
     expected = sum(chosen[place] == place % 3 for place in places) / 6

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, WholePrefix, continue_tokens, harmless
+from simbal.analysis.generate import Drawing, continue_tokens, harmless
+from simbal.analysis.shared.decoding import WholePrefix, decoder_of
 from simbal.analysis.shared.trained import load
 from simbal.balancing.composition import Composition
 from simbal.errors import UserError
@@ -77,7 +78,7 @@ def test_a_new_document_forgets_the_past_with_a_cache_too():
 def test_greedy_with_a_cache_is_greedy_by_recomputing_everything_at_each_step(case):
     model, steering = model_and_steering(case)
     prompt_BS = tokens(length=3)
-    ids_BT, nll_BT = continue_tokens(model, steering, prompt_BS, 10, Drawing(0.0, 1.0, 0), POSSIBLE)
+    ids_BT, nll_BT = continue_tokens(decoder_of(model, steering), prompt_BS, 10, Drawing(0.0, 1.0, 0), POSSIBLE)
     sequence_BS = prompt_BS
     for step in range(10):
         logits_BV = model(sequence_BS, steering)[0][:, -1] @ model.head_VD.T

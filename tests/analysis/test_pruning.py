@@ -7,8 +7,10 @@ import scipy.stats
 import torch
 
 from simbal.analysis import pruning as pruning_module
-from simbal.analysis.pruning import Pruning, geometric_mean, kept_plan, pruned, pruning
+from simbal.analysis.pruning import Pruning, geometric_mean, pruning
 from simbal.analysis.quality import document_sums, quality
+from simbal.analysis.shared import trained as trained_module
+from simbal.analysis.shared.pruned_layers import kept_plan, pruned
 from simbal.errors import UserError
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import BACKENDS
@@ -138,7 +140,7 @@ def test_plain_is_timed_on_the_code_of_the_others(trained, monkeypatch):
         pruned_with.append(keys.threshold)
         return pruned(layers, keys)
 
-    monkeypatch.setattr(pruning_module, "pruned", note)
+    monkeypatch.setattr(trained_module, "pruned", note)
     finding = pruning(trained, 160, 16, [0.5], **KEYS | {"repeats": 1})
     assert pruned_with == [0, 0.5, 0, 0.5]  # one window of each first
     assert "time_ratio_low_prune_0.5" not in finding.record["metrics"]

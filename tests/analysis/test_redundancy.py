@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.redundancy import flops_multiple, redundancy, summary
+from simbal.analysis.redundancy import redundancy, summary
 from simbal.errors import UserError
 from simbal.model.expert_similarity import layer_similarity, watched
 from simbal.model.moe import MoELayer
@@ -64,7 +64,7 @@ def test_the_multiple_of_flops_by_hand(trained):
     # of one token in a layer: projections 2048, scores and values of 8.5 positions 544, router 128, an expert 768;
     # the head once 2048
     plain = 2 * (2048 + 544 + 128 + 2 * 768) + 2048
-    assert flops_multiple(trained.model.shape, seq_len=16) == pytest.approx((plain + 2 * 4 * 768) / plain)
+    assert trained.every_expert_flops() == pytest.approx((plain + 2 * 4 * 768) / plain)
 
 
 def test_a_model_without_experts_to_compare_is_refused(tmp_path_factory, cache_dir):

@@ -13,7 +13,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simbal import hub
-from simbal.analysis.shared.trained import run_tokenizer
 from simbal.cli import command_line
 from simbal.errors import UserError
 from simbal.hub import export as target_folder
@@ -68,7 +67,7 @@ def test_a_run_on_text_is_exported_without_its_data(text_run, tmp_path, monkeypa
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     prompt = tokenizer("one two three", return_tensors="pt")
-    assert prompt.input_ids.tolist() == [run_tokenizer(text_run).encode(b"one two three").tolist()]
+    assert prompt.input_ids.tolist() == [text_run.tokenizer().encode(b"one two three").tolist()]
     assert tokenizer.eos_token_id == model.config.eos_token_id == text_run.store.meta["eot"]
     assert model.generate(**prompt, max_new_tokens=3, pad_token_id=0).shape[0] == 1
 

@@ -21,7 +21,7 @@ import yaml
 from rich.table import Table
 
 from simbal.analysis.shared.finding import Finding
-from simbal.analysis.shared.trained import TrainedRun, run_tokenizer
+from simbal.analysis.shared.trained import TrainedRun
 from simbal.config.values import whole_number
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
@@ -98,7 +98,7 @@ def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_s
     """
     benchmarks = _checked(tasks, limit, batch_size)
     require_harness()
-    source, tokenizer = package_folder(), run_tokenizer(trained)
+    source, tokenizer = package_folder(), trained.tokenizer()
     items = {name: read_items(benchmark, source) for name, benchmark in benchmarks.items()}
     places = {name: evenly_spaced(len(found), limit) for name, found in items.items()}
     folder = Path(_cache_dir(trained), "benchmarks")

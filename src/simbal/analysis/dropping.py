@@ -13,7 +13,7 @@ from torch import Tensor
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.errors import UserError
 from simbal.metrics import language
 from simbal.model.router import Candidates, Steering, largest
@@ -48,11 +48,11 @@ class Dropping:
         return scores_NE.scatter(1, largest(scores_NE, self.drop), -math.inf)
 
 
-def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: list[int] | None) -> Finding:
+def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[int] | None) -> Finding:
     """Measure loss and perplexity against the number of experts dropped.
 
     Args:
-        trained: the run.
+        subject: the model.
         tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         drops: numbers of experts to drop, at most E - K; None: 0 to E - K.
@@ -61,11 +61,11 @@ def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: li
         UserError: the model is dense, too few experts would be left, or a key is out of its range.
     """
     check_pass("dropping", tokens, batch_size)
-    numbers = _drops(trained, drops)
+    numbers = _drops(subject, drops)
     losses, counted = [], 0
     for drop in numbers:
-        steering = Dropping(trained.module.balancing, drop)
-        sums_G3 = document_sums(trained, tokens, batch_size, steering, f"dropping {drop} experts")
+        steering = Dropping(subject.steering, drop)
+        sums_G3 = document_sums(subject, tokens, batch_size, steering, f"dropping {drop} experts")
         nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
         losses.append(nats / counted)
     curve = [
@@ -78,22 +78,20 @@ def dropping(trained: TrainedRun, tokens: int | None, batch_size: int, drops: li
         "metrics": {f"ppl_drop_{point['drop']}": point["ppl"] for point in curve},
         "curve": curve,
     }
-    shape = trained.model.shape
-    note = f"{counted:,} tokens; {shape.num_experts} experts, of which {shape.top_k} of those left are chosen."
+    note = f"{counted:,} tokens; {subject.num_experts} experts, of which {subject.top_k} of those left are chosen."
     return Finding([_table(curve)], [note], record)
 
 
-def _drops(trained: TrainedRun, drops: list[int] | None) -> list[int]:
-    shape = trained.model.shape
-    if not shape.num_experts:
-        raise UserError(f"analysis.dropping drops experts, and {trained.path} has none: its model is dense")
-    most = shape.num_experts - shape.top_k
+def _drops(subject: Subject, drops: list[int] | None) -> list[int]:
+    if not subject.num_experts:
+        raise UserError(f"analysis.dropping drops experts, and {subject.path} has none: its model is dense")
+    most = subject.choosable - subject.top_k
     if drops is None:
         return list(range(most + 1))
     if not (drops and all(0 <= drop <= most for drop in drops)):
         raise UserError(
             f"analysis.dropping.drops={drops} must be null or a list of whole numbers from 0 to {most}, so that "
-            f"model.top_k={shape.top_k} of {shape.num_experts} experts are left"
+            f"model.top_k={subject.top_k} of {subject.choosable} experts are left"
         )
     return sorted(set(drops))
 

@@ -11,14 +11,23 @@ from typing import Any
 import torch
 from hydra.utils import get_method
 
+from simbal.analysis.hosts import HostRequest
+from simbal.analysis.measuring_plan import of_measuring
 from simbal.analysis.shared.finding import Finding, made_with, read_analysis, write_analysis
+from simbal.analysis.shared.host_model import HostModel
+from simbal.analysis.shared.subject import Subject
 from simbal.analysis.shared.trained import DataPlaces, TrainedRun, load, runs_in
 from simbal.config.values import check_arguments, check_name
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.processes.heap import keep_freed_memory
 
-OF_A_RUN = "trained"  # the parameter of an analysis that works on a trained run
+# the parameter of an analysis that takes what it measures: a trained run, a model of Hugging Face, or either of them
+MEASURED = (OF_A_RUN, OF_A_HOST, OF_EITHER) = ("trained", "host", "subject")
+PRECISIONS: Mapping[type, str] = {
+    TrainedRun: "The run was trained in {trained} and is analysed in {analysed}.",
+    HostModel: "The weights are stored in {trained} and computed in {analysed}.",
+}
 NO_INPUTS: Mapping[str, Any] = {}
 NOWHERE = DataPlaces()
 
@@ -31,6 +40,7 @@ def evaluate(
     output_dir: str,
     inputs: Mapping[str, Any] = NO_INPUTS,
     places: DataPlaces = NOWHERE,
+    host: HostRequest | None = None,
 ) -> None:
     """Run each analysis: its `_target_`, called with its other keys.
 
@@ -42,6 +52,7 @@ def evaluate(
         output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
         inputs: more keys, for those analyses that have a parameter of the name; None: the user gave none.
         places: where the data of the runs are, beside where their configs say that they are.
+        host: a model of Hugging Face, in place of runs; its results go to its own folder.
 
     Raises:
         UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
@@ -50,20 +61,50 @@ def evaluate(
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
     for name in analyses:
         check_name("the analysis", name)  # it names a file in the folder of a run
-    keep_freed_memory()
+    if host is None:
+        keep_freed_memory()  # what a large model has held while it was loaded is given back
+    else:
+        if run is not None:
+            raise UserError("run= and hf= are two things to measure: give one of them")
+        analyses = of_measuring(analyses)
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     settings = _with_inputs(analyses, functions, inputs)
+    kinds = {name: _measures(function) for name, function in functions.items()}
     for name, function in functions.items():
-        check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={OF_A_RUN, *inputs})
-    of_runs = {name for name, function in functions.items() if OF_A_RUN in inspect.signature(function).parameters}
-    if of_runs and run is None:
-        raise UserError(f"{', '.join(sorted(of_runs))} works on a trained run: give run=outputs/<name>/<run>")
-    for name in analyses.keys() - of_runs:
+        check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={*MEASURED, *inputs})
+    of_subjects = {name: kind for name, kind in kinds.items() if kind}
+    subjects = _subjects(of_subjects, run, host, accelerator, places) if of_subjects else {}
+    for name in kinds.keys() - of_subjects:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
-    for path in runs_in(Path(str(run))) if of_runs else ():
-        trained = cache(partial(load, path, accelerator, places))  # what is there already needs no model
-        for name in [name for name in analyses if name in of_runs]:
-            _once(functions[name], name, settings[name], path, trained, overwrite)
+    for folder, load_it in subjects.items():
+        subject = cache(load_it)  # what is there already needs no model
+        for name in of_subjects:
+            _once(functions[name], name, settings[name], folder, subject, overwrite)
+
+
+def _subjects(
+    kinds: Mapping[str, str], run: str | None, host: HostRequest | None, accelerator: str, places: DataPlaces
+) -> dict[Path, Callable[[], Subject]]:
+    """Return what loads each thing to measure, by the folder of its results.
+
+    Raises:
+        UserError: there is none, or an analysis is not of it.
+    """
+    others = {
+        OF_A_HOST: "works on a model of Hugging Face: give hf=FOLDER",
+        OF_A_RUN: "works on a trained run: give run=outputs/<name>/<run>",
+    }
+    if run is None and host is None:
+        names = ", ".join(sorted(kinds))
+        raise UserError(
+            f"{names} works on a trained run: give run=outputs/<name>/<run>, or a model of Hugging Face by hf="
+        )
+    for name, kind in kinds.items():
+        if kind == (OF_A_RUN if host else OF_A_HOST):
+            raise UserError(f"analysis={name} {others[kind]}")
+    if host:
+        return {host.require_results(): host.load}
+    return {path: partial(load, path, accelerator, places) for path in runs_in(Path(str(run)))}
 
 
 def _with_inputs(
@@ -86,26 +127,32 @@ def _once(
     name: str,
     settings: dict[str, Any],
     folder: Path,
-    trained: Callable[[], TrainedRun] | None,
+    subject: Callable[[], Subject] | None,
     overwrite: bool,
 ) -> None:
     out, file = console(), folder / "analysis" / f"{name}.json"
     if not overwrite and (done := read_analysis(file)) is not None and made_with(done, settings):
         out.print(f"there already: {file}", soft_wrap=True)
         return
-    run = None if trained is None else trained()
-    given = {} if run is None else {OF_A_RUN: run}
+    measured = None if subject is None else subject()
+    given = {_measures(function): measured} if measured else {}
     started = time.perf_counter()
     finding = function(**given, **_arguments(settings))
     seconds = time.perf_counter() - started
-    if run is not None:
+    if measured is not None:
         out.print(f"{name} of {folder}", soft_wrap=True)
     finding.show(out)
-    if run is not None and len({*run.precisions.values()}) > 1:
-        out.print("The run was trained in {trained} and is analysed in {analysed}.".format(**run.precisions))
-    circumstances = _circumstances(seconds) | ({} if run is None else {"precision": run.precisions})
+    if measured is not None and len({*measured.precisions.values()}) > 1:
+        out.print(PRECISIONS[type(measured)].format(**measured.precisions))
+    circumstances = _circumstances(seconds) | ({} if measured is None else {"precision": measured.precisions})
     write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **circumstances})
     out.print(f"written: {file}", soft_wrap=True)
+
+
+def _measures(function: Callable[..., Finding]) -> str:
+    """Return the name of the parameter that takes what is measured; "" if nothing is."""
+    parameters = inspect.signature(function).parameters
+    return next((kind for kind in (OF_EITHER, OF_A_RUN, OF_A_HOST) if kind in parameters), "")
 
 
 def _circumstances(seconds: float) -> dict[str, Any]:

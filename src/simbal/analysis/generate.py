@@ -1,8 +1,9 @@
-"""The analysis `generate`: text that a trained run writes.
+"""The analysis `generate`: text that a model writes.
 
-Shapes: B samples, S tokens of the prompt, T drawn tokens, Q new tokens of a pass, N tokens, E experts, V ids, D width.
+Shapes: B samples, S tokens of the prompt, T drawn tokens, Q new tokens of a pass, V ids.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,51 +13,16 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding
-from simbal.analysis.shared.trained import TrainedRun, run_tokenizer
+from simbal.analysis.shared.subject import Subject, TextTokenizer
 from simbal.config.values import not_negative, whole_number
-from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import new_grid
-from simbal.model.attention import KeyValueCache
-from simbal.model.router import Candidates, Steering
-from simbal.model.transformer import Transformer
 
 DEFINITION = {
     "nll": "-log p of the drawn tokens at temperature 1, in nats, mean over the tokens of all samples",
     "ended": "share of the samples that came to an end of text",
     "sample": "starts after an end of text and the prompt; ends at the next end of text, or after `tokens` tokens",
 }
-
-
-class WholePrefix:
-    """A `Steering` around another that sees what every token so far had, and chooses for the new ones.
-
-    With this even a choice by a hash of the sequence so far is that of a forward pass over the whole sequence, as long
-    as a later token cannot change an earlier one's experts, which in evaluation holds for every strategy.
-    """
-
-    def __init__(self, steering: Steering, cache: KeyValueCache) -> None:
-        """Wrap `steering`; `cache` is that of the same forward passes, which knows the tokens."""
-        self.steering, self.cache = steering, cache
-        self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as `steering` adjusts them, each token's alone."""
-        return self.steering.adjust_logits(logits_NE)
-
-    def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the last Q rows of each sequence's scores, (B*Q, E)."""
-        num_sequences, new = candidates.tokens_BS.shape
-        new_2NE = torch.stack([candidates.logits_NE, candidates.probs_NE])
-        new_2BQE = new_2NE.view(2, num_sequences, new, -1)
-        past_2BSE = self._past.get(candidates.layer)
-        all_2BSE = new_2BQE if past_2BSE is None else torch.cat([past_2BSE, new_2BQE], 2)
-        self._past[candidates.layer] = all_2BSE
-        logits_NE, probs_NE = all_2BSE.flatten(1, 2)
-        assert self.cache.tokens_BS is not None, "the model appends the tokens before it routes them"
-        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE)
-        scores_NE = self.steering.choice_scores(whole)
-        return scores_NE.reshape(num_sequences, -1, scores_NE.shape[1])[:, -new:].flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -105,57 +71,52 @@ class Sample:
 
 
 def generate(
-    trained: TrainedRun, prompt: str, tokens: int, samples: int, temperature: float, top_p: float, seed: int
+    subject: Subject, prompt: str, tokens: int, samples: int, temperature: float, top_p: float, seed: int
 ) -> Finding:
     """Draw samples, print and store them.
 
     Args:
-        trained: the run; one on symbols (data=synthetic) has no text.
+        subject: the model; a run on symbols (data=synthetic) has no text.
         prompt: where the text starts; empty: after an end of text alone.
-        tokens: at most drawn for each sample; with the prompt no more than the run was trained on at once.
+        tokens: at most drawn for each sample; with the prompt no more than the model reads at once.
         samples: how many continuations.
         temperature: the logits are divided by it; 0: the most probable token, always.
         top_p: the share of the probability from which is drawn, most probable tokens first; 1: all of it.
         seed: of the draws.
 
     Raises:
-        UserError: a key is out of its range, or the run cannot write such a text.
+        UserError: a key is out of its range, or the model cannot write such a text.
     """
     drawing = _checked(prompt, tokens, samples, temperature, top_p, seed)
-    tokenizer = run_tokenizer(trained)
+    tokenizer = subject.tokenizer()
     given = [int(token) for token in tokenizer.encode(prompt.encode())] if prompt else []
-    longest = trained.spec.config.data.seq_len
+    longest = subject.seq_len
     if len(given) + tokens > longest:  # the model reads the end of text before, and not the last token that is drawn
         raise UserError(
             f"analysis.generate.tokens={tokens} after a prompt of {len(given)} tokens is longer than the {longest} "
-            f"tokens that the run was trained on: at most {max(0, longest - len(given))} fit"
+            f"tokens that {subject.reads}: at most {max(0, longest - len(given))} fit"
         )
-    prompt_BS = torch.tensor([[tokenizer.eot, *given]] * samples, device=trained.device)
-    possible_V = torch.from_numpy(tokenizer.byte_len > 0)
-    possible_V[tokenizer.eot] = True
-    with trained.inference():
-        ids_BT, nll_BT = continue_tokens(
-            trained.model, trained.module.balancing, prompt_BS, tokens, drawing, possible_V
-        )
+    prompt_BS = torch.tensor([[tokenizer.eot, *given]] * samples, device=subject.device)
+    possible_V = torch.from_numpy(tokenizer.drawable_V)
+    with subject.inference():
+        ids_BT, nll_BT = continue_tokens(subject.decoder(), prompt_BS, tokens, drawing, possible_V)
     found = [_sample(tokenizer, *each) for each in zip(ids_BT.tolist(), nll_BT.tolist(), strict=True)]
     return Finding([_table(prompt, found)], _notes(drawing), _record(prompt, found, seed))
 
 
 @torch.inference_mode()
 def continue_tokens(
-    model: Transformer, steering: Steering, prompt_BS: Tensor, tokens: int, drawing: Drawing, possible_V: Tensor
+    logits_after: Callable[[Tensor], Tensor], prompt_BS: Tensor, tokens: int, drawing: Drawing, possible_V: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw ids (B, T) after the prompts, one by one with a cache, and return them with -log p of each, (B, T).
+    """Draw ids (B, T) after the prompts, one by one, and return them with -log p of each, (B, T).
 
     -log p is in nats at temperature 1, over the ids that can be drawn, which are those in `possible_V`.
+    `logits_after` is given the next ids of the samples, (B, Q), and returns the logits (B, V) after the last of them.
     """
-    cache = KeyValueCache(model.shape.num_layers)
-    steering = WholePrefix(steering, cache)
     uniform_BT = drawing.uniform_numbers(len(prompt_BS), tokens)
     ids, nlls, next_BQ = [], [], prompt_BS
     for step in range(tokens):
-        hidden_BQD, _ = model(next_BQ, steering, cache)
-        logits_BV = (hidden_BQD[:, -1] @ model.head_VD.T).float().cpu().masked_fill(~possible_V, -torch.inf)
+        logits_BV = logits_after(next_BQ).float().cpu().masked_fill(~possible_V, -torch.inf)
         ids_B = drawing.draw(logits_BV, uniform_BT[:, step])
         nlls.append(-logits_BV.log_softmax(1).gather(1, ids_B[:, None])[:, 0])
         ids.append(ids_B)
@@ -188,11 +149,10 @@ def _checked(prompt: str, tokens: int, samples: int, temperature: float, top_p: 
     return Drawing(temperature, top_p, seed)
 
 
-def _sample(tokenizer: Tokenizer, ids: list[int], nll: list[float]) -> Sample:
+def _sample(tokenizer: TextTokenizer, ids: list[int], nll: list[float]) -> Sample:
     ended = tokenizer.eot in ids
     length = ids.index(tokenizer.eot) if ended else len(ids)
-    text = tokenizer.encoding.decode(ids[:length], errors="replace")  # bytes that are no UTF-8: U+FFFD
-    return Sample(ids[:length], text, ended, nll[: length + ended])
+    return Sample(ids[:length], tokenizer.decode(ids[:length]), ended, nll[: length + ended])
 
 
 def _table(prompt: str, found: list[Sample]) -> Table:

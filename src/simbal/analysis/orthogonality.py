@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.trained import TrainedRun, moe_layers
+from simbal.analysis.shared.subject import Subject, routers_of
 from simbal.metrics.similarity import max_cosine, max_deviation, mean_squared_cosine, mean_squared_deviation, row_norms
 
 DEFINITION = {
@@ -32,14 +32,14 @@ FORMATS = {  # the heading of each number in the table, and its format
 }  # fmt: skip
 
 
-def orthogonality(trained: TrainedRun) -> Finding:
+def orthogonality(subject: Subject) -> Finding:
     """Measure the final weight of every router; no data are needed.
 
     Raises:
         UserError: the run is of a dense model.
     """
     # on the CPU, so that the order in which a product is summed is not the device's
-    weights = [layer.router.weight_ED.detach().cpu() for layer in moe_layers(trained, "orthogonality")]
+    weights = [router.weight_ED.detach().cpu() for router in routers_of(subject, "orthogonality")]
     layers = [measured(weight_ED) for weight_ED in weights]
     means = {name: fmean(layer[name] for layer in layers) for name in FORMATS}
     num_experts, d_model = weights[0].shape

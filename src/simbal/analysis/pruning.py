@@ -6,8 +6,7 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -18,17 +17,12 @@ from torch import Tensor
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.experts.dispatch import RoutingPlan
-from simbal.experts.select import apply_experts
 from simbal.metrics import language
-from simbal.model.moe import FeedForward, MoELayer
-from simbal.model.router import Routing, Steering
 
 PLAIN = "plain"
-Forward = Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]
 DEFINITION = {
     "pruning": "a chosen expert is computed if its weight divided by the sum of the token's weights is at least the "
     "threshold (rule=relative: threshold times the token's largest)",
@@ -116,7 +110,7 @@ def geometric_mean(ratios: Sequence[float]) -> tuple[float, float | None, float 
 
 
 def pruning(
-    trained: TrainedRun,
+    subject: Subject,
     tokens: int | None,
     batch_size: int,
     thresholds: list[float],
@@ -131,7 +125,7 @@ def pruning(
     that keeps every expert by the same code, in alternating order, and their ratios are what is compared.
 
     Args:
-        trained: the run.
+        subject: the model.
         tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; seconds depend on it.
         thresholds: each between 0 and 1.
@@ -143,19 +137,19 @@ def pruning(
     Raises:
         UserError: the model is dense, or a key is out of its range.
     """
-    _check(trained, thresholds, repeats)
+    _check(subject, thresholds, repeats)
     check_pass("pruning", tokens, batch_size)
     prunings = [Pruning(threshold, rule, renorm_after, allow_none) for threshold in sorted(set(thresholds))]
     plain = Arm(PLAIN, replace(prunings[0], threshold=0.0))
     arms = [Arm(f"{each.threshold:g}", each) for each in prunings]
     for arm in (plain, *arms):
-        _pass(trained, 1, batch_size, arm)  # whatever is slow once: one window, not timed
+        _pass(subject, 1, batch_size, arm)  # whatever is slow once: one window, not timed
         arm.seconds.clear()
     counted = 0
     for turn in range(repeats):
         for place, arm in enumerate(arms):
             for each in (plain, arm) if (turn + place) % 2 == 0 else (arm, plain):
-                counted = _pass(trained, tokens, batch_size, each)
+                counted = _pass(subject, tokens, batch_size, each)
             arm.ratios.append(arm.seconds[-1] / plain.seconds[-1])
     arms = [plain, *arms]
     record = {
@@ -164,60 +158,19 @@ def pruning(
         "metrics": _metrics(arms),
         "arms": {arm.name: arm.summary for arm in arms},
         "layers": {f"experts_{arm.name}": arm.experts_L for arm in arms},
-        "backend": trained.model.backend,
+        "backend": subject.backend,
     }
     return Finding([_table(arms)], _notes(counted, repeats, rule, renorm_after), record)
 
 
-def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_experts: int) -> RoutingPlan:
-    """Return a plan with rows for the kept choices only, for a forward pass.
-
-    `weights_NK` are 0 where nothing is kept. A slot without a row points at some other's, which its weight 0 takes
-    away: backends need no case of their own, and with everything kept the plan is the usual one.
-    """
-    plan = RoutingPlan.build(experts_NK.masked_fill(~kept_NK, num_experts), weights_NK, num_experts)
-    rows = int(plan.ends_E[-1])  # choices that are not kept were sorted behind the last expert
-    return RoutingPlan(weights_NK, plan.order_R[:rows], plan.inverse_R.clamp(max=max(rows - 1, 0)), plan.ends_E)
-
-
-@contextmanager
-def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruning) -> Iterator[list[int]]:
-    """Make the layers prune within the block; yield how many choices each has kept so far. For inference only."""
-    layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
-    kept_L = [0] * len(layers)
-    for index, layer in enumerate(layers):
-        layer.forward = _forward(layer, pruning, kept_L, index)  # type: ignore[assignment, method-assign]
-    try:
-        yield kept_L
-    finally:
-        for layer in layers:
-            del layer.forward  # the class's own is back
-
-
-def _forward(layer: MoELayer, pruning: Pruning, kept_L: list[int], index: int) -> Forward:
-    def forward(x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        x_ND = x_BSD.flatten(0, 1)
-        routing = layer.router(x_ND, tokens_BS, steering)
-        kept_NK = pruning.kept(routing.topk_probs_NK)
-        weights_NK = pruning.weights(routing.topk_probs_NK, kept_NK)
-        plan = kept_plan(routing.topk_experts_NK, weights_NK, kept_NK, len(layer.w2_EFD))
-        kept_L[index] += len(plan.order_R)
-        if not len(plan.order_R):
-            return torch.zeros_like(x_BSD), routing
-        y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD, layer.biases)
-        return y_ND.view_as(x_BSD), routing
-
-    return forward
-
-
-def _pass(trained: TrainedRun, tokens: int | None, batch_size: int, arm: Arm) -> int:
+def _pass(subject: Subject, tokens: int | None, batch_size: int, arm: Arm) -> int:
     """Fill in the arm's numbers from one pass, and return how many tokens it was."""
-    cuda = trained.device.type == "cuda"
-    with pruned(trained.model.feed_forwards, arm.pruning) as kept_L:
+    cuda = subject.device.type == "cuda"
+    with subject.pruned(arm.pruning) as kept_L:
         started = time.perf_counter()
-        sums_G3 = document_sums(trained, tokens, batch_size, title=f"pruning: {arm.name}")
+        sums_G3 = document_sums(subject, tokens, batch_size, title=f"pruning: {arm.name}")
         if cuda:
-            torch.cuda.synchronize(trained.device)
+            torch.cuda.synchronize(subject.device)
         arm.seconds.append(time.perf_counter() - started)
     nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
     arm.loss = nats / counted
@@ -241,9 +194,9 @@ def _metrics(arms: list[Arm]) -> dict[str, float]:
     return metrics
 
 
-def _check(trained: TrainedRun, thresholds: list[float], repeats: int) -> None:
-    if not trained.model.shape.num_experts:
-        raise UserError(f"analysis.pruning prunes experts, and {trained.path} has none: its model is dense")
+def _check(subject: Subject, thresholds: list[float], repeats: int) -> None:
+    if not subject.num_experts:
+        raise UserError(f"analysis.pruning prunes experts, and {subject.path} has none: its model is dense")
     if not (thresholds and all(0 <= threshold <= 1 for threshold in thresholds)):
         raise UserError(f"analysis.pruning.thresholds={thresholds} must be a list of numbers between 0 and 1")
     whole_number("analysis.pruning.repeats", repeats, 1)

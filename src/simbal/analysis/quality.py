@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.trained import TrainedRun, check_pass
+from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.config.values import whole_number
 from simbal.metrics import language
 from simbal.model.router import Steering
@@ -24,11 +24,11 @@ DEFINITION = {
 }
 
 
-def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Finding:
+def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Finding:
     """Measure loss, perplexity and bits per byte, each with its standard error.
 
     Args:
-        trained: the run.
+        subject: the model.
         tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         resamples: of the bootstrap, at least 2.
@@ -40,40 +40,45 @@ def quality(trained: TrainedRun, tokens: int | None, batch_size: int, resamples:
     check_pass("quality", tokens, batch_size)
     whole_number("analysis.quality.resamples", resamples, 2)
     whole_number("analysis.quality.seed", seed, 0)
-    sums_G3 = document_sums(trained, tokens, batch_size)
+    sums_G3 = document_sums(subject, tokens, batch_size)
     totals_3 = sums_G3.sum(0)
     spread = bootstrap(sums_G3, resamples, seed)
     nats, counted, num_bytes = (totals_3[0].item(), int(totals_3[1]), int(totals_3[2]))
-    numbers = {
-        "loss": nats / counted,
-        "ppl": language.perplexity(nats, counted),
-        "bpb": language.bits_per_byte(nats, num_bytes),
-    }
+    numbers = {"loss": nats / counted, "ppl": language.perplexity(nats, counted)}
+    notes = [f"{counted:,} tokens of {len(sums_G3):,} documents."]
+    if subject.bytes_of_token_V is None:
+        notes.append("Bits per byte are left out: how many bytes a token stands for is not known of this tokenizer.")
+    else:
+        numbers["bpb"] = language.bits_per_byte(nats, num_bytes)
     record = {
         "definition": DEFINITION,
         "tokens": counted,
         "documents": len(sums_G3),
-        "metrics": numbers | {f"{name}_se": se for name, se in spread.items()},
+        "metrics": numbers | {f"{name}_se": spread[name] for name in numbers},
     }
-    return Finding([_table(numbers, spread)], [f"{counted:,} tokens of {len(sums_G3):,} documents."], record)
+    return Finding([_table(numbers, spread)], notes, record)
 
 
 def document_sums(
-    trained: TrainedRun,
+    subject: Subject,
     tokens: int | None,
     batch_size: int,
     steering: Steering | None = None,
     title: str = "quality",  # title of the progress bar
 ) -> Tensor:
-    """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64."""
-    byte_len_V = trained.module.bytes_of_token_V
-    sums_G3 = torch.zeros(len(trained.validation.document_ends), 3, dtype=torch.float64)
+    """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64.
+
+    Bytes are 0 where they are not known.
+    """
+    byte_len_V = subject.bytes_of_token_V
+    sums_G3 = torch.zeros(len(subject.validation.document_ends), 3, dtype=torch.float64)
     batches = track(
-        trained.predict(batch_size, tokens, steering), title, trained.num_batches(batch_size, tokens), transient=True
+        subject.predict(batch_size, tokens, steering), title, subject.num_batches(batch_size, tokens), transient=True
     )
     for batch in batches:
         targets_N = batch.windows_BT[:, 1:].flatten()
-        values_N3 = torch.stack([batch.nll_BS.flatten(), torch.ones_like(targets_N), byte_len_V[targets_N]], 1).double()
+        bytes_N = torch.zeros_like(targets_N) if byte_len_V is None else byte_len_V[targets_N]
+        values_N3 = torch.stack([batch.nll_BS.flatten(), torch.ones_like(targets_N), bytes_N], 1).double()
         sums_G3.index_add_(0, batch.documents_BS.flatten().cpu(), values_N3.cpu())
     return sums_G3[sums_G3[:, 1] > 0]
 

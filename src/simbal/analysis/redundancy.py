@@ -14,11 +14,9 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.trained import TrainedRun, check_pass
-from simbal.cost.parameters import parameters
+from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.errors import UserError
-from simbal.model.expert_similarity import Watched, watched
-from simbal.model.transformer import TransformerShape
+from simbal.model.expert_similarity import Watched
 
 DEFINITION = {
     "pes": "mean cosine over all pairs of experts of their raw outputs on a layer's input, mean over tokens; "
@@ -34,29 +32,28 @@ DEFINITION = {
 OVER_LAYERS = {"minimum": "min_pes", "mean": "mean_pes"}  # lines of the table
 
 
-def redundancy(trained: TrainedRun, tokens: int | None, batch_size: int) -> Finding:
+def redundancy(subject: Subject, tokens: int | None, batch_size: int) -> Finding:
     """Measure the PES of each layer with its standard error, and what measuring it costs.
 
     Args:
-        trained: the run.
+        subject: the model.
         tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it bounds the memory and does not change the numbers.
 
     Raises:
         UserError: the model has fewer than two experts, or a key is out of its range.
     """
-    shape = trained.model.shape
-    if shape.num_experts < 2:
-        raise UserError(f"analysis.redundancy compares experts, and {trained.path} has {shape.num_experts}")
+    if subject.num_experts < 2:
+        raise UserError(f"analysis.redundancy compares experts, and {subject.path} has {subject.num_experts}")
     check_pass("redundancy", tokens, batch_size)
-    next(trained.predict(batch_size, tokens))  # whatever is slow once is in neither pass
-    plain_seconds = _pass_seconds(trained, tokens, batch_size, "plain pass")
-    with watched(trained.model.feed_forwards) as seen:
-        seconds = _pass_seconds(trained, tokens, batch_size, "all experts")
+    next(subject.predict(batch_size, tokens))  # whatever is slow once is in neither pass
+    plain_seconds = _pass_seconds(subject, tokens, batch_size, "plain pass")
+    with subject.similarity() as seen:
+        seconds = _pass_seconds(subject, tokens, batch_size, "all experts")
     pes_L, se_L, metrics = summary(seen.similarity_LN)
     cost = {
         "seconds": seconds / plain_seconds,
-        "flops": flops_multiple(shape, trained.spec.config.data.seq_len),
+        "flops": subject.every_expert_flops(),
         "plain_seconds": plain_seconds,
     }
     record = {
@@ -86,20 +83,14 @@ def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, 
     return pes_L.tolist(), se_L.tolist(), metrics
 
 
-def flops_multiple(shape: TransformerShape, seq_len: int) -> float:
-    """Return the FLOPs of a pass with all experts beside the chosen ones, divided by those of a plain pass."""
-    counted = parameters(shape)
-    return 1 + 2 * counted.ffn / counted.forward_flops(seq_len)
-
-
-def _pass_seconds(trained: TrainedRun, tokens: int | None, batch_size: int, title: str) -> float:
-    cuda = trained.device.type == "cuda"
+def _pass_seconds(subject: Subject, tokens: int | None, batch_size: int, title: str) -> float:
+    cuda = subject.device.type == "cuda"
     clock = time.perf_counter if cuda else time.process_time
     started = clock()
-    for _ in track(trained.predict(batch_size, tokens), title, trained.num_batches(batch_size, tokens), transient=True):
+    for _ in track(subject.predict(batch_size, tokens), title, subject.num_batches(batch_size, tokens), transient=True):
         pass
     if cuda:
-        torch.cuda.synchronize(trained.device)
+        torch.cuda.synchronize(subject.device)
     return clock() - started
 
 

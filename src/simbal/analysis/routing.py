@@ -20,14 +20,13 @@ from simbal.analysis.shared.routing_totals import (
     RoutingTotals,
     TokenPairs,
     correlation,
-    inputs_of,
     mean_in_bins,
     over_layers,
 )
-from simbal.analysis.shared.trained import Predicted, TrainedRun, check_pass, load, moe_layers
+from simbal.analysis.shared.subject import LayerRouter, Predicted, Subject, check_pass, routers_of
+from simbal.analysis.shared.trained import TrainedRun, load
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.model.router import Router
 
 LIKE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that two runs must share to be compared
 DEFINITION = {
@@ -63,18 +62,18 @@ SURENESS = {
 
 
 def routing(
-    trained: TrainedRun, tokens: int | None, batch_size: int, pairs: int, bins: int, seed: int, against: str | None
+    subject: Subject, tokens: int | None, batch_size: int, pairs: int, bins: int, seed: int, against: str | None
 ) -> Finding:
     """Measure the routing of every layer on the validation windows.
 
     Args:
-        trained: the run.
+        subject: the model.
         tokens: drawn from the validation split; None: all of it.
         batch_size: sequences at once; it does not change the numbers.
         pairs: of tokens in the random sample, at least 2.
         bins: of cos(x, x'), equal parts of [-1, 1].
         seed: of the sample.
-        against: the path of another run on the same data and of the same shape, or of weights that a run kept
+        against: for a run, the path of another on the same data and of the same shape, or of weights that a run kept
             (trainer.keep_every); None: no saturation.
 
     Raises:
@@ -83,16 +82,16 @@ def routing(
     check_pass("routing", tokens, batch_size)
     for key, value, least in (("pairs", pairs, 2), ("bins", bins, 1), ("seed", seed, 0)):
         whole_number(f"analysis.routing.{key}", value, least)
-    layers = moe_layers(trained, "routing")
-    other = None if against is None else _other(trained, against)
-    seq_len = trained.spec.config.data.seq_len
+    routers = routers_of(subject, "routing")
+    other = None if against is None else _other(subject, against)
+    seq_len = subject.seq_len
     totals = RoutingTotals(seq_len)
-    sample = TokenPairs(trained.num_batches(1, tokens) * seq_len, pairs, seed)
-    with inputs_of(layers) as inputs:
-        for batch, its in _batches(trained, other, batch_size, tokens):
+    sample = TokenPairs(subject.num_batches(1, tokens) * seq_len, pairs, seed)
+    with subject.inputs() as inputs:
+        for batch, its in _batches(subject, other, batch_size, tokens):
             totals.add(batch.routings, its.routings if its else None)
             sample.add(inputs, batch.routings)
-    record = _record(totals, sample, [layer.router for layer in layers], bins)
+    record = _record(totals, sample, routers, bins)
     tables = routing_tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
     return Finding(tables, routing_notes(record, totals.lengths, against), record)
 
@@ -133,7 +132,7 @@ def routing_notes(record: Mapping[str, Any], lengths: Mapping[str, int], against
     return said
 
 
-def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bins: int) -> dict[str, Any]:
+def _record(totals: RoutingTotals, sample: TokenPairs, routers: Sequence[LayerRouter], bins: int) -> dict[str, Any]:
     layers = totals.layers()
     cosines_LC, logit_cosines_LC, overlaps_LC = sample.compare([router.weight_ED for router in routers])
     correlations = [correlation(x_C, y_C) for x_C, y_C in zip(cosines_LC, logit_cosines_LC, strict=True)]
@@ -155,8 +154,10 @@ def _record(totals: RoutingTotals, sample: TokenPairs, routers: list[Router], bi
     }
 
 
-def _other(trained: TrainedRun, against: str) -> TrainedRun:
+def _other(trained: Subject, against: str) -> TrainedRun:
     """Return the run or weights at `against`; `UserError` unless its choices compare with those of `trained`."""
+    if not isinstance(trained, TrainedRun):
+        raise UserError(f"analysis.routing.against={against} is for runs, and {trained.path} is none: leave it out")
     other = load(Path(against), trained.device.type, trained.places)
     mine, its = (dict[str, object]({"data.seq_len": run.spec.config.data.seq_len}) for run in (trained, other))
     for facts, run in ((mine, trained), (its, other)):
@@ -169,12 +170,12 @@ def _other(trained: TrainedRun, against: str) -> TrainedRun:
 
 
 def _batches(
-    trained: TrainedRun, other: TrainedRun | None, batch_size: int, tokens: int | None
+    subject: Subject, other: TrainedRun | None, batch_size: int, tokens: int | None
 ) -> Iterator[tuple[Predicted, Predicted | None]]:
     """Yield what both runs predict on the same windows; None for a run that is not there."""
-    batches = trained.predict(batch_size, tokens)
+    batches = subject.predict(batch_size, tokens)
     theirs = other.predict(batch_size, tokens) if other else iter(())
-    for batch in track(batches, "routing", trained.num_batches(batch_size, tokens), transient=True):
+    for batch in track(batches, "routing", subject.num_batches(batch_size, tokens), transient=True):
         yield batch, next(theirs, None)
 
 

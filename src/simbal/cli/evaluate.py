@@ -2,6 +2,7 @@
 
 Examples:
     python evaluate.py run=outputs/default analysis=quality       # every finished run in the folder
+    python evaluate.py hf=FOLDER data=pysource analysis=[quality,redundancy,routing]   # a model of Hugging Face
     python evaluate.py analysis=orthogonalization
     python evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8
     python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
@@ -10,8 +11,9 @@ Examples:
 from typing import Any
 
 from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
+from simbal.errors import UserError, exit_on_user_error
 
+OF_HOSTS = ("hf", "name", "context", "dtype")
 INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
 
 
@@ -24,10 +26,25 @@ def evaluate_composed(cfg: Any) -> None:
     """Run the analyses that `cfg` names."""
     with exit_on_user_error():
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
+        from simbal.analysis.hosts import HostRequest
         from simbal.analysis.shared.trained import DataPlaces
         from simbal.config.check import resolved
 
         config = resolved(cfg)
         inputs = {key: config.get(key) for key in INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
+        if config["hf"] is not None:
+            of_host = {key: config[key] for key in (*OF_HOSTS, "data", "accelerator", "output_dir")}
+            evaluate(config["analysis"], **keys, inputs=inputs, host=HostRequest(**of_host))
+            return
+        refuse_keys_of_hosts(config)
         evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
+
+
+def refuse_keys_of_hosts(config: dict[str, Any]) -> None:
+    """Raise `UserError` for keys that say how to measure a model of Hugging Face, where none is named."""
+    if "source" in config["data"]:
+        raise UserError(f"data={config['data']['source']} is the text of hf=: a run is measured on its own data")
+    given = [key for key in ("context", "dtype") if config[key] not in (None, "auto")]
+    if given:
+        raise UserError(f"{given[0]}= is for hf=: leave it out")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -149,6 +149,7 @@ def build(
     threads: int | None,
     progress: bool,
     by_ends: Source | None = None,
+    splits: Sequence[str] = SPLITS,
 ) -> None:
     """Fill `folder`, `meta.json` last, going on after the units that an interrupted build had finished.
 
@@ -160,9 +161,10 @@ def build(
         threads: the number of threads that encode; None: one per core.
         progress: whether to show a live view.
         by_ends: the same documents with their ends held out, for where a split gets none of them; None: an error.
+        splits: those that the source gives documents of; the others stay empty.
 
     Raises:
-        UserError: for a bad input, and if a split gets no document.
+        UserError: for a bad input, and if one of `splits` gets no document.
     """
     journal = _begin(folder, source.units(), encoder.vocab_size, by_ends is not None)
     with ExitStack() as stack:
@@ -170,13 +172,13 @@ def build(
         report = stack.enter_context(build_progress(progress))
         if not journal.ends:
             _read(folder, source, encoders, journal, report)
-            if by_ends and not all(journal.documents.values()):
+            if by_ends and not all(journal.documents[split] for split in splits):
                 _empty(folder)
                 journal = Journal(planned=journal.planned, ends=True)
         if by_ends and journal.ends:
             _read(folder, by_ends, encoders, journal, report)
-    overlap = _overlap(folder, encoder, journal, encoders.threads)
-    _finish(folder, encoder, description, journal, overlap)
+    overlap = _overlap(folder, encoder, journal, encoders.threads, splits)
+    _finish(folder, encoder, description, journal, overlap, splits)
 
 
 def _read(folder: Path, source: Source, encoders: Encoders, journal: Journal, report: Report) -> None:
@@ -260,13 +262,15 @@ def _commit(
     journal.write(folder)
 
 
-def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> Overlap:
-    for split, documents in journal.documents.items():
-        if not documents:
+def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int, splits: Sequence[str]) -> Overlap:
+    for split in splits:
+        if not journal.documents[split]:
             raise UserError(
                 f"none of the {sum(journal.documents.values())} documents falls into the {split} split: "
                 "give more documents, data.validation_files or another data.validation_one_in"
             )
+    if len(splits) < len(SPLITS):
+        return Overlap(0, journal.documents["validation"], 0, 0)
     train, validation = (folder / split for split in SPLITS)
     documents = shared_documents(train / "digests.bin", validation / "digests.bin")
     dtype = token_dtype(encoder.vocab_size)
@@ -275,7 +279,14 @@ def _overlap(folder: Path, encoder: Encoder, journal: Journal, threads: int) -> 
     return Overlap(documents, journal.documents["validation"], *windows)
 
 
-def _finish(folder: Path, encoder: Encoder, description: dict[str, Any], journal: Journal, overlap: Overlap) -> None:
+def _finish(
+    folder: Path,
+    encoder: Encoder,
+    description: dict[str, Any],
+    journal: Journal,
+    overlap: Overlap,
+    splits: Sequence[str],
+) -> None:
     """Write byte_len.bin and meta.json, with all that follows from the whole files, read back from the disk."""
     byte_len = encoder.byte_len.astype("<u2")
     byte_len.tofile(folder / "byte_len.bin")
@@ -301,7 +312,8 @@ def _finish(folder: Path, encoder: Encoder, description: dict[str, Any], journal
         "fingerprints": fingerprints(facts, text, encoder.vocab_size),
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
     }
-    write_meta(folder, meta | ({"held_out": "ends"} if journal.ends else {}))
+    more = {"held_out": "ends"} if journal.ends else {}
+    write_meta(folder, meta | more | ({"only": splits[0]} if len(splits) == 1 else {}))
     for scaffold in (folder / NAME, *(folder / split / "digests.bin" for split in SPLITS)):
         scaffold.unlink()  # the journal first: it must not outlive what it speaks of
 

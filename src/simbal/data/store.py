@@ -31,6 +31,7 @@ from simbal.config.schema import DataConfig
 from simbal.data import tokenizer
 from simbal.data.builder import FORMAT, Journal, build
 from simbal.data.document import SPLITS, Encoder, Source
+from simbal.data.held_out import VALIDATION, HeldOutOnly
 from simbal.data.overlap import Overlap
 from simbal.data.sources.dclm import DCLM
 from simbal.data.sources.files import Files
@@ -131,8 +132,10 @@ class Store:
             f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
             f"{counts['bytes'] / counts['tokens']:.3f} bytes per token"
             for split, counts in self.meta["splits"].items()
+            if counts["tokens"]
         ]
-        lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
+        if "only" not in self.meta:
+            lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
         lines += [f"  {sentence}" for sentence in self.held_out()]
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
         if left_out:
@@ -151,22 +154,39 @@ class Plan:
     source: Source
     description: dict[str, Any]  # of the source
     path: Path
+    encoder: Encoder | None = None  # another than the config's; then of the validation split alone
 
     @classmethod
-    def of(cls, data: DataConfig) -> "Plan":
-        """Return the plan of `data`; names, sizes and versions are read, and `UserError` if they make no sense."""
+    def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
+        """Return the plan of `data`; names, sizes and versions are read, and `UserError` if they make no sense.
+
+        With an `encoder` of somebody else's it is one of the validation split alone.
+        """
         source = open_source(data)
         description = {"name": data.source, **source.identity()}
-        key = sha256(json.dumps([FORMAT, data.vocab_size, description], sort_keys=True).encode()).hexdigest()
-        return cls(data, source, description, Path(data.cache_dir, f"{data.source}-{key[:12]}"))
+        facts: list[Any] = [FORMAT, data.vocab_size, description]
+        if encoder is not None:
+            source = HeldOutOnly(source)
+            description |= {"splits": [VALIDATION]}
+            facts = [FORMAT, encoder.vocab_size, description, encoder.table_sha256]
+        key = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return cls(data, source, description, Path(data.cache_dir, f"{data.source}-{key[:12]}"), encoder)
+
+    @property
+    def wanted_tokenizer(self) -> tuple[int, str | None]:
+        """The number of ids, and the sha256 of the token table."""
+        if self.encoder is not None:
+            return self.encoder.vocab_size, self.encoder.table_sha256
+        return self.data.vocab_size, None if self.data.source == "synthetic" else tokenizer.SHA256
 
     def require(self, store: Store) -> Store:
         """Return `store`; `UserError` unless it is what its folder's name says."""
+        vocab_size, table = self.wanted_tokenizer
         wanted = {
             "format": FORMAT,
             "source": record.sealed({"source": self.description})["source"],
-            "vocab_size": self.data.vocab_size,
-            "tokenizer_sha256": None if self.data.source == "synthetic" else tokenizer.SHA256,
+            "vocab_size": vocab_size,
+            "tokenizer_sha256": table,
         }
         wrong = [key for key, value in wanted.items() if store.meta.get(key) != value]
         if wrong:
@@ -188,19 +208,20 @@ def open_encoder(data: DataConfig) -> Encoder:
     return tokenizer.load_tokenizer(data.vocab_size, data.tokenizer_path)
 
 
-def prepare(data: DataConfig, progress: bool, remember: bool = True) -> Store:
+def prepare(data: DataConfig, progress: bool, remember: bool = True, encoder: Encoder | None = None) -> Store:
     """Return the store that the group `data` of a config asks for, built if it is not there yet, and verified.
 
     Args:
         data: says what to prepare, and where.
         progress: whether to show a live view.
         remember: whether to note in the store that it was verified, so that the next call takes no time.
+        encoder: another than that of `data`; then the validation split alone is read and prepared.
 
     Raises:
         UserError: for bad input, for a disk that cannot be written (inputs that were finished are kept), and for a
             store that is not what was prepared.
     """
-    plan = Plan.of(data)
+    plan = Plan.of(data, encoder)
     try:
         if not os.path.lexists(plan.path):
             plan.path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,9 +266,10 @@ def _build(plan: Plan, progress: bool) -> None:
     partial = plan.path.with_name(f"{plan.path.name}{PARTIAL}")
     partial.mkdir(exist_ok=True)
     try:
-        by_ends = plan.source.by_ends() if isinstance(plan.source, Files) else None
-        build(partial, plan.source, open_encoder(plan.data), plan.description, plan.data.threads, progress, by_ends)
-        if Plan.of(plan.data).path != plan.path:
+        by_ends = plan.source.by_ends() if isinstance(plan.source, Files | HeldOutOnly) else None
+        encoder, splits = plan.encoder or open_encoder(plan.data), (VALIDATION,) if plan.encoder else SPLITS
+        build(partial, plan.source, encoder, plan.description, plan.data.threads, progress, by_ends, splits)
+        if Plan.of(plan.data, plan.encoder).path != plan.path:
             shutil.rmtree(partial)
             raise UserError(f"the input of data.source={plan.data.source} changed while it was read: start again")
         for written in (*partial.rglob("*"), partial):

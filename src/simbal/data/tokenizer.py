@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -77,6 +77,17 @@ class Tokenizer:
         """Return the ids of UTF-8 `content`, without `eot`."""
         pieces = [self.encoding.encode_to_numpy(piece, disallowed_special=()) for piece in _pieces(content.decode())]
         return np.concatenate(pieces, dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return self.encoding.decode(list(ids), errors="replace")
+
+    @property
+    def drawable_V(self) -> NDArray[np.bool_]:
+        """Whether each id stands for text, or is end of text: whole cl100k_base has some that never occur."""
+        drawable_V: NDArray[np.bool_] = self.byte_len > 0
+        drawable_V[self.eot] = True
+        return drawable_V
 
 
 def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:

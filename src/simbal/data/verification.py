@@ -79,7 +79,7 @@ def require_meta(store: Path, meta: dict[str, Any]) -> None:
         texts = [meta["fingerprints"]["text"], meta["fingerprints"]["tokens"], meta["tokenizer_sha256"] or ""]
         whole = (
             all(type(count) is int and count >= 0 for count in counts)
-            and min(meta["vocab_size"], *(split["tokens"] for split in splits)) >= 1
+            and min(meta["vocab_size"], *(meta["splits"][split]["tokens"] for split in _filled(meta))) >= 1
             and meta["dtype"] == token_dtype(meta["vocab_size"])
             and all(isinstance(text, str) for text in texts)
             and isinstance(meta["source"], dict)
@@ -90,6 +90,11 @@ def require_meta(store: Path, meta: dict[str, Any]) -> None:
         whole = False
     if not whole:
         raise UserError(f"{store / META} is damaged: delete {store} and prepare it again")
+
+
+def _filled(meta: dict[str, Any]) -> tuple[str, ...]:
+    """Return the splits that hold documents: both, or the one that alone was prepared."""
+    return (meta["only"],) if "only" in meta else SPLITS
 
 
 def _is_of_ends(meta: dict[str, Any]) -> bool:

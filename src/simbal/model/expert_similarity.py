@@ -25,7 +25,10 @@ class Watched:
 
     def measure(self, index: int, layer: MoELayer, inputs: tuple[Tensor, ...]) -> None:
         """Measure one batch of the MoE layer `index`, ahead of its forward pass."""
-        running = layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD, layer.biases)
+        self.add(index, layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD, layer.biases))
+
+    def add(self, index: int, running: RunningSimilarity) -> None:
+        """Add what was measured of one batch in the MoE layer `index`."""
         self._parts[index].append(running.similarity_N.double().cpu())
         self.zero_outputs_L[index] += running.zero_outputs
 

@@ -1,8 +1,8 @@
-"""The memory that a step frees stays with the process for the next step.
+"""Memory that was freed: that of a step stays with the process for the next, that of a large model's loading does not.
 
 glibc gives large blocks back to the kernel, which maps and clears their pages anew at the next use: 8,600 page faults a
 step at `model=tiny`, a fifth of its time on a virtual machine.
-Reference: mallopt(3).
+Reference: mallopt(3), malloc_trim(3).
 """
 
 import ctypes
@@ -20,3 +20,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for parameter, value in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             mallopt(parameter, value)
+
+
+def give_back_freed_memory() -> None:
+    """Give all freed memory back to the kernel; with another libc, do nothing."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -105,7 +105,7 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     for spec in specs:
         for key, value in result_keys(spec.written).items():
             values[key][spec.choices.get(key.partition(".")[0])].add(repr(value))
-    del values["seed"]
+    values.pop("seed", None)
     return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
 
 

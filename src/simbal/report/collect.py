@@ -1,7 +1,7 @@
 """Reads the runs of a sweep from their folders, with their curves, and refuses those that do not fit in one table."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -51,20 +51,12 @@ class Run:
     @property
     def analysed(self) -> dict[str, float | None]:
         """The numbers of its analyses, as `redundancy.min_pes`; the slash is for the run's own, such as `val/ppl`."""
-        return {
-            f"{name}.{metric}": value
-            for name, analysis in self.analyses.items()
-            for metric, value in analysis["metrics"].items()
-        }
+        return numbers_of_analyses(self.analyses)
 
     @property
     def definitions(self) -> dict[str, str]:
         """The definitions of its numbers, by the same names."""
-        texts = dict(self.result["definitions"])
-        for name, analysis in self.analyses.items():
-            own = {metric: _text(metric, analysis) or KNOWN.get(metric) for metric in analysis["metrics"]}
-            texts |= {f"{name}.{metric}": text for metric, text in own.items() if text}
-        return texts
+        return dict(self.result["definitions"]) | definitions_of_analyses(self.analyses)
 
     @cached_property
     def loss_curve(self) -> list[tuple[int, float]]:
@@ -84,6 +76,20 @@ class Run:
             **self.analysed,
         }
         return measured.get(metric)
+
+
+def numbers_of_analyses(analyses: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the numbers of analyses, as `redundancy.min_pes`."""
+    return {f"{name}.{metric}": value for name, done in analyses.items() for metric, value in done["metrics"].items()}
+
+
+def definitions_of_analyses(analyses: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Return the definitions of the same numbers."""
+    texts: dict[str, str] = {}
+    for name, analysis in analyses.items():
+        own = {metric: _text(metric, analysis) or KNOWN.get(metric) for metric in analysis["metrics"]}
+        texts |= {f"{name}.{metric}": text for metric, text in own.items() if text}
+    return texts
 
 
 def collect(folder: Path) -> list[Run]:

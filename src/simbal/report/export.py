@@ -109,6 +109,10 @@ def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
             yield label | _tokens_line(row.tokens_to_loss, table.baseline)
             if slope := row.tokens_to_loss.by_slope:
                 yield label | _slope_line(slope, table.baseline)
+    for model in table.models:
+        for metric in table.metrics:
+            if (value := model.value(metric.key)) is not None:
+                yield {table.columns[0]: model.name, "metric": metric.key, "mean": value, "n": 1}
     for row in table.pairs:
         for key, difference in row.differences.items():
             assert row.other
@@ -127,6 +131,9 @@ def as_json(table: Table) -> dict[str, Any]:
             {"arm": row.arm.name, "other": row.other.name, "differences": _differences(row)}
             for row in table.pairs
             if row.other
+        ],
+        "models": [
+            {"folder": str(model.path), **model.record.content, "values": model.analysed} for model in table.models
         ],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}

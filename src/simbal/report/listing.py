@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from simbal.analysis.shared.host_record import is_host
 from simbal.config.schema import every_key
 from simbal.config.values import flatten
 from simbal.errors import UserError
@@ -180,13 +181,21 @@ def _candidates(folder: Path, levels: int) -> Iterator[Path]:
     for child, kind in zip(children, kinds, strict=True):
         if kind == "sweep":
             yield from _candidates(child, levels - 1)
-        elif kind or child.name not in OURS:
+        elif kind or not (child.name in OURS or _has_models(child)):
             yield child
 
 
 def _has_run(folder: Path) -> bool:
     try:
         return is_run(folder)
+    except OSError:
+        return False
+
+
+def _has_models(folder: Path) -> bool:
+    """Whether a folder is of a model of Hugging Face that was measured, or holds such folders."""
+    try:
+        return is_host(folder) or any(map(is_host, _children(folder)))
     except OSError:
         return False
 

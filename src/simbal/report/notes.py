@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import seed_spans
+from simbal.report.collect import Run
 from simbal.report.comparison import Row, rivals
 from simbal.report.controls import of_controls
+from simbal.report.models import MeasuredModel, notes_on_models
 from simbal.report.paper import NOTE
 from simbal.report.statistics import PairedDifference, relative
 from simbal.report.table import Table
@@ -24,11 +26,12 @@ def notes(table: Table) -> list[str]:
 def remarks(table: Table) -> list[str]:
     """Return the notes on what is particular to this table: what it does not compare, and what it cannot say."""
     found = [
-        *([] if table.pairs else why_no_difference(table.rows, table.baseline)),
+        *([] if table.pairs or not table.rows else why_no_difference(table.rows, table.baseline)),
         *_of_seeds(table.rows, _compared(table)),
         *_of_tokens(table.rows, table.baseline),
         *of_controls([row.arm for row in table.rows], table.metrics),
         *_of_runs(table.rows),
+        *notes_on_models(table.models),
     ]
     return [printable(note) for note in found]
 
@@ -40,7 +43,7 @@ def explanations(table: Table) -> list[str]:
         *_of_conclusions(_compared(table), table.margin),
         *_of_slopes(table.rows, table.baseline),
         *(of_paper(table.rows) if table.paper else []),
-        *_definitions(table.rows, table.metrics),
+        *_definitions([*(run for row in table.rows for run in row.arm.runs), *table.models], table.metrics),
     ]
     return [printable(note) for note in found]
 
@@ -79,9 +82,9 @@ def of_paper(rows: Sequence[Row]) -> list[str]:
     return ["The paper reports none of these columns for these strategies."]
 
 
-def _definitions(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[str]:
-    """Return what the numbers mean, as the runs themselves say it."""
-    definitions = {key: text for row in rows for run in row.arm.runs for key, text in run.definitions.items()}
+def _definitions(measured: Sequence[Run | MeasuredModel], metrics: Sequence[Metric]) -> list[str]:
+    """Return what the numbers mean, as the runs and models themselves say it."""
+    definitions = {key: text for one in measured for key, text in one.definitions.items()}
     return [f"{metric.title}: {definitions[metric.key]}." for metric in metrics if metric.key in definitions]
 
 

@@ -17,6 +17,7 @@ from simbal.metrics.table import Metric
 from simbal.report import export, two_folders
 from simbal.report.collect import Run, collect
 from simbal.report.columns import choose, named_by_runs
+from simbal.report.models import MeasuredModel, has_runs, measured_models
 from simbal.report.power import power_section
 from simbal.report.table import LastSweep, Table, build
 from simbal.report.terminal import Layout, show, show_fitting
@@ -45,7 +46,7 @@ def report(
     figures: bool = False,
     explain: bool = False,
 ) -> None:
-    """Print the table of the runs in `folder` and write table.md, .tex, .csv, .json and index.html there.
+    """Print the table of the runs and models in `folder`, and write table.md, .tex, .csv, .json and index.html there.
 
     Args:
         folder: outputs/<name>.
@@ -88,11 +89,11 @@ def read_table(
     pairs: bool = False,
 ) -> Table:
     """Return the table of the runs in `folder`; arguments and errors are those of `report`."""
-    runs = collect(folder)
+    models = measured_models(folder)
+    runs = collect(folder) if has_runs(folder) or not models else []
     missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    table = build(
-        folder.resolve().name, runs, baseline, _metrics(columns, runs), paper, missing, equivalence_margin, pairs
-    )
+    metrics = _metrics(columns, runs, models)
+    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin, pairs, models)
     _check_baseline(table, runs)
     return table
 
@@ -167,11 +168,13 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
     return keys
 
 
-def _metrics(columns: Sequence[str] | None, runs: Sequence[Run]) -> list[Metric] | None:
+def _metrics(
+    columns: Sequence[str] | None, runs: Sequence[Run], models: Sequence[MeasuredModel] = ()
+) -> list[Metric] | None:
     """Return the metrics of these columns, or of those that the runs' own configs name; None: the usual ones."""
     finished = [run for run in runs if run.finished]
     chosen = named_by_runs(finished) if columns is None else columns
-    return None if chosen is None else choose(chosen, finished)
+    return None if chosen is None else choose(chosen, [*finished, *models])
 
 
 def _check_baseline(table: Table, runs: Sequence[Run]) -> None:

@@ -53,10 +53,10 @@ def sections(table: Table) -> list[Section]:
 
 
 def means(table: Table, short: bool = False) -> Section:
-    """Return each arm's mean ± standard deviation; the paper's number beside it where the table has it.
+    """Return each arm's mean ± standard deviation, and the numbers of models below.
 
-    A number whose difference to the baseline is not resolved is muted. With `short`, label columns are headed by the
-    last part of their keys.
+    The paper's number stands beside where the table has it. A number whose difference to the baseline is not resolved
+    is muted. With `short`, label columns are headed by the last part of their keys.
     """
     headings = [*(short_columns(table.columns) if short else table.columns), "n", "seeds"]
     beside = [metric for metric in table.metrics if any(metric.key in row.reported for row in table.rows)]
@@ -73,8 +73,15 @@ def means(table: Table, short: bool = False) -> Section:
             if metric in beside:
                 cells.append(paper.paper_cell(metric, row.reported.get(metric.key)))
         rows.append(cells)
-    title = f"{table.name}: mean ± standard deviation over seeds"
-    return Section(title, headings, rows, len(table.columns) + 2, [row.arm.name for row in table.rows])
+    for model in table.models:
+        cells = model.cells(table.columns, table.metrics)
+        for place, metric in reversed([*enumerate(table.metrics, len(table.columns) + 2)]):
+            if metric in beside:
+                cells.insert(place + 1, Cell(ABSENT))
+        rows.append(cells)
+    title = f"{table.name}: mean ± standard deviation over seeds" if table.rows else f"{table.name}: models"
+    names = [*(row.arm.name for row in table.rows), *(model.name for model in table.models)]
+    return Section(title, headings, rows, len(table.columns) + 2, names)
 
 
 def mean_cell(number: str, summary: Summary | None, seeds: int | None = None) -> Cell:

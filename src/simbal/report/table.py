@@ -14,6 +14,7 @@ from simbal.report.arms import group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
 from simbal.report.comparison import Row, compare, conclude, every_pair
+from simbal.report.models import MeasuredModel, usual_of_models
 
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
 
@@ -33,6 +34,7 @@ class Table:
     margin: float | None = None  # nats per token, of equivalence; None: the runs name several
     pairs: list[Row] = field(default_factory=list)  # of two arms each, if they were asked for; then `rows` compare none
     pairs_of: str = "every two arms"  # what the pairs are
+    models: Sequence[MeasuredModel] = ()  # of Hugging Face, that were measured into the same folder
 
     @property
     def compared(self) -> list[Row]:
@@ -75,6 +77,7 @@ def build(
     missing: Mapping[str, str] | None = None,
     margin: float | None = None,
     pairs: bool = False,
+    models: Sequence[MeasuredModel] = (),
 ) -> Table:
     """Build the table, which compares arms with the one whose balancing is `baseline` and whose other keys are equal.
 
@@ -87,13 +90,14 @@ def build(
         missing: label by folder name of the runs that were never started.
         margin: of equivalence, in nats per token; None takes the runs' own `equivalence_margin`.
         pairs: compare every two arms; tokens to a loss are still those to the baseline's.
+        models: of Hugging Face, which are compared with nothing.
 
     Raises:
         UserError: the curve of a run is broken, or a perplexity is not above 0.
     """
     finished = [run for run in runs if run.finished]
-    columns = label_columns([run.spec for run in runs])
-    metrics = usual(finished) if metrics is None else metrics
+    columns = label_columns([run.spec for run in runs]) if runs or not models else ["model"]
+    metrics = [*usual(finished), *usual_of_models(models)] if metrics is None else metrics
     baseline = own(runs, "baseline") if baseline is None else baseline
     margin = own(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group(finished, columns), baseline, metrics, paper)
@@ -102,7 +106,8 @@ def build(
         rows = [replace(row, differences={}) for row in rows]
     conclude(every or rows, metrics, margin)
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    return Table(name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every)
+    never = dict(missing or {})
+    return Table(name, columns, metrics, rows, baseline, absent, paper, never, margin, every, models=models)
 
 
 def own(runs: Sequence[Run], key: str) -> Any:

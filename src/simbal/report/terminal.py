@@ -37,7 +37,7 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
             left_out += show_fitting(_without_spare(section), out)
     if (absent := sections.absent(table)).rows:
         out.print(Layout(absent).grid())
-    if table.rows:
+    if table.rows or table.models:
         left_out += show_fitting(_means(table), out)
     if any(cell.muted for row in sections.means(table).rows for cell in row):
         out.print(f"Faint: the difference to {table.baseline} is not resolved.", style="dim")

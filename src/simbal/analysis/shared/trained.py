@@ -3,25 +3,30 @@
 Shapes: B sequences, S sequence length, T = S + 1, W windows, D model width.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from simbal.analysis.shared.decoding import decoder_of
+from simbal.analysis.shared.pruned_layers import pruned
+from simbal.analysis.shared.routing_totals import inputs_of
+from simbal.analysis.shared.subject import Predicted, Pruned, Subject
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
-from simbal.config.values import whole_number
-from simbal.data.loader import HeldOut, ValidationSplit
+from simbal.cost.parameters import parameters
+from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
+from simbal.model.expert_similarity import Watched, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
-from simbal.model.router import Routing, Steering
+from simbal.model.router import Router, Steering
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -51,17 +56,7 @@ class DataPlaces:
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """A batch of validation windows, with the model's predictions for it."""
-
-    windows_BT: Tensor
-    documents_BS: Tensor  # the document of each target
-    nll_BS: Tensor  # -log p of each target, in nats
-    routings: list[Routing]  # of each MoE layer; none if dense
-
-
-@dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(Subject):
     """A run for analyses to work on; its model is in evaluation mode."""
 
     path: Path
@@ -73,6 +68,7 @@ class TrainedRun:
     device: torch.device
     precision: str
     places: DataPlaces  # the user's; those in the run's own config are not followed
+    reads: ClassVar[str] = "the run was trained on"
 
     @property
     def model(self) -> Transformer:
@@ -84,21 +80,37 @@ class TrainedRun:
         """The precision that the run was `trained` in, and that in which it is `analysed` on this device."""
         return {"trained": self.record["precision"], "analysed": self.precision}
 
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
+        return self.spec.config.data.seq_len
+
+    @property
+    def bytes_of_token_V(self) -> Tensor:
+        """UTF-8 bytes that each id stands for."""
+        return self.module.bytes_of_token_V
+
+    @property
+    def steering(self) -> Steering:
+        """The strategies that it was trained with."""
+        return self.module.balancing
+
+    @property
+    def backend(self) -> str | None:
+        """The implementation of its experts."""
+        return self.model.backend
+
+    @property
+    def routers(self) -> list[Router]:
+        """The router of every MoE layer, first layer first."""
+        return [*self.model.routers]
+
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Compute without gradients within the block, in the precision of the device."""
         mixed = self.precision == "bf16-mixed"
         with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
             yield
-
-    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[HeldOut]:
-        """Yield validation windows on the device, in file order: those drawn for `tokens`, as in training, or all."""
-        for windows_BT, documents_BS in self.validation.batches(tokens, batch_size):
-            yield HeldOut(windows_BT.to(self.device), documents_BS.to(self.device))
-
-    def num_batches(self, batch_size: int, tokens: int | None = None) -> int:
-        """Return how many batches `batches` yields."""
-        return len(self.validation.batches(tokens, batch_size))
 
     def predict(
         self, batch_size: int, tokens: int | None = None, steering: Steering | None = None
@@ -114,6 +126,34 @@ class TrainedRun:
                 targets_BS = windows_BT[:, 1:]
                 loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), 0.0)
             yield Predicted(windows_BT, documents_BS, loss.nll_N.view_as(targets_BS), routings)
+
+    def inputs(self) -> AbstractContextManager[list[Tensor]]:
+        """Yield a list that holds the last input (N, D) of each MoE layer after every forward pass in the block."""
+        return inputs_of([layer for layer in self.model.feed_forwards if isinstance(layer, MoELayer)])
+
+    def similarity(self) -> AbstractContextManager[Watched]:
+        """Measure in every forward pass within the block how alike the experts are."""
+        return watched(self.model.feed_forwards)
+
+    def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
+        """Compute only what `pruning` keeps within the block; yield how many choices each layer has kept so far."""
+        return pruned(self.model.feed_forwards, pruning)
+
+    def tokenizer(self) -> Tokenizer:
+        """Return its tokenizer; `UserError` for a run on symbols."""
+        data = self.spec.config.data
+        if data.source == "synthetic":
+            raise UserError(f"{self.path} was trained on data=synthetic, whose symbols stand for no text")
+        return load_tokenizer(data.vocab_size, self.places.tokenizer_path)
+
+    def decoder(self) -> Callable[[Tensor], Tensor]:
+        """Return a function that is given the next ids of the samples, and returns the logits after the last."""
+        return decoder_of(self.model, self.steering)
+
+    def every_expert_flops(self) -> float:
+        """Return the FLOPs of a pass with all experts beside the chosen ones, divided by those of a plain pass."""
+        counted = parameters(self.model.shape)
+        return 1 + 2 * counted.ffn / counted.forward_flops(self.seq_len)
 
 
 def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces()) -> TrainedRun:
@@ -176,13 +216,6 @@ def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> 
     return store
 
 
-def check_pass(analysis: str, tokens: int | None, batch_size: int) -> None:
-    """Raise `UserError` for a `batch_size` or `tokens` below 1, the keys of analyses of the validation split."""
-    whole_number(f"analysis.{analysis}.batch_size", batch_size, 1)
-    if tokens is not None:
-        whole_number(f"analysis.{analysis}.tokens", tokens, 1)
-
-
 def finished(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     """Return config and record of the run in a folder; `UserError` unless it has been run to its end there."""
     folder = RunFolder(path)
@@ -233,22 +266,6 @@ def runs_in(path: Path) -> list[Path]:
     if not finished:
         raise UserError(f"{path} holds no finished run")
     return finished
-
-
-def moe_layers(trained: TrainedRun, analysis: str) -> list[MoELayer]:
-    """Return the MoE layers in the order of the blocks; `UserError` for a dense model."""
-    layers = [layer for layer in trained.model.feed_forwards if isinstance(layer, MoELayer)]
-    if not layers:
-        raise UserError(f"{trained.path} is a dense model: analysis={analysis} works on routers")
-    return layers
-
-
-def run_tokenizer(trained: TrainedRun) -> Tokenizer:
-    """Return the tokenizer of a run; `UserError` for a run on symbols."""
-    data = trained.spec.config.data
-    if data.source == "synthetic":
-        raise UserError(f"{trained.path} was trained on data=synthetic, whose symbols stand for no text")
-    return load_tokenizer(data.vocab_size, trained.places.tokenizer_path)
 
 
 def _missing(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> str:

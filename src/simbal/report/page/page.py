@@ -112,6 +112,7 @@ def _tiles(table: Table) -> list[tuple[str, str]]:
     finished = [run for row in table.rows for run in row.arm.runs]
     absent = Counter(status for _, status, *_ in sections.absent(table).lines)
     tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
+    tiles += [("models of Hugging Face", f"{len(table.models):,}")] if table.models else []
     tiles += [(status, f"{count:,}") for status, count in absent.items()]
     counts = [run.result["tokens"] for run in finished]
     if counts:

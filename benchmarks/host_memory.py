@@ -1,0 +1,77 @@
+"""Memory and time that measuring a mixture of a billion parameters takes: quality, routing and PES on 2,048 tokens.
+
+    python benchmarks/host_memory.py            # 2 GB of disk and a minute or two on two cores
+
+A random OLMoE is written as a folder, and measured by `evaluate.py hf=` in a process of its own, whose largest
+resident size is printed. Nothing else is measured than what a user's command takes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ANALYSES = ("quality", "routing", "redundancy")
+TOKENS = 2048
+IDS = 4096  # of the tokenizer; the embedding has as many as OLMoE's
+SHAPE = {
+    "vocab_size": 50304, "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 9, "num_experts": 64,
+    "num_experts_per_tok": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def write_model(folder: Path, dtype: str) -> int:
+    """Write a random model with its tokenizer, and return how many parameters it has."""
+    import torch
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    from simbal.data.tokenizer import load_tokenizer
+    from simbal.hub.export import write_tokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_default_dtype(getattr(torch, dtype))
+        model = OlmoeForCausalLM(OlmoeConfig(**SHAPE))
+    model.save_pretrained(folder)
+    write_tokenizer(load_tokenizer(IDS), TOKENS, folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measured(command: list[str], place: str) -> float:
+    """Run a command to its end, and return its largest resident size in GB."""
+    process = subprocess.Popen(command, cwd=place)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(os.waitstatus_to_exitcode(status))
+    return used.ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    """Write the model, measure it, and print what that took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stored", choices=["bfloat16", "float32"], default="bfloat16", help="dtype of the folder")
+    parser.add_argument("--dtype", default="auto", help="of evaluate.py")
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write:
+        print(f"{write_model(args.write, args.stored):,} parameters in {args.stored}")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "olmoe")
+        subprocess.run([sys.executable, __file__, f"--write={folder}", f"--stored={args.stored}"], check=True)
+        keys = [f"analysis.{name}.{key}" for name in ANALYSES for key in (f"tokens={TOKENS}", "batch_size=1")]
+        asked = [f"hf={folder}", "data=pysource", f"dtype={args.dtype}", f"analysis=[{','.join(ANALYSES)}]", *keys]
+        peak = measured([sys.executable, str(ROOT / "evaluate.py"), *asked], place)
+        for name in ANALYSES:
+            found = json.loads(Path(place, f"outputs/models/olmoe/analysis/{name}.json").read_text())
+            print(f"{name}: {found['seconds']:.1f} s in {found['precision']['analysed']}, {found['tokens']:,} tokens")
+        print(f"largest resident size: {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

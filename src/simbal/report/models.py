@@ -1,0 +1,86 @@
+"""Models of Hugging Face that evaluate.py has measured into a folder: rows of its table beside the arms of runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simbal.analysis.shared.host_record import HostRecord, is_host, read_host_record
+from simbal.errors import UserError
+from simbal.metrics.table import Metric
+from simbal.report.collect import definitions_of_analyses, numbers_of_analyses, read_analyses
+from simbal.report.columns import ABSENT, Cell, number_cell, of_analysis
+from simbal.runs.folder import is_run
+
+USUAL = (  # columns where none are chosen
+    "quality.bpb", "quality.ppl", "redundancy.min_pes", "routing.seu", "routing.max_vio", "routing.unique_experts",
+    "routing.entropy", "orthogonality.gram_deviation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A model, and what the analyses have found of it."""
+
+    record: HostRecord
+    analyses: dict[str, dict[str, Any]]
+
+    @property
+    def path(self) -> Path:
+        """The folder of its results."""
+        return self.record.path
+
+    @property
+    def name(self) -> str:
+        """The name of its row."""
+        return self.record.name
+
+    @cached_property
+    def analysed(self) -> dict[str, float | None]:
+        """Its numbers, as `redundancy.min_pes`."""
+        return numbers_of_analyses(self.analyses)
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """The definitions of its numbers."""
+        return definitions_of_analyses(self.analyses)
+
+    def value(self, metric: str) -> float | None:
+        """Return a number; None if it was not measured."""
+        return self.analysed.get(metric)
+
+    def cells(self, columns: Sequence[str], metrics: Sequence[Metric]) -> list[Cell]:
+        """Return its row: its name under the first of the label columns, no seeds, and its numbers."""
+        labels = [Cell(self.name), *(Cell(ABSENT) for _ in columns[1:])]
+        numbers = [number_cell(metric.number, self.value(metric.key)) for metric in metrics]
+        return [*labels, number_cell("{}", 1), Cell(ABSENT), *numbers]
+
+
+def measured_models(folder: Path) -> list[MeasuredModel]:
+    """Return the models that were measured into a folder, by name; `UserError` if a file of one is broken."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_host(path)]
+    return [MeasuredModel(read_host_record(path), read_analyses(path / "analysis")) for path in found]
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether a folder holds runs."""
+    return any(is_run(path) for path in folder.iterdir())
+
+
+def usual_of_models(models: Sequence[MeasuredModel]) -> list[Metric]:
+    """Return the metrics that a table has of models where none are chosen."""
+    return [of_analysis(key) for key in USUAL if any(model.value(key) is not None for model in models)]
+
+
+def notes_on_models(models: Sequence[MeasuredModel]) -> list[str]:
+    """Return what a reader must know before models are compared."""
+    if not models:
+        return []
+    return [
+        *(f"{model.record.circumstances}." for model in models),
+        "Models have tokenizers of their own: their losses and perplexities, of a token each, cannot be compared; bits "
+        "per byte can, on the same text.",
+    ]
