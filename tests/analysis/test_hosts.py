@@ -22,6 +22,7 @@ from simbal.errors import UserError
 from tests.analysis.hosts import CONTEXT, IDS, host_of, request, save, saved, write_text
 from tests.conftest import CONF
 from tests.host.architectures import RULE, E, K
+from tests.host.guide import table
 from tests.metrics.all_experts import pairwise_expert_similarity
 
 PRUNING = {"rule": "absolute", "renorm_after": False, "allow_none": False, "repeats": 1}
@@ -258,10 +259,8 @@ def test_text_is_read_for_the_validation_split_alone(folder):
 
 
 def test_the_guide_names_every_architecture_and_what_it_is_measured_by():
-    guide = (CONF.parent / "docs/guide/measuring.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))
     found = {name: "all but `dropping`" if "dropping" in WITHOUT.get(name, ()) else "all" for name in RULE}
-    assert {name: said.partition(":")[0] for name, said in rows.items()} == found
+    assert {name: row["measured by"] for name, row in table().items()} == found
 
 
 @pytest.mark.slow

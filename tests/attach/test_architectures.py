@@ -1,7 +1,5 @@
 """Every architecture of the guide's table can be attached and trained, as the table says."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -13,16 +11,9 @@ from simbal.host.describe import said
 from simbal.host.routers import find_routers
 from tests.attach.test_model_bias import tokens
 from tests.host.architectures import RULE, architecture
+from tests.host.guide import table
 
-GUIDE = Path(__file__).parents[2] / "docs/guide/architectures.md"
 STEPS = 20
-
-
-def table() -> dict[str, dict[str, str]]:
-    """The rows of the guide's table by architecture, each by the heads of its columns."""
-    lines = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    heads, *rows = ([cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines)
-    return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
 
 
 def test_the_table_has_every_architecture():

@@ -19,6 +19,8 @@ from simbal.hub.export import export
 from simbal.hub.weights import HEAD, count, views
 from simbal.model.head import head_loss
 from simbal.training.build import build_module
+from tests.host.architectures import RULE, architecture
+from tests.host.guide import table
 
 V, S = 32, 16
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -234,3 +236,16 @@ def test_tied_embeddings_may_be_in_the_file_twice_but_not_differ(tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(UserError, match=f"has tie_word_embeddings=true, and its {HEAD} is not its embedding"):
         hub.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", RULE)
+def test_the_guide_says_which_become_models_of_our_own(tmp_path, name):
+    architecture(name).save_pretrained(tmp_path)
+    try:
+        hub.load(tmp_path)
+    except UserError as error:
+        assert f"model_type={name} is none of" in str(error)  # noqa: PT017
+        found = "refused"
+    else:
+        found = "loaded, trained, exported"
+    assert table()[name]["as a model of our own"] == found
