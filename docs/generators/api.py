@@ -9,6 +9,7 @@ from generators.markup import prose, table
 PACKAGES: dict[str, tuple[str, ...]] = {
     "balancing": (),
     "attach": (),
+    "host": ("describe", "routers", "rules"),
     "hub": (),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),

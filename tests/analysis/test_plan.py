@@ -1,5 +1,6 @@
 """A plan's numbers by hand, what they must obey, and what they are known by."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -221,7 +222,7 @@ def test_a_checkpoint_is_as_large_as_one_of_a_run(small_spec, monkeypatch):
     monkeypatch.setattr(training.checkpoint, "remove_periodic", lambda folder: None)
     model = keys_of("model", "tiny")
     spec = small_spec(
-        *(f"model.{key}={value}" for key, value in model.items()),
+        *(f"model.{key}={json.dumps(value)}" for key, value in model.items()),
         "trainer.max_steps=2", "trainer.ckpt_every=2", "trainer.val_every=2", "balancing=lf_simbal",
     )  # fmt: skip
     training.train(spec)

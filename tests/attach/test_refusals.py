@@ -102,8 +102,11 @@ def test_frozen_routers(strategy):
 
 def test_a_second_attachment():
     model = host()
-    with attach(model, LossFree()), pytest.raises(UserError, match="has strategies attached: detach"):
-        attach(model, SimBal())
+    with attach(model, LossFree(update_rate=1.0)) as balancing:
+        model(**batch())
+        balancing.step()  # a bias by which the router chooses otherwise
+        with pytest.raises(UserError, match="has strategies attached: detach"):
+            attach(model, SimBal())
     attach(model, SimBal()).detach()
 
 

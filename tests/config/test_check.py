@@ -104,6 +104,9 @@ def test_a_value_of_another_kind_is_named(base_spec, name):
     [
         ("model.top_k", 5, "model.top_k=5 must lie between 1 and model.num_experts=4"),
         ("model.num_heads", 3, "model.d_model=16 must be a multiple of twice model.num_heads=3"),
+        ("model.num_kv_heads", 3, "model.num_kv_heads=3 must divide model.num_heads=2, or be null"),
+        ("model.head_dim", 7, "model.head_dim=7 must be even: rotary embeddings turn pairs"),
+        ("model.qk_norm", "layer", "model.qk_norm=layer is not one of none, head, projection"),
         ("model.d_model", "wide", "model.d_model=wide must be a whole number"),
         ("router.gating", "tanh", "router.gating=tanh is not one of softmax, sigmoid"),
         ("trainer.micro_batch", 3, "trainer.global_batch=8 must be a multiple of trainer.micro_batch=3"),

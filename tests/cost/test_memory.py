@@ -107,6 +107,10 @@ def peak_bytes(shape, step, micro_batches):
         ("tiny", {"num_layers": 2, "d_model": 32, "num_experts": 64, "top_k": 8, "d_expert": 16}, "torch"),
         ("tiny_dense", {}, None),
         ("small", {"num_layers": 2}, "torch"),
+        ("tiny_dense", {"num_kv_heads": 2, "head_dim": 48}, None),
+        ("tiny_dense", {"qk_norm": "head", "head_dim": 64, "document_end": 3}, None),
+        ("tiny_dense", {"qk_norm": "projection", "num_kv_heads": 1, "tie_embeddings": True}, None),
+        ("tiny", {"qk_norm": "head", "num_kv_heads": 1, "head_dim": 40}, "torch"),
     ],
 )
 def test_activations_are_within_three_percent_of_what_autograd_keeps(preset, changes, backend, precision):
@@ -131,6 +135,22 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter_and_half_of
     for precision, size in {"32-true": 4, "bf16-mixed": 4, "bf16-true": 2}.items():
         cost = memory_cost(shape, Step(4, 256, False, precision))
         assert (cost.weights, cost.gradients, cost.moments) == tuple(size * n * 2_892_928 for n in (1, 1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("preset", ["tiny", "tiny_dense"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"qk_norm": "head", "num_kv_heads": 2, "head_dim": 64},
+        {"qk_norm": "projection", "tie_embeddings": True, "vocab_size": 4096},
+    ],
+)
+def test_so_is_the_peak_with_other_heads_norms_and_embeddings(preset, changes, precision):
+    shape = shape_of(preset, **changes)
+    step = Step(4, 128, False, precision, "torch" if shape.num_experts else None)
+    assert 0.9 < memory_cost(shape, step).peak / peak_bytes(shape, step, 1) < 1.1
 
 
 @pytest.mark.parametrize("backend", ["torch", "fused", "megablocks", "reference"])

@@ -36,7 +36,9 @@ def require_sense(spec: RunSpec) -> None:
     assert all(0 <= beta < 1 for beta in optim["betas"])
     assert model["init_std"] > 0 < model["rope_theta"]
     assert model["num_experts"] == 0 or 1 <= model["top_k"] <= model["num_experts"]
-    assert model["d_model"] % model["num_heads"] == 0
+    width = model["head_dim"] or model["d_model"] / model["num_heads"]
+    assert width > 0 == width % 2
+    assert model["num_kv_heads"] is None or model["num_heads"] % model["num_kv_heads"] == 0 < model["num_kv_heads"]
     assert trainer["global_batch"] % trainer["micro_batch"] == 0
     assert all(type(trainer[key]) is bool for key in ("progress_bar", "force_precision"))
     assert trainer["precision"] in ("auto", "32-true", "bf16-mixed", "bf16-true")

@@ -1,7 +1,9 @@
 """The table says which runs, how many, how far apart, and what it cannot say."""
 
 import csv
+import io
 import json
+import re
 from math import log
 from statistics import fmean, stdev
 
@@ -55,6 +57,19 @@ def test_the_difference_is_paired_by_seed(two_arms):
     assert difference.low == pytest.approx(fmean(logs) - 4.302652730 * stdev(logs) / 3**0.5)  # t(0.975, 2)
     assert not baseline.differences
     assert "tokens_per_second" not in treatment.differences
+
+
+def test_a_number_whose_difference_is_not_resolved_is_faint_and_that_is_said(write_run):
+    for seed, gain in ((0, 4.0), (1, -3.0), (2, 2.0)):
+        write_run("lbl", seed, metrics={"val/ppl": 100.0, "val/max_vio": 0.25 + seed / 1000})
+        folder = write_run("simbal", seed, metrics={"val/ppl": 100 - gain, "val/max_vio": 0.5}).parent
+    console = Console(width=120, record=True, file=io.StringIO(), highlight=False, markup=False, force_terminal=True)
+    terminal.show(table_of(folder), console)
+    printed = console.export_text(styles=True)
+    (means,) = re.findall(r"simbal +3 +0-2.*", printed.rpartition("standard deviation over seeds")[2])
+    assert re.search(r"\x1b\[2m[^\x1b]*99\.000 ", means)  # ppl
+    assert re.search(r"\x1b\[2m[^\x1b]*0\.500", means) is None  # MaxVio, which is clearly higher
+    assert "Faint: the difference to lbl is not resolved." in printed
 
 
 def test_a_perplexity_that_has_no_logarithm_is_refused_with_its_run(write_run):

@@ -1,4 +1,4 @@
-"""A sweep that is killed at four random moments ends in the same table as one that is left alone."""
+"""A sweep that is killed at two random moments ends in the same table as one that is left alone."""
 
 import random
 import signal
@@ -10,7 +10,7 @@ import pytest
 from tests.sweep.small_sweep import command, results
 
 pytestmark = pytest.mark.slow
-KILLS = 4
+KILLS = 2
 
 
 def test_the_table_and_every_loss_are_bit_equal(tmp_path, cache_dir):

@@ -4,6 +4,10 @@ import json
 
 import torch
 
+OTHER_HEADS = (  # other people's attention: shared heads of their own width, QK-norm and tied embeddings
+    "model.num_kv_heads=1", "model.head_dim=6", "model.qk_norm=head", "model.tie_embeddings=true",
+)  # fmt: skip
+
 
 def rows(spec) -> list[dict]:
     return [json.loads(line) for line in (spec.path / "metrics.jsonl").read_text().splitlines()]

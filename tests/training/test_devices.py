@@ -15,7 +15,7 @@ from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.conftest import CONF, MARKOV, SMALL
-from tests.training.run_files import assert_same_run, weights, without_speed
+from tests.training.run_files import OTHER_HEADS, assert_same_run, weights, without_speed
 from tests.training.test_stop import signal_in
 
 PAIR = ("trainer.devices=2", "trainer.micro_batch=2")  # two micro-batches a step on each
@@ -66,6 +66,9 @@ def leaves(value, path: str = ""):
         ("ddp", ("balancing=lf_frozen", *MEASURED)),
         ("fsdp", ("balancing=simbal", *MEASURED)),
         ("fsdp", ("balancing=none", "model.num_experts=0", MEASURED[0])),
+        ("ddp", ("balancing=lf_lbl", *OTHER_HEADS, *MEASURED)),
+        ("fsdp", ("balancing=lf_lbl", *OTHER_HEADS, *MEASURED, "trainer.activation_checkpointing=true")),
+        ("fsdp", ("balancing=none", "model.num_experts=0", "model.qk_norm=projection", *OTHER_HEADS[:2], MEASURED[0])),
     ],
 )
 def test_two_ranks_follow_the_curves_of_one_to_rounding(finished, strategy, keys):
@@ -83,9 +86,9 @@ def test_two_ranks_follow_the_curves_of_one_to_rounding(finished, strategy, keys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_it_stops_and_goes_on_to_the_bit(small_spec, finished, monkeypatch, strategy):
-    keys = (*PAIR, f"trainer.strategy={strategy}", *WITH_BIAS, *MEASURED)
+@pytest.mark.parametrize(("strategy", "more"), [("ddp", ()), ("fsdp", ()), ("fsdp", OTHER_HEADS)])
+def test_it_stops_and_goes_on_to_the_bit(small_spec, finished, monkeypatch, strategy, more):
+    keys = (*PAIR, f"trainer.strategy={strategy}", *WITH_BIAS, *MEASURED, *more)
     whole, stopped = finished(*keys), small_spec(*keys)
     with monkeypatch.context() as patch:
         signal_in(patch, "training_step", 6, signal.SIGTERM)  # of this process alone, the first rank

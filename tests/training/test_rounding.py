@@ -27,8 +27,10 @@ def test_norm_gains_that_no_step_can_move_are_named(small_spec):
     )
 
 
-def test_a_rate_at_which_nothing_moves_names_every_kind(small_spec):
-    sentences = warned(small_spec, *BF16, "optim.lr=1e-9", "optim.weight_decay=0")
+@pytest.mark.parametrize("tied", ["false", "true"])
+def test_a_rate_at_which_nothing_moves_names_every_kind(small_spec, tied):
+    keys = (f"model.tie_embeddings={tied}", "optim.lr=1e-9", "optim.weight_decay=0")
+    sentences = warned(small_spec, *BF16, *keys)
     kinds = [sentence.partition("entries of the ")[2].partition(" have")[0] for sentence in sentences]
     assert sorted(kinds) == ["attention", "feed-forwards", "head", "norm gains", "routers"]
 

@@ -7,12 +7,12 @@ import torch
 
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.folder import RunFolder
-from tests.training.run_files import weights, without_speed
+from tests.training.run_files import OTHER_HEADS, weights, without_speed
 
 
-@pytest.mark.parametrize("balancing", ["lf_lbl", "ortho_param"])
-def test_activation_checkpointing_keeps_every_bit(finished, balancing):
-    keys = (f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=5")
+@pytest.mark.parametrize("choice", [("balancing=lf_lbl",), ("balancing=ortho_param",), ("balancing=lbl", *OTHER_HEADS)])
+def test_activation_checkpointing_keeps_every_bit(finished, choice):
+    keys = (*choice, "trainer.micro_batch=4", "trainer.pes_every=5")
     plain, again = finished(*keys), finished(*keys, "trainer.activation_checkpointing=true")
     assert without_speed(plain) == without_speed(again)
     other = weights(again)

@@ -24,9 +24,9 @@ from simbal.model.transformer import TransformerShape
 UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}  # in seconds
 DEFINITION = {
     "active": "parameters that one token passes through: K of the E experts, and all else",
-    "6NT": "6 N T, N: active parameters less the input embedding, T: training tokens",
-    "forward": "FLOPs per token: 2 M + 2 L D (S + 1), M: active parameters less embedding and norms; causal attention "
-    "averaged over positions",
+    "6NT": "6 N T, N: active parameters less the input embedding (but a tied one is also the head), T: training tokens",
+    "forward": "FLOPs per token: 2 M + 2 L H P (S + 1), M: active parameters less embedding and norms, H P: width of "
+    "all heads, in the paper's models D; causal attention averaged over positions",
     "training": "3 times forward, times the training tokens",
     "memory": "bytes of weights, gradients and two AdamW moments; activations: what autograd keeps of one micro-batch "
     "with experts=torch, counted as measured on a CPU; working: the most that one layer or the head needs beside it; "
@@ -121,7 +121,7 @@ def of_parameters(counted: Parameters, printed: Printed | None) -> Table:
     for name, (count, active) in parts.items():
         cells = (name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *paper.get(name, []))
         grid.add_row(*cells, end_section=name == "norms")
-    grid.add_row("less embedding", "", f"{counted.without_embedding:,}")
+    grid.add_row("N" if counted.shape.tie_embeddings else "less embedding", "", f"{counted.without_embedding:,}")
     return grid
 
 
@@ -160,8 +160,9 @@ def flops_notes(
     said = [
         f"Training takes {duration(seconds)} on one device of {device_flops:.3g} FLOP/s used to "
         f"{utilisation:.0%}: {tokens / seconds:,.0f} tokens per second.",
-        "Exact: forward 2 M + 2 L D (S + 1) per token, with M the active matrices (N less the norms) and causal "
-        "attention averaged over positions; training 3 times that. N: active parameters less the input embedding.",
+        "Exact: forward 2 M + 2 L H P (S + 1) per token, with M the active matrices (N less the norms), H heads of "
+        "width P and causal attention averaged over positions; training 3 times that. N: active parameters less the "
+        "input embedding" + (", which here is the head too and stays." if counted.shape.tie_embeddings else "."),
         "Memory: activations are counted as autograd keeps them on a CPU, to 3% of what was measured there; "
         "on a GPU nothing has been measured yet.",
     ]

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from simbal.attach.model_bias import ModelBias, take_over
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter
@@ -70,12 +71,8 @@ def attach(
     if getattr(config, "output_router_logits", False) and getattr(model, "router_aux_loss_coef", 0):
         log.warning("the model adds a load balancing loss of its own: set model.config.output_router_logits = False")
     composition = Composition(parts, schedules or {}, layer_reduce)
-    if composition.chooser is not None and not routers[0].rule.plain:
-        raise UserError(
-            f"{composition.chooser} chooses experts itself, and the routers of {type(model).__name__} choose by a rule "
-            f"of their own: {routers[0].rule}"
-        )
-    return Attachment(find_backbone(model, routers), routers, composition)
+    model_bias = take_over(composition, routers, type(model).__name__)
+    return Attachment(find_backbone(model, routers), routers, composition, model_bias)
 
 
 class Attachment:
@@ -85,12 +82,17 @@ class Attachment:
     optimizer step that `step` ends; those of evaluation do not. A pass that gradient checkpointing computes again is
     not counted again, and gets the same choice of experts.
 
+    On routers with a bias of their own on the choice (DeepSeek-V3, GLM-4, MiniMax-M2, Ernie 4.5) `LossFree` moves that
+    bias, in place and from the values that it has: the model chooses by it and saves it, and it stays after `detach`.
+
     Padding (zeros of a two-dimensional attention_mask) is left out of every loss and count. Strategies that choose by
     the whole micro-batch, such as Sinkhorn, do see it.
     """
 
-    def __init__(self, backbone: nn.Module, routers: list[HostRouter], strategies: Composition) -> None:
-        self.routers, self.strategies = routers, strategies
+    def __init__(
+        self, backbone: nn.Module, routers: list[HostRouter], strategies: Composition, model_bias: ModelBias | None
+    ) -> None:
+        self.routers, self.strategies, self._model_bias = routers, strategies, model_bias
         self.steps = 0  # optimizer steps that are done
         steering = strategies if strategies.steers else None
         self._hooks = Hooks(backbone, routers, steering, self._finish_pass, self._start_pass)
@@ -110,6 +112,22 @@ class Attachment:
             UserError: there was none since the last `step`, or the strategies are detached.
         """
         return self._finished()[1]
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of forward passes that count towards the optimizer step in progress."""
+        return self._step.micro_batches
+
+    @property
+    def counts_LE(self) -> Tensor:
+        """The tokens of each expert in the optimizer step in progress, (L, E), padding left out.
+
+        Raises:
+            UserError: no forward pass counted towards it.
+        """
+        if self._step.counts_LE is None:
+            raise UserError("no forward pass in training mode and with gradients: call model.train()")
+        return self._step.counts_LE
 
     def _finished(self) -> tuple[ForwardPass, list[Routing]]:
         if not self._hooks.handles:
@@ -168,21 +186,29 @@ class Attachment:
                 raise UserError(f"{name} needs the learning rate: call step(lr=...)")
         if not self._step.micro_batches:
             raise UserError("step() without a forward pass in training mode and with gradients: call model.train()")
+        if self._model_bias:
+            self._model_bias.read()
         self._step.finish([router.weight_ED for router in self.routers], lr or 0.0, self.steps)
+        if self._model_bias:
+            self._model_bias.write()
         self.steps += 1
         self.discard()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of optimizer steps done and the state of the strategies (biases), between two steps."""
+        if self._model_bias:
+            self._model_bias.read()
         return {"steps": self.steps, "strategies": self.strategies.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the state that `state_dict` returned, of the same strategies on a model of the same shape."""
         self.strategies.load_state_dict(state["strategies"])
+        if self._model_bias:
+            self._model_bias.write()
         self.steps = state["steps"]
 
     def detach(self) -> None:
-        """Take every hook off the model, and free what was recorded."""
+        """Take every hook off the model, and free what was recorded; a bias of the model keeps what it has learnt."""
         self._hooks.remove()
         self.discard()
 

@@ -31,7 +31,8 @@ DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 class Composition(nn.Module):
     """A set of strategies: losses add, each with its own schedule; at most one may decide the choice of experts.
 
-    `parts` has the strategies by name, and `chooser` is the name of the one that chooses a token's experts, or None.
+    `parts` has the strategies by name. `chooser` is the name of the one that chooses a token's experts, or None;
+    `adjuster` that of the one that adjusts logits.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Composition(nn.Module):
         self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # the latter for its state and its device
         self.schedules, self.layer_reduce = dict(schedules), layer_reduce
         self.chooser = _only("choose a token's experts", self._overriding("choice_scores"))
-        self._adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))
+        self.adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))
         _only("set the router's weight", [name for name, part in parts.items() if part.sets_router_weight])
 
     def _overriding(self, method: str) -> list[str]:
@@ -61,7 +62,7 @@ class Composition(nn.Module):
     @property
     def steers(self) -> bool:
         """Whether a router decides otherwise than it would alone."""
-        return self.chooser is not None or self._adjuster is not None
+        return self.chooser is not None or self.adjuster is not None
 
     @property
     def router_init(self) -> str:
@@ -88,7 +89,7 @@ class Composition(nn.Module):
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits, (N, E), as the strategy adjusts them that does so; unchanged if none does."""
-        return logits_NE if self._adjuster is None else self.parts[self._adjuster].adjust_logits(logits_NE)
+        return logits_NE if self.adjuster is None else self.parts[self.adjuster].adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the scores, (N, E), by the strategy that chooses; the logits if none does."""

@@ -27,9 +27,11 @@ def main(argv: list[str]) -> None:
     parser = ArgumentParser(description=as_typed(__doc__ or ""), formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="outputs/<name>, which holds one folder per run")
     parser.add_argument("more", nargs="*", metavar="key=value", help="as above; or another folder, to compare with")
-    args = parser.parse_args(argv)
+    args, flags = parser.parse_known_args(argv)
     others = [text for text in args.more if Path(text).is_dir()]
     with exit_on_user_error():
+        if flags:
+            raise UserError(f"report has no {flags[0]}: its keys, which --help lists, are like baseline=none")
         if len(others) > 1:
             raise UserError(f"report takes one folder or two, not {1 + len(others)}")
         from simbal.report.report import (

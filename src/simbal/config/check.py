@@ -161,10 +161,17 @@ def _check_value(name: str, value: Any, kind: Any, key: Key) -> None:
 
 def check_sizes(model: ModelConfig) -> None:
     """Raise `UserError` unless a model of these sizes can be built."""
-    if model.d_model % (2 * model.num_heads):
+    if model.head_dim is None and model.d_model % (2 * model.num_heads):
         raise UserError(
             f"model.d_model={model.d_model} must be a multiple of twice model.num_heads={model.num_heads}: "
             "rotary embeddings turn pairs of channels within each head"
+        )
+    if model.head_dim is not None and model.head_dim % 2:
+        raise UserError(f"model.head_dim={model.head_dim} must be even: rotary embeddings turn pairs of channels")
+    if model.num_kv_heads is not None and model.num_heads % model.num_kv_heads:
+        raise UserError(
+            f"model.num_kv_heads={model.num_kv_heads} must divide model.num_heads={model.num_heads}, or be null for "
+            "as many"
         )
     if model.num_experts and not 1 <= model.top_k <= model.num_experts:
         raise UserError(f"model.top_k={model.top_k} must lie between 1 and model.num_experts={model.num_experts}")

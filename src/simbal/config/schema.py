@@ -51,12 +51,24 @@ class ModelConfig:
     num_layers: Annotated[int, Key("blocks of attention and feed-forward", least=1)]
     d_model: Annotated[int, Key("model width", least=1)]
     num_heads: Annotated[int, Key("of attention; d_model is a multiple of twice as many", least=1)]
+    num_kv_heads: Annotated[
+        int | None,
+        Key("heads of keys and values, each for as many of queries; null: num_heads", least=1, before=None),
+    ]
+    head_dim: Annotated[
+        int | None, Key("channels of a head, in pairs; null: d_model / num_heads", least=2, before=None)
+    ]
+    qk_norm: Annotated[
+        Literal["none", "head", "projection"],
+        Key("RMSNorm of queries and keys: none, head (each head's) or projection (all heads' at once)", before="none"),
+    ]
     d_expert: Annotated[int, Key("hidden width of one expert", least=1)]
     num_experts: Annotated[int, Key("0: dense, one feed-forward of width top_k * d_expert in every layer", least=0)]
     top_k: Annotated[int, Key("experts of each token", least=0)]
     rope_theta: Annotated[float, Key("base of the rotary embeddings", above=0)]
     norm_eps: Annotated[float, Key("added to the mean square in RMSNorm", least=0)]
     init_std: Annotated[float, Key("standard deviation of the initial weights, truncated at three", above=0)]
+    tie_embeddings: Annotated[bool, Key("true: the head's weight is the embedding", before=False)]
     bias: Annotated[bool, Key("true: the matrices of experts, or of a dense feed-forward, have biases", before=False)]
 
 

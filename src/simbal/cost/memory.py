@@ -1,7 +1,8 @@
 """The memory of one training step, on one device or on several that share it, counted before anything is made.
 
-Shapes: B sequences of S tokens in a micro-batch, N = B*S, V vocabulary, D model width, L layers, H heads, E experts, K
-experts per token, F expert hidden width (K*F in a dense layer), R = N*K routed rows.
+Shapes: B sequences of S tokens in a micro-batch, N = B*S, V vocabulary, D model width, L layers, H heads, G heads of
+keys and values, P head width, E experts, K experts per token, F expert hidden width (K*F in a dense layer), R = N*K
+routed rows.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simbal.config.check import divisors
-from simbal.cost.parameters import FP32, count, weights_of
+from simbal.cost.parameters import FP32, count, heads_width, qkv_width, weights_of
 from simbal.model.head import CHUNK_ELEMENTS
 from simbal.model.transformer import TransformerShape
 
@@ -86,32 +87,51 @@ def activation_bytes(shape: TransformerShape, step: Step) -> int:
 
     In each layer, and for the head:
         norms      2 (8 N D + 4 N)       input and normalised input in fp32, 1 / rms; on CUDA less
-        attention  c 7 N D + 4 N H       its input, q k v (3), q and k turned (2), output; log-normalisers in fp32
-                   + c B S^2             with `data.document_mask`
+        attention  as `attention_bytes`; c 7 N D + 4 N H in the paper's models
         router     4 N D                 its input in fp32, if that is a copy; and
                    16 N E + 4 N K        logits, probabilities (fp32), experts in order (int64); weights
         experts    c (N D + 2 R F) + 16 R   input, gate and up; order and its inverse (int64): backend torch
         dense      c (N D + 4 N K F)     input, gate, up, silu(gate), their product
         head       8 N D + 4 N + c (N D + V D)   the last norm; the gradients of its input and of its weight
-    bf16-mixed adds c for each weight that is multiplied in bf16: 4 D^2 and 3 D F E in a layer. With
+    bf16-mixed adds c for each weight that is multiplied in bf16: 2 D P (H + G) and 3 D F E in a layer. With
     trainer.activation_checkpointing a layer keeps its input alone.
     """
     N, D, c = step.tokens, shape.d_model, step.compute
     layer = step.stored * N * D if step.recomputes else layer_bytes(shape, step)
-    rotation = 2 * FP32 * step.seq_len * D // shape.num_heads
+    rotation = 2 * FP32 * step.seq_len * shape.head_width
     return shape.num_layers * layer + _norm(shape, step) + c * D * (N + shape.vocab_size) + rotation + INT64 * N
 
 
 def layer_bytes(shape: TransformerShape, step: Step) -> int:
     """Return the bytes that one layer keeps for its backward pass, as `activation_bytes` lists them."""
-    N, D, c = step.tokens, shape.d_model, step.compute
-    attention = 7 * c * N * D + FP32 * N * shape.num_heads
-    if shape.document_end is not None:
-        attention += c * N * step.seq_len
-    layer = 2 * _norm(shape, step) + attention + (_mixture(shape, step) if shape.num_experts else _dense(shape, step))
+    feed_forward = _mixture(shape, step) if shape.num_experts else _dense(shape, step)
+    layer = 2 * _norm(shape, step) + attention_bytes(shape, step) + feed_forward
     if step.precision == "bf16-mixed":
-        layer += c * (4 * D * D + _feed_forward_weights(shape))
+        of_attention = shape.d_model * (qkv_width(shape) + heads_width(shape))
+        layer += step.compute * (of_attention + _feed_forward_weights(shape))
     return layer
+
+
+def attention_bytes(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that the attention of one layer keeps for its backward pass.
+
+        c N (D + 2 H P) + 4 N H   its input, turned queries, output; log-normalisers in fp32
+        c N (G P + (H + 2 G) P)   turned keys, and the values within q k v; with G < H instead
+        c N 2 H P                 the keys and values of each head of queries
+        c B S^2                   with `data.document_mask`
+    `model.qk_norm` adds in fp32 the normalised queries and keys, 4 N (H + G) P, and 1 / rms; and what they were before,
+    which is in q k v in fp32 (kept anyway with G = H), and as much again in bf16.
+    """
+    N, H, G, c = step.tokens, shape.num_heads, shape.kv_heads, step.compute
+    qkv, queries_and_keys = c * N * qkv_width(shape), FP32 * N * (H + G) * shape.head_width
+    kept = c * N * (shape.d_model + 2 * heads_width(shape)) + FP32 * N * H
+    kept += 2 * c * N * heads_width(shape) if G < H else c * N * G * shape.head_width + qkv
+    if shape.document_end is not None:
+        kept += c * N * step.seq_len
+    if shape.qk_norm != "none":
+        kept += queries_and_keys + FP32 * N * (H + G if shape.qk_norm == "head" else 2)
+        kept += queries_and_keys if c != FP32 else qkv * (G < H)
+    return kept
 
 
 def strategies(gpus: int) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The number of parameters of a model, their bytes and their FLOPs, counted for any shape; no model is made.
 
-Shapes: V vocabulary, D model width, L layers, E experts, F expert hidden width (K*F in a dense layer).
+Shapes: V vocabulary, D model width, L layers, H heads, G heads of keys and values, P head width, E experts, F expert
+hidden width (K*F in a dense layer).
 """
 
 import math
@@ -37,12 +38,12 @@ class Parameters:
 
     shape: TransformerShape
     embedding: int  # V D
-    head: int  # V D, a weight of its own beside the embedding
-    attention: int  # 4 D^2 L
+    head: int  # V D, a weight of its own beside the embedding; 0 if they are tied
+    attention: int  # 2 D P (H + G) L, which is 4 D^2 L in the paper's models
     ffn: int  # 3 D F L, times E of a mixture
     ffn_active: int  # 3 D F L, times K of a mixture
     router: int  # D E L
-    norms: int  # (2 L + 1) D
+    norms: int  # (2 L + 1) D; with model.qk_norm also 2 P L (head), or P (H + G) L (projection)
     bias: int  # (2 F + D) L, times E of a mixture; 0 without
     bias_active: int  # (2 F + D) L, times K of a mixture; 0 without
 
@@ -58,8 +59,8 @@ class Parameters:
 
     @property
     def without_embedding(self) -> int:
-        """N of 6 N T: active, less the input embedding, which is looked up and not multiplied."""
-        return self.active - self.embedding
+        """N of 6 N T: active, less the input embedding, which is looked up and not multiplied; a tied one is both."""
+        return self.active - self._looked_up
 
     @property
     def matrices(self) -> int:
@@ -69,7 +70,12 @@ class Parameters:
     @property
     def every_expert(self) -> float:
         """The multiple of N that a pass through all E experts needs, as the similarity of experts (PES) does."""
-        return (self.total - self.embedding) / self.without_embedding
+        return (self.total - self._looked_up) / self.without_embedding
+
+    @property
+    def _looked_up(self) -> int:
+        """The number of parameters that nothing is multiplied by."""
+        return 0 if self.shape.tie_embeddings else self.embedding
 
     def total_with_biases(self, attention: bool) -> int:
         """Return the total with a bias for each output of an expert's three matrices, and with `attention` of its four.
@@ -78,14 +84,15 @@ class Parameters:
         """
         shape = self.shape
         experts = shape.num_layers * max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
-        return self.total - self.bias + experts + (4 * shape.d_model * shape.num_layers if attention else 0)
+        of_attention = shape.num_layers * (qkv_width(shape) + shape.d_model)
+        return self.total - self.bias + experts + (of_attention if attention else 0)
 
     def forward_flops(self, seq_len: int) -> int:
-        """Return the FLOPs of a forward pass per token: 2 M + 2 L D (S + 1).
+        """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), with H P = D in the paper's models.
 
-        The products q k^T and p v take 4 D for each position seen, and a token sees (S + 1) / 2 on average.
+        The products q k^T and p v take 4 H P for each position seen, and a token sees (S + 1) / 2 on average.
         """
-        return 2 * self.matrices + 2 * self.shape.num_layers * self.shape.d_model * (seq_len + 1)
+        return 2 * self.matrices + 2 * self.shape.num_layers * heads_width(self.shape) * (seq_len + 1)
 
     def training_flops(self, seq_len: int, tokens: int) -> int:
         """Return the FLOPs of training on `tokens`: three times forward.
@@ -97,6 +104,16 @@ class Parameters:
     def estimated_flops(self, tokens: int) -> int:
         """Return the usual estimate of the training FLOPs, 6 N T, with T = `tokens`."""
         return 6 * self.without_embedding * tokens
+
+
+def heads_width(shape: TransformerShape) -> int:
+    """Return the width of all heads together, H P."""
+    return shape.num_heads * shape.head_width
+
+
+def qkv_width(shape: TransformerShape) -> int:
+    """Return the width of queries, keys and values together, (H + 2 G) P."""
+    return (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
 
 
 def weights_of(shape: TransformerShape) -> list[Weights]:
@@ -113,12 +130,21 @@ def weights_of(shape: TransformerShape) -> list[Weights]:
         feed_forward += of_mixture if E else [Weights("bias", L, (2, width)), Weights("bias", L, (D,))]
     return [
         Weights("embedding", 1, (V, D)),
-        Weights("head", 1, (V, D)),
-        Weights("attention", L, (3 * D, D)),
-        Weights("attention", L, (D, D)),
+        *([] if shape.tie_embeddings else [Weights("head", 1, (V, D))]),
+        Weights("attention", L, (qkv_width(shape), D)),
+        Weights("attention", L, (D, heads_width(shape))),
         *feed_forward,
         Weights("norms", 2 * L + 1, (D,)),
+        *_qk_norms(shape),
     ]
+
+
+def _qk_norms(shape: TransformerShape) -> list[Weights]:
+    """Return the gains of the norms of queries and keys, if there are any."""
+    if shape.qk_norm == "none":
+        return []
+    heads = (1, 1) if shape.qk_norm == "head" else (shape.num_heads, shape.kv_heads)
+    return [Weights("norms", shape.num_layers, (number * shape.head_width,)) for number in heads]
 
 
 def parameters(shape: TransformerShape) -> Parameters:

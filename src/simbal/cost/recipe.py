@@ -148,6 +148,7 @@ def _checked_name(model: Any) -> str | None:
     check_sizes(typed(ModelConfig, model, "model."))
     for key in COUNTS:
         whole_number(f"model.{key}", model[key], 0, MOST)
+    whole_number("model.head_dim", model["head_dim"] or 0, 0, MOST)
     return next((name for name in names if _read("model", name) == model), None)
 
 

@@ -27,7 +27,7 @@ class Decision:
     logits_NE: Tensor
     topk_probs_NK: Tensor
     topk_experts_NK: Tensor
-    steered: bool
+    steered: bool  # the choice was not that of the K largest logits: a strategy's, or one by the model's own rule
 
 
 @dataclass

@@ -3,7 +3,8 @@
 Shapes: N tokens, E experts, K experts per token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Hooks:
             start_pass: is told at a pass's start whether it is in training mode.
         """
         self.routers, self.steering, self.finish_pass, self.start_pass = routers, steering, finish_pass, start_pass
+        self.paused = False  # nothing is recorded or steered
         self.forget()
         # before other hooks, so that those which capture router logits get what the experts get
         hooks = [router.module.register_forward_hook(RouterHook(self, router), prepend=True) for router in routers]
@@ -60,11 +62,15 @@ class Hooks:
         self.handles = []
 
     def _open(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.paused:
+            return
         self.start_pass(backbone.training)
         self.forget()
         self.running = ForwardPass.of_inputs(backbone, args, kwargs)
 
     def _close(self, backbone: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self.paused:
+            return
         last, self.running = self.running, None
         assert last is not None
         self.finished = last, last.routings(self.routers)
@@ -89,10 +95,12 @@ class RouterHook:
 
     def __call__(self, module: nn.Module, args: Any, output: Output) -> Output | None:
         """Return the router's output as it is steered; None if it is left alone."""
+        if self.hooks.paused:
+            return None
         logits, weights, experts = output
         logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
         steering, running = self.hooks.steering, self.hooks.running
-        decision = Decision(logits_NE, weights_NK, experts_NK, steered=False)
+        decision = Decision(logits_NE, weights_NK, experts_NK, steered=not self.router.rule.plain)
         if steering is not None:
             decision = self.hooks.steered(self.router, logits_NE, steering)
         if running:
@@ -107,6 +115,20 @@ def refuse_second(routers: Sequence[HostRouter]) -> None:
     """Raise `UserError` if a router has such a hook already; two biases would add up unseen."""
     if any(isinstance(hook, RouterHook) for router in routers for hook in router.module._forward_hooks.values()):
         raise UserError("the model has strategies attached: detach() them, or give attach all strategies at once")
+
+
+@contextmanager
+def paused(routers: Sequence[HostRouter]) -> Iterator[None]:
+    """Let the model run within the block as if none of these hooks were on its routers."""
+    on_routers = (hook for router in routers for hook in router.module._forward_hooks.values())
+    running = [*{hook.hooks for hook in on_routers if isinstance(hook, RouterHook) and not hook.hooks.paused}]
+    for hooks in running:
+        hooks.paused = True
+    try:
+        yield
+    finally:
+        for hooks in running:
+            hooks.paused = False
 
 
 def steer(
@@ -138,9 +160,9 @@ def steer(
                         f"{name} chooses experts by token ids, and this forward pass has none: give the model "
                         "input_ids, and under gradient checkpointing go backward before the next forward pass"
                     )
-                steered = scores_NE is not adjusted_NE
-                if not steered and not router.rule.plain:
+                if scores_NE is adjusted_NE and not router.rule.plain:
                     scores_NE = router.rule.scores(probs_NE, router.bias_E)
+                steered = scores_NE is not adjusted_NE
                 experts_NK = largest(scores_NE, router.top_k)
         weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
     return Decision(adjusted_NE, weights_NK, experts_NK, steered)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from simbal.host.rules import RULES, Rule
 NAMES = ("gate", "router")  # of routers in their blocks
 BIASES = ("e_score_correction_bias", "expert_bias")  # on the choice; in a router or in its block
 KNOWN = "Mixtral, OLMoE, Qwen-MoE, DeepSeek-V2 and V3, GPT-OSS, Granite-MoE, Phi-3.5-MoE and those of their shape"
+COPIES = "modules_to_save"  # the child of peft's wrapper that holds the trained copies of a module
 PROBE_TOKENS = 64
 
 
@@ -37,12 +38,21 @@ class HostRouter:
     top_k: int
     rule: Rule
     weight_name: str
-    bias: Tensor | None  # of the model, on the choice; E elements
+    bias_at: tuple[nn.Module, str] | None  # the module that holds the model's bias on the choice, and its name there
 
     @property
     def weight_ED(self) -> Tensor:
         """The parameter of the host's router, (E, D)."""
         return self.module.get_parameter(self.weight_name)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias on the choice, of E elements; looked up anew, as a model that moves makes new buffers."""
+        if self.bias_at is None:
+            return None
+        owner, name = self.bias_at
+        bias: Tensor = getattr(owner, name)
+        return bias
 
     @property
     def bias_E(self) -> Tensor | None:
@@ -66,11 +76,14 @@ def find_routers(model: nn.Module) -> list[HostRouter]:
     Raises:
         UserError: there is none, one follows no rule that is known, or they differ in shape or rule.
     """
+    idle = _idle(model)
     blocks = [
-        (f"{name}.{child}", getattr(block, child), block)
+        (f"{name}.{child}", _running(getattr(block, child)), block)
         for name, block in model.named_modules()
         for child in NAMES
-        if isinstance(getattr(block, "experts", None), nn.Module) and isinstance(getattr(block, child, None), nn.Module)
+        if block not in idle
+        and isinstance(getattr(block, "experts", None), nn.Module)
+        and isinstance(getattr(block, child, None), nn.Module)
     ]
     if not blocks:
         raise UserError(f"{type(model).__name__} has no router that simbal knows: it knows those of {KNOWN}")
@@ -81,31 +94,58 @@ def find_routers(model: nn.Module) -> list[HostRouter]:
     return routers
 
 
+def _running(module: nn.Module) -> nn.Module:
+    """Return what runs in the place of `module`: the active copy of a module that peft trains as a whole."""
+    copies = module._modules.get(COPIES)
+    if copies is None:
+        return module
+    active: Any = module  # peft's ModulesToSaveWrapper
+    running: nn.Module = (
+        active.original_module if active.disable_adapters else active.modules_to_save[active.active_adapters[0]]
+    )
+    return running
+
+
+def _idle(model: nn.Module) -> set[nn.Module]:
+    """Return peft's wrappers of modules that it trains as a whole, and what is in those copies that do not run."""
+    idle: set[nn.Module] = set()
+    for wrapper in model.modules():
+        if COPIES in wrapper._modules:
+            running = set(_running(wrapper).modules())
+            idle |= set(wrapper.modules()) - running
+    return idle
+
+
 def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HostRouter:
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         raise UserError(f"the weight of {name} is sharded over processes, and the whole of it is needed in each")
+    if "lora_A" in module._modules:
+        raise UserError(
+            f"{name} is under LoRA, whose update is no part of its weight: train routers as a whole, by "
+            f"LoraConfig(modules_to_save=['{name.rpartition('.')[2]}'])"
+        )
     sizes = {key: parameter.shape for key, parameter in module.named_parameters()}
     matrices = [key for key, shape in sizes.items() if len(shape) == 2 and min(shape) > 1]
     if len(matrices) != 1:
         raise UserError(f"{name} is a {type(module).__name__} with {len(matrices)} matrices, where a router has one")
-    bias = _choice_bias(module, block)
-    found = probe(module, matrices[0], bias)
+    bias_at = _choice_bias(module, block)
+    found = probe(module, matrices[0], getattr(*bias_at) if bias_at else None)
     if found is None:
         raise UserError(
             f"{name} is a {type(module).__name__}, which follows none of the rules in simbal.host.rules.RULES: its "
             "own can be added there"
         )
     rule, top_k = found
-    experts, on_choice = block.get_submodule("experts"), bias if rule.biased else None
+    experts, on_choice = block.get_submodule("experts"), bias_at if rule.biased else None
     return HostRouter(name, module, experts, layer, top_k, rule, matrices[0], on_choice)
 
 
-def _choice_bias(module: nn.Module, block: nn.Module) -> Tensor | None:
-    """Return the bias on the choice of experts, a buffer or parameter of the router or of its block."""
-    for owner in (module, block):
-        for name, tensor in [*owner.named_buffers(), *owner.named_parameters()]:
-            if name.rpartition(".")[2] in BIASES:
-                return tensor
+def _choice_bias(module: nn.Module, block: nn.Module) -> tuple[nn.Module, str] | None:
+    """Return where the bias on the choice of experts is, a buffer or parameter of the router or of its block."""
+    for owner in (*module.modules(), *block.modules()):
+        for name, _ in [*owner.named_buffers(recurse=False), *owner.named_parameters(recurse=False)]:
+            if name in BIASES:
+                return owner, name
     return None
 
 
@@ -166,17 +206,30 @@ class Trial:
 
     def run(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the router's logits (N, E), weights and experts (N, K); None if it does not return such."""
+        tensors = {f"module.{name}": tensor for name, tensor in self.tensors.items()}
         more = len(inspect.signature(module.forward).parameters) - 1  # of these it takes the bias from its block
         for x in (self.x_ND, self.x_ND[None]):
             try:
                 with _evaluating(module):
-                    output = functional_call(module, self.tensors, (x.clone(), *[self.bias_E] * more))
+                    output = functional_call(Unhooked(module), tensors, (x.clone(), *[self.bias_E] * more))
                 logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # it wants or gives other things
                 continue
             if weights.shape == experts.shape and len(weights) == PROBE_TOKENS and experts.dtype == torch.int64:
                 return logits.float(), weights.float(), experts
         return None
+
+
+class Unhooked(nn.Module):
+    """A module without its hooks, which may steer it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Tensor) -> Any:
+        """Return what the module computes."""
+        return self.module.forward(*args)
 
 
 @contextmanager

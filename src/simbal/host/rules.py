@@ -61,6 +61,11 @@ class Rule:
         """Whether the experts of the K largest logits are chosen, so that a strategy may choose in their place."""
         return self.groups is None and not self.biased
 
+    @property
+    def draws_in_training(self) -> bool:
+        """Whether the router draws experts at random in training, which no steering can do in its place."""
+        return False
+
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:
         """Yield the rules that a router may follow, by its attributes; the first that it does follow is taken.
@@ -110,6 +115,11 @@ class SparseMixer(Rule):
     def plain(self) -> bool:
         """False: no choice of another can be weighed by its rule."""
         return False
+
+    @property
+    def draws_in_training(self) -> bool:
+        """True."""
+        return True
 
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:

@@ -9,6 +9,7 @@ from simbal.cost.parameters import count_parameters
 from simbal.files.printable import printable
 from simbal.hub.architecture import architecture
 from simbal.hub.finished_run import FinishedRun
+from simbal.model.transformer import TransformerShape
 from simbal.runs.spec import result_keys
 
 FRONT = """---
@@ -58,20 +59,32 @@ def block(lines: list[str]) -> str:
 
 def _model(run: FinishedRun) -> Iterator[str]:
     shape, counts = run.model.shape, count_parameters(run.model)
-    name = architecture(shape)
+    name = architecture(shape).class_name
     yield f"{code(name)} in float32, written by simbal; `simbal.hub.load` reads it back to the bit"
     yield f"{counts['total']:,} parameters, of which a token uses {counts['active']:,}"
     yield (
-        f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads, {shape.vocab_size:,} ids, "
-        f"RoPE with theta {shape.rope_theta:g}, RMSNorm with eps {shape.norm_eps:g}, embeddings not tied"
+        f"{shape.num_layers} layers of width {shape.d_model}, {_heads(shape)}, {shape.vocab_size:,} ids, "
+        f"RoPE with theta {shape.rope_theta:g}, RMSNorm with eps {shape.norm_eps:g}, embeddings "
+        f"{'tied' if shape.tie_embeddings else 'not tied'}"
     )
     if shape.num_experts:
         yield (
             f"{shape.num_experts} experts of width {shape.d_expert} in every layer, {shape.top_k} per token; softmax "
-            "over all of them, then the weights of the chosen divided by their sum"
+            "over all of them, then the weights of the chosen "
+            + ("divided by their sum" if shape.renormalize else "as they are")
         )
         yield ROUTER
     yield f"trained on sequences of {run.spec.config.data.seq_len} tokens: later positions are untrained"
+
+
+def _heads(shape: TransformerShape) -> str:
+    """Return what there is to say of the heads of attention."""
+    said = f"{shape.num_heads} heads"
+    if shape.kv_heads < shape.num_heads:
+        said += f" that share {shape.kv_heads} of keys and values"
+    if shape.head_width * shape.num_heads != shape.d_model:
+        said += f" of width {shape.head_width}"
+    return said + {"none": "", "head": " with a norm of each", "projection": " with a norm of all"}[shape.qk_norm]
 
 
 def _training(run: FinishedRun) -> Iterator[str]:

@@ -52,7 +52,7 @@ def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str
     is never read.
 
     Raises:
-        UserError: a run is unfinished or damaged, or Mixtral and Llama cannot express it, or the folder is taken; of a
+        UserError: a run is unfinished or damaged, or no architecture can express it, or the folder is taken; of a
             folder of runs the others are exported all the same.
     """
     if not isinstance(run, str) or not isinstance(to, str) or not run or not to:
@@ -82,7 +82,7 @@ def export_run(path: Path, target: Path, overwrite: bool, out: Console, tokenize
         require_converter()
     with appearing(target) as folder:
         sentence = _write(run, encoder, folder)
-    out.print(f"written: {target}, a {architecture(run.model.shape)} of {path}", soft_wrap=True)
+    out.print(f"written: {target}, a {architecture(run.model.shape).class_name} of {path}", soft_wrap=True)
     out.print(f"tokenizer: {sentence}", soft_wrap=True)
     if run.spec.config.data.source in NAMED_BY_USERS:
         out.print(f"README.md and {FACTS} name the files of its data: look at them before you publish", soft_wrap=True)

@@ -13,9 +13,10 @@ from torch import nn
 from simbal.analysis.shared.trained import FINAL, finished, weights_of
 from simbal.balancing.composition import Composition, build_balancing
 from simbal.errors import UserError
+from simbal.hub.architecture import architecture, require_expressible
 from simbal.model.init import generator, init_router
 from simbal.model.router import Candidates, gate
-from simbal.model.transformer import Transformer
+from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.build import transformer_shape
 from simbal.training.free_memory import require_room
@@ -32,21 +33,24 @@ class FinishedRun:
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Return the run in a folder, if Mixtral or Llama can express it.
+    """Return the run in a folder, if an architecture of transformers can express it.
 
     Raises:
         UserError: no finished run is there, its checkpoint is damaged or another run's, or it cannot be expressed.
     """
     spec, record = finished(path)
-    require_expressible(spec, path)
     config = spec.config
     shape = transformer_shape(spec, end_of_text=0)  # only a document mask needs it, and that is refused
+    try:
+        require_expressible(shape)
+    except UserError as error:
+        raise UserError(f"{path} cannot be exported, for its {error}") from None
     require_room(shape)
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": config.seed}
     layer_reduce = config.optim.aux_layer_reduce
     balancing = build_balancing(config.balancing, facts, config.trainer.max_steps, layer_reduce, spec.trusted)
     if shape.num_experts:
-        require_unsteered(balancing, shape.num_layers, shape.num_experts, path)
+        require_unsteered(balancing, shape, path)
     model = Transformer(shape, "reference" if shape.num_experts else None)
     for router in model.routers:  # rows that a strategy can parametrise; the checkpoint replaces them
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
@@ -56,39 +60,24 @@ def read_run(path: Path) -> FinishedRun:
     return FinishedRun(path, spec, record, model.eval())
 
 
-def require_expressible(spec: RunSpec, where: object) -> None:
-    """Raise `UserError` if a key of the config gives a model that Mixtral and Llama do not compute."""
-    router = spec.config.router
-    reason = ""
-    if spec.config.data.document_mask:
-        reason = "data.document_mask=true: attention there goes beyond the document"
-    elif spec.config.model.bias:
-        reason = "model.bias=true: experts of Mixtral have no biases, and neither has the Llama that is written"
-    elif spec.config.model.num_experts and router.gating != "softmax":
-        reason = f"router.gating={router.gating}: Mixtral gates by a softmax"
-    elif spec.config.model.num_experts and not router.renormalize:
-        reason = "router.renormalize=false: Mixtral divides the chosen weights by their sum"
-    if reason:
-        raise UserError(f"{where} cannot be exported, for its {reason}")
-
-
 @torch.no_grad()
-def require_unsteered(balancing: Composition, num_layers: int, num_experts: int, where: object) -> None:
+def require_unsteered(balancing: Composition, shape: TransformerShape, where: object) -> None:
     """Raise `UserError` if a strategy changes a router's logits or choice in evaluation mode.
 
     It may do so in training. One that changes nothing returns the very logits that it was given.
     """
-    logits_NE, tokens_BS = torch.zeros(1, num_experts), torch.zeros(1, 1, dtype=torch.int64)
+    logits_NE, tokens_BS = torch.zeros(1, shape.num_experts), torch.zeros(1, 1, dtype=torch.int64)
+    theirs = architecture(shape).name
     for name, part in balancing.eval().parts.items():
         if part.adjust_logits(logits_NE) is not logits_NE:
             raise UserError(
-                f"{where} cannot be exported, for its balancing.{name} adjusts the router's logits: Mixtral gates them "
-                "as they are"
+                f"{where} cannot be exported, for its balancing.{name} adjusts the router's logits: {theirs} gates "
+                "them as they are"
             )
-        for layer in range(num_layers):
+        for layer in range(shape.num_layers):
             candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"))
             if part.choice_scores(candidates) is not logits_NE:
                 raise UserError(
-                    f"{where} cannot be exported, for its balancing.{name} steers the choice of experts: Mixtral takes "
-                    "those of the largest logits"
+                    f"{where} cannot be exported, for its balancing.{name} steers the choice of experts: {theirs} "
+                    "takes those of the largest logits"
                 )

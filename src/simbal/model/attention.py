@@ -1,7 +1,8 @@
 """Causal multi-head attention with rotary position embeddings, the mask of documents, and the cache for generation.
 
-Reference: RoFormer (arXiv 2104.09864), in the half-split layout of GPT-NeoX and Llama.
-Shapes: B batch, S sequence, Q new tokens, D model width, H heads, P head width.
+Reference: RoFormer (arXiv 2104.09864), in the half-split layout of GPT-NeoX and Llama; grouped queries: Ainslie et al.
+2023 (arXiv 2305.13245); norms of queries and keys as in Qwen3 (arXiv 2505.09388) and OLMoE (arXiv 2409.02060).
+Shapes: B batch, S sequence, Q new tokens, D model width, H heads, G heads of keys and values, P head width.
 """
 
 import torch
@@ -12,13 +13,24 @@ from simbal.model.matmul import linear
 
 
 class Attention(nn.Module):
-    """A layer of multi-head attention, softmax(q k^T / sqrt(P)) v over the past, without biases and without QK-norm."""
+    """A layer of multi-head attention, softmax(q k^T / sqrt(P)) v over the past, without biases.
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    Head h of the queries reads head h // (H / G) of the keys and values.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, num_kv_heads: int, head_width: int, qk_norm: str, norm_eps: float
+    ) -> None:
+        """Make the matrices and gains; `qk_norm` is none, head (each head's P channels) or projection (all of them)."""
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.head_width, self.queries_of_a_key = head_width, num_heads // num_kv_heads
+        self.widths = [heads * head_width for heads in (num_heads, num_kv_heads, num_kv_heads)]  # of q, k and v
+        self.qkv = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.out = nn.Linear(self.widths[0], d_model, bias=False)
+        self.q_norm, self.k_norm = (
+            None if qk_norm == "none" else nn.RMSNorm(head_width if qk_norm == "head" else width, norm_eps)
+            for width in self.widths[:2]
+        )
 
     def forward(
         self,
@@ -35,13 +47,19 @@ class Attention(nn.Module):
             visible_B1SS: from `document_mask`, or from `KeyValueCache.visible` with `past`; None: the whole past.
             past: keys and values of the tokens before, to which those of the new ones are added.
         """
-        q_BHSP, k_BHSP, v_BHSP = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
-            for part in linear(x_BSD, self.qkv.weight).chunk(3, -1)
+        norms = (self.q_norm, self.k_norm, None)
+        q_BHSP, k_BGSP, v_BGSP = (
+            normalised(part, norm).unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # type: ignore[no-untyped-call]
+            for part, norm in zip(torch.split(linear(x_BSD, self.qkv.weight), self.widths, -1), norms, strict=True)
         )
-        q_BHSP, k_BHSP = rotate(q_BHSP, rotation_2SP), rotate(k_BHSP, rotation_2SP)
+        q_BHSP, k_BGSP = rotate(q_BHSP, rotation_2SP), rotate(k_BGSP, rotation_2SP)
         if past is not None:
-            k_BHSP, v_BHSP = past.extend(k_BHSP, v_BHSP)
+            k_BGSP, v_BGSP = past.extend(k_BGSP, v_BGSP)
+        # torch's own grouping would leave some kernels for one that keeps all weights (B, H, S, S)
+        k_BHSP, v_BHSP = (
+            part if self.queries_of_a_key == 1 else part.repeat_interleave(self.queries_of_a_key, 1)
+            for part in (k_BGSP, v_BGSP)
+        )
         y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None)
         return linear(y_BHSP.transpose(1, 2).flatten(-2), self.out.weight)
 
@@ -50,13 +68,13 @@ class LayerPast:
     """One layer's keys and values of the tokens before, in generation only."""
 
     def __init__(self) -> None:
-        self.kv_2BHSP: Tensor | None = None
+        self.kv_2BGSP: Tensor | None = None
 
-    def extend(self, k_BHSP: Tensor, v_BHSP: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, k_BGSP: Tensor, v_BGSP: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new keys and values, and return all of them."""
-        new_2BHSP = torch.stack([k_BHSP, v_BHSP])
-        self.kv_2BHSP = new_2BHSP if self.kv_2BHSP is None else torch.cat([self.kv_2BHSP, new_2BHSP], 3)
-        return self.kv_2BHSP[0], self.kv_2BHSP[1]
+        new_2BGSP = torch.stack([k_BGSP, v_BGSP])
+        self.kv_2BGSP = new_2BGSP if self.kv_2BGSP is None else torch.cat([self.kv_2BGSP, new_2BGSP], 3)
+        return self.kv_2BGSP[0], self.kv_2BGSP[1]
 
 
 class KeyValueCache:
@@ -94,6 +112,18 @@ def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.dev
     frequencies = theta ** -(torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
     angles = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * frequencies.repeat(2)
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def normalised(x_BSC: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Return `x_BSC` with each group of as many channels as `norm` has gains divided by its root mean square, in fp32.
+
+    Without a norm it is returned as it is.
+    """
+    if norm is None:
+        return x_BSC
+    width = norm.normalized_shape
+    groups_BSGC = x_BSC.float().unflatten(-1, (-1, *width))  # type: ignore[no-untyped-call]
+    return F.rms_norm(groups_BSGC, width, norm.weight.float(), norm.eps).flatten(-2).to(x_BSC.dtype)
 
 
 def rotate(x_BHSP: Tensor, rotation_2SP: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings.
 
-Biases are in feed-forwards at most.
+Grouped-query attention, QK-norm and tied embeddings are there for other people's models; biases are in feed-forwards
+at most.
 
 Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
@@ -40,6 +41,20 @@ class TransformerShape:
     renormalize: bool
     bias: bool = False  # of the matrices of every feed-forward
     document_end: int | None = None  # the token after which attention sees nothing before; None: it sees all the past
+    num_kv_heads: int | None = None  # None: as many as `num_heads`
+    head_dim: int | None = None  # None: d_model / num_heads
+    qk_norm: str = "none"  # none | head | projection
+    tie_embeddings: bool = False  # the head's weight is the embedding
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values, G."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """The number of channels of a head, P."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
 class Block(nn.Module):
@@ -48,7 +63,9 @@ class Block(nn.Module):
     def __init__(self, shape: TransformerShape, layer: int, backend: str | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
-        self.attention = Attention(shape.d_model, shape.num_heads)
+        self.attention = Attention(
+            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps
+        )
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
@@ -78,7 +95,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder, from tokens to the normalised hidden state that the head reads; the head's weight is `head_VD`."""
+    """The decoder, from tokens to the normalised hidden state that the head reads.
+
+    The head's weight is `head_VD`, with tied embeddings the very parameter of the embedding.
+    """
 
     def __init__(
         self, shape: TransformerShape, backend: str | None = "reference", activation_checkpointing: bool = False
@@ -96,7 +116,8 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
         self.blocks = nn.ModuleList(Block(shape, layer, backend) for layer in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
-        self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
+        untied = not shape.tie_embeddings
+        self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model)) if untied else self.embedding.weight
 
     def forward(
         self, tokens_BS: Tensor, steering: Steering | None = None, cache: KeyValueCache | None = None
@@ -107,8 +128,8 @@ class Transformer(nn.Module):
         """
         new, document_end = tokens_BS.shape[1], self.shape.document_end
         length = new if cache is None else cache.append(tokens_BS).shape[1]
-        head_width = self.shape.d_model // self.shape.num_heads
-        rotation_2SP = rotary_angles(length, head_width, self.shape.rope_theta, tokens_BS.device)[:, -new:]
+        theta, device = self.shape.rope_theta, tokens_BS.device
+        rotation_2SP = rotary_angles(length, self.shape.head_width, theta, device)[:, -new:]
         if cache is not None:
             visible_B1SS: Tensor | None = cache.visible(new, document_end)
         else:

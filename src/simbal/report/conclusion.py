@@ -14,6 +14,7 @@ ALPHA = 1 - CONFIDENCE
 NO_OTHER_TAIL = 8.0  # standard errors: the chance of the other sign is below 1e-15, and scipy's function of it NaN
 STEPS = 60  # of a bisection: each halves the bracket, so that 2^-60 of it is left
 Word = Literal["better", "worse", "higher", "lower", "equivalent", "not resolved"]
+UNRESOLVED: Word = "not resolved"
 
 
 def examined(difference: PairedDifference, metric: Metric, margin: float | None) -> PairedDifference:
@@ -49,7 +50,7 @@ def concluded(difference: PairedDifference, better: str) -> Word:
         return "better" if direction == better else "worse"
     if difference.p_equivalent is not None and difference.p_equivalent < ALPHA:
         return "equivalent"
-    return "not resolved"
+    return UNRESOLVED
 
 
 def equivalence_p(mean: float, error: float, degrees_of_freedom: float, margin: float) -> float:

@@ -1,7 +1,7 @@
 """The sections of a table as headings and cells, the same on the terminal, in files and on the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from simbal.metrics.table import Metric
@@ -10,6 +10,7 @@ from simbal.report.arms import seed_spans, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.comparison import Row
+from simbal.report.conclusion import UNRESOLVED
 from simbal.report.statistics import PairedDifference, Summary, relative
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import TokensToLoss
@@ -54,8 +55,8 @@ def sections(table: Table) -> list[Section]:
 def means(table: Table, short: bool = False) -> Section:
     """Return each arm's mean ± standard deviation, and the numbers of models below.
 
-    The paper's number stands beside where the table has it. With `short`, label columns are headed by the last part of
-    their keys.
+    The paper's number stands beside where the table has it. A number whose difference to the baseline is not resolved
+    is muted. With `short`, label columns are headed by the last part of their keys.
     """
     headings = [*(short_columns(table.columns) if short else table.columns), "n", "seeds"]
     beside = [metric for metric in table.metrics if any(metric.key in row.reported for row in table.rows)]
@@ -65,7 +66,10 @@ def means(table: Table, short: bool = False) -> Section:
     for row in table.rows:
         cells = [*row.arm.label.values(), number_cell("{}", len(row.arm.runs)), Cell(seed_spans(row.arm.seeds))]
         for metric in table.metrics:
-            cells.append(mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs)))
+            difference = row.differences.get(metric.key)
+            unresolved = difference is not None and difference.conclusion == UNRESOLVED
+            mean = mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs))
+            cells.append(replace(mean, muted=unresolved))
             if metric in beside:
                 cells.append(paper.paper_cell(metric, row.reported.get(metric.key)))
         rows.append(cells)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from simbal.commands import as_typed
 from simbal.files.console import new_grid
@@ -29,6 +30,7 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
     """
     for note in [*(explanations(table) if explain else []), *remarks(table)]:
         out.print(note, style="dim")
+    out.print()
     left_out = []
     for section in (sections.differences(table), sections.tokens_to_loss(table)):
         if section.rows:
@@ -37,6 +39,8 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         out.print(Layout(absent).grid())
     if table.rows or table.models:
         left_out += show_fitting(_means(table), out)
+    if any(cell.muted for row in sections.means(table).rows for cell in row):
+        out.print(f"Faint: the difference to {table.baseline} is not resolved.", style="dim")
     if left_out:
         has = "the files have all" if in_files else "a wider terminal has all"
         out.print(f"Left out at this width: {', '.join(left_out)}; {has}.", style="dim")
@@ -92,7 +96,7 @@ class Layout:
             else:
                 grid.add_column(heading, justify="right", overflow="fold")
         for row in self.section.rows:
-            grid.add_row(*map(self._text, row))
+            grid.add_row(*(Text(self._text(cell), "dim" if cell.muted else "") for cell in row))
         return grid
 
     def _text(self, cell: Cell) -> str:

@@ -69,11 +69,12 @@ class Rounding(Callback):
 def watched(model: Transformer) -> dict[str, Tensor]:
     """Return evenly spread entries of every trained bf16 weight by its name, of this rank's part of it.
 
-    The embedding is left out: rows of tokens that have not come yet stand still in any precision.
+    An embedding of its own is left out: rows of tokens that have not come yet stand still in any precision.
     """
+    left_out = None if model.shape.tie_embeddings else model.embedding.weight
     found = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not model.embedding.weight:
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not left_out:
             entries = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().flatten()
             found[name] = entries[:: max(1, len(entries) // ENTRIES)]
     return found

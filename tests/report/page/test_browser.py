@@ -236,7 +236,7 @@ def test_on_paper_the_static_figures_are_shown(browser, page):
 def test_the_page_of_a_running_sweep_follows_it_by_itself_and_becomes_its_table(browser, tmp_path):
     """Nobody reloads anything; what was chosen, and the place in the page, stay."""
     command = small_sweep.command(
-        tmp_path / "outputs", tmp_path / "cache", "trainer.max_steps=400", "trainer.val_every=20"
+        tmp_path / "outputs", tmp_path / "cache", "trainer.max_steps=160", "trainer.val_every=8"
     )
     emulate(browser, 1280)
     browser.get_log("browser")  # what pages of other tests have said

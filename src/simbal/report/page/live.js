@@ -9,7 +9,7 @@ for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { 
 function age() {
   const seconds = Math.max(0, Math.round(Date.now() / 1000 - Number(status.dataset.written)));
   const late = seconds > 120 && seconds * 1000 > 5 * every;
-  status.textContent = `written ${seconds} s ago` + (late ? ": the sweep may have been killed" : "");
+  status.textContent = `Written ${seconds} s ago` + (late ? ": the sweep may have been killed" : "");
 }
 
 function again() {

@@ -52,7 +52,7 @@ def html(table: Table, folder: Path) -> str:
         notes=notes(table),
         command=LastSweep.of(folder).command,
         tiles=_tiles(table),
-        means=tables.results(table),
+        means=sections.means(table, short=True),
         differences=differences,
         bars=bars,
         left_out=left_out,

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from markupsafe import Markup
@@ -13,7 +13,6 @@ from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 from simbal.report.comparison import Row
-from simbal.report.conclusion import Word
 from simbal.report.sections import Section
 from simbal.report.table import Table
 from simbal.runs.spec import result_keys
@@ -21,7 +20,6 @@ from simbal.runs.spec import result_keys
 FILES = ("config.yaml", "metrics.jsonl", "train.log")
 MOST_ROWS, MOST_LINKED = 250, 300  # differences, and runs that have links to their files
 PLAIN = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?")
-UNRESOLVED: Word = "not resolved"
 
 
 @dataclass(frozen=True)
@@ -32,20 +30,6 @@ class Bar:
     mean: float
     high: float
     clear: bool  # the interval does not contain zero
-
-
-def results(table: Table) -> Section:
-    """Return the means, where a number whose difference to the baseline is not resolved is muted."""
-    section = sections.means(table, short=True)
-    places = {metric.key: section.headings.index(metric.heading, section.texts) for metric in table.metrics}
-    rows = []
-    for row, cells in zip(table.rows, section.rows, strict=False):  # then come models, which are not compared
-        marked = [*cells]
-        for key, difference in row.differences.items():
-            if difference.conclusion == UNRESOLVED:
-                marked[places[key]] = replace(marked[places[key]], muted=True)
-        rows.append(marked)
-    return replace(section, rows=[*rows, *section.rows[len(rows) :]])
 
 
 def differences(table: Table) -> tuple[Section, list[Bar | None], int]:

@@ -1,0 +1,280 @@
+"""The doctor finds by running what a model's code does about balance, whatever its settings say."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from simbal.attach import Description, attach, describe
+from simbal.balancing import LossFree, SimBal
+from simbal.errors import UserError
+from simbal.host.findings import OwnLoss
+from simbal.host.own_loss import Subject, undisturbed
+from tests.attach.test_model_bias import tokens
+from tests.host.architectures import RULE, E, K, architecture
+
+WITH_LOSS = [
+    "mixtral", "olmoe", "flex_olmo", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "minimax_m2", "gpt_oss", "granitemoe",
+    "phimoe",
+]  # fmt: skip
+WITHOUT = [name for name in RULE if name not in WITH_LOSS]
+GUIDE = Path(__file__).parents[2] / "docs/guide/own_model.md"
+FEW = ["mixtral", "granitemoe"]
+
+
+@pytest.mark.parametrize("name", WITH_LOSS)
+def test_a_loss_that_the_settings_leave_off(name):
+    found = describe(architecture(name))
+    assert "config.output_router_logits is False" in found["off"].fact
+    assert "model.router_aux_loss_coef = 0.001" in found["off"].fact or name in ("olmoe", "flex_olmo")
+    assert "it is model.router_aux_loss_coef x E sum_i f_i P_i over the tokens of all layers" in found["formula"].fact
+    assert f"among the {K} largest logits, P_i: mean softmax" in found["formula"].fact
+    for kind in ("pooled", "factor_k", "mask", "prompts", "accumulation", "gradient", "config_is_deaf"):
+        assert kind in found
+    for kind in ("on", "zero", "padding", "no_gradient", "no_loss", "unknown", "jitter", "frozen"):
+        assert kind not in found
+    assert ("other_gating" in found) == (name == "minimax_m2")
+    assert ("other_choice" in found) == (name in ("minimax_m2", "ernie4_5_moe", "phimoe"))
+    assert ("idle_bias" in found) == (name in ("minimax_m2", "ernie4_5_moe"))
+    assert ("draws" in found) == (name == "phimoe")
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_model_without_a_loss(name):
+    found = describe(architecture(name, **{"output_router_logits": True} if name == "glm4_moe" else {}))
+    assert "whatever its settings" in found["no_loss"].fact
+    assert {finding.kind for finding in found.findings} <= {"no_loss", "idle_bias"}
+    assert ("idle_bias" in found) == RULE[name][0].biased
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_loss_that_is_on(name):
+    found = describe(architecture(name, output_router_logits=True, router_aux_loss_coef=0.25))
+    assert found["on"].fact == "its auxiliary loss is added to the loss, with model.router_aux_loss_coef = 0.25"
+    assert "off" not in found
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_coefficient_of_zero_or_none_at_all(name):
+    found = describe(architecture(name, output_router_logits=True, router_aux_loss_coef=0.0))
+    assert found["zero"].fact == "its auxiliary loss adds nothing: model.router_aux_loss_coef is 0"
+    assert "off" not in found
+    model = architecture(name)
+    model.router_aux_loss_coef = None
+    found = describe(model)
+    assert "forward pass fails, as model.router_aux_loss_coef is not set" in found["no_coefficient"].fact
+    assert "set model.router_aux_loss_coef to a number" in found["no_coefficient"].advice
+    assert "off" in found
+    assert model.router_aux_loss_coef is None
+
+
+def test_what_is_taken_for_the_loss_is_what_transformers_adds():
+    model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    subject = Subject(model)
+    for batch in subject.batches():
+        added = float(subject.observe(batch).added.detach())
+        with torch.no_grad():
+            logits = model(**batch, output_router_logits=True).router_logits
+        assert added == pytest.approx(
+            0.5 * float(load_balancing_loss_func(logits, E, K, batch["attention_mask"])), rel=1e-5
+        )
+
+
+def with_loss(monkeypatch: pytest.MonkeyPatch, change) -> nn.Module:
+    """A Mixtral whose code computes its loss otherwise, as `change` does from logits by layer, E, K and the mask."""
+    model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "load_balancing_loss_func", change)
+    return model
+
+
+def test_padding_that_counts(monkeypatch):
+    found = describe(with_loss(monkeypatch, lambda logits, e, k, mask: load_balancing_loss_func(logits, e, k, None)))
+    assert "padding counts as tokens" in found["padding"].fact
+    assert "mask" not in found
+
+
+def test_a_loss_by_layer_and_with_one_factor_less(monkeypatch):
+    def by_layer(logits, e, k, mask):
+        return torch.stack([load_balancing_loss_func((layer_NE,), e, k, mask) for layer_NE in logits]).mean() / k
+
+    found = describe(with_loss(monkeypatch, by_layer))
+    assert "x 0.5 x E sum_i f_i P_i of each layer, averaged over layers" in found["formula"].fact
+    assert "factor_k" not in found
+    assert "pooled" not in found
+    assert "mask" in found
+
+
+def test_a_z_loss_beside_it(monkeypatch):
+    def both(logits, e, k, mask):
+        z = torch.stack([layer_NE.logsumexp(-1).square().mean() for layer_NE in logits]).mean()
+        return load_balancing_loss_func(logits, e, k, mask) + 0.05 * z
+
+    found = describe(with_loss(monkeypatch, both))
+    assert "and model.router_aux_loss_coef x 0.05 x the router z-loss" in found["formula"].fact
+    found = describe(with_loss(monkeypatch, lambda *given: 20 * (both(*given) - load_balancing_loss_func(*given))))
+    assert "1 x the router z-loss, mean of logsumexp^2; nothing balances experts" in found["formula"].fact
+
+
+def test_a_loss_that_is_none_of_the_known(monkeypatch):
+    def entropy(logits, e, k, mask):
+        return torch.stack([-(p := layer_NE.softmax(-1)).xlogy(p).sum(-1).mean() for layer_NE in logits]).mean()
+
+    found = describe(with_loss(monkeypatch, entropy))
+    assert "is no reading of the load balancing loss or z-loss known" in found["unknown"].fact
+    assert "gradient" in found
+
+
+def test_a_loss_without_a_gradient(monkeypatch):
+    """Reentrant checkpointing drops it; and logits that someone has detached."""
+    model = architecture("mixtral", output_router_logits=True)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    found = describe(model)
+    assert found["no_gradient"].fact == "its gradient reaches 0 of 3 routers, and balances no other"
+    assert "{'use_reentrant': False}" in found["no_gradient"].advice
+    assert "formula" in found
+    detached = lambda logits, *given: load_balancing_loss_func((logits[0], *(x.detach() for x in logits[1:])), *given)  # noqa: E731
+    assert "1 of 3 routers" in describe(with_loss(monkeypatch, detached))["no_gradient"].fact
+
+
+def test_a_model_that_ignores_the_number_of_labels():
+    """Then the loss is what is left of the cross-entropy, and no accumulation is at fault."""
+    model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
+    forward = model.forward
+
+    def without(*args, num_items_in_batch=None, **keys):
+        return forward(*args, **keys)
+
+    model.forward = without
+    found = describe(model)
+    assert "accumulation" not in found
+    assert "over the tokens of all layers" in found["formula"].fact
+    assert "mask" in found
+    assert "gradient" in found
+
+
+@torch.no_grad()
+def test_the_loss_does_count_once_a_micro_batch():
+    """What `accumulation` says: the parts of a step sum to its cross-entropy, and to G times its auxiliary loss."""
+    model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=1.0)
+    batch = tokens()
+    found = {}
+    for coefficient in (0.0, 1.0):
+        model.router_aux_loss_coef = coefficient
+        parts = [model(input_ids=x, labels=x, num_items_in_batch=torch.tensor(28)).loss for x in batch.split(1)]
+        found[coefficient] = float(sum(parts))
+    alone = [float(load_balancing_loss_func(model(input_ids=x).router_logits, E, K)) for x in batch.split(1)]
+    assert found[1.0] - found[0.0] == pytest.approx(sum(alone), rel=1e-5)  # and not their mean
+
+
+def test_noise_before_the_router():
+    found = describe(architecture("mixtral", router_jitter_noise=0.05))
+    assert "noise changes the hidden states that a router gets, by up to" in found["jitter"].fact
+    size = float(found["jitter"].fact.partition("up to ")[2].partition("%")[0])
+    assert 4.5 < size <= 5.01
+    assert "random" in describe(architecture("mixtral", attention_dropout=0.3))
+
+
+def test_frozen_routers():
+    model = architecture("mixtral")
+    model.requires_grad_(False)
+    found = describe(model)
+    assert "the weights of all routers are frozen" in found["frozen"].fact
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_bias_that_training_moves(monkeypatch):
+    model = architecture("deepseek_v3")
+    router = model.model.layers[1].mlp.gate
+    forward = type(router).forward
+
+    def moving(self, hidden_states):
+        if self.training:
+            self.e_score_correction_bias += 0.01
+        return forward(self, hidden_states)
+
+    router.forward = types.MethodType(moving, router)
+    assert (
+        "training moves the bias on the choice of experts of model.layers.1.mlp.gate"
+        in describe(model)["moving_bias"].fact
+    )
+
+
+@pytest.mark.parametrize("name", ["mixtral", "ernie4_5_moe", "phimoe"])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_model_is_left_as_it_was(name, train):
+    model = architecture(name).train(train)
+    model.model.embed_tokens.requires_grad_(False)
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    gradients = {key: None if w.grad is None else w.grad.clone() for key, w in model.named_parameters()}
+    config, drawn = model.config.to_dict(), torch.random.get_rng_state()
+    frozen = [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
+    describe(model)
+    assert model.training == train
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    for key, weight in model.named_parameters():
+        assert (weight.grad is None) == (gradients[key] is None)
+        assert weight.grad is None or torch.equal(weight.grad, gradients[key])
+    assert config == model.config.to_dict()
+    assert torch.equal(drawn, torch.random.get_rng_state())
+    assert frozen == [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
+    attach(model, SimBal()).detach()
+
+
+def test_in_bf16():
+    found = describe(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1).bfloat16())
+    for kind in ("on", "formula", "mask", "gradient"):
+        assert kind in found
+
+
+def test_its_printed_form():
+    found = describe(architecture("deepseek_v3"))
+    lines = str(found).splitlines()
+    assert lines[0] == (
+        "DeepseekV3ForCausalLM: 2 routers, 2 of 8 experts per token; sigmoid, with a bias on the choice, from the best "
+        "2 of 4 groups, weights divided by their sum, weights x 2.5"
+    )
+    assert lines[-1] == "  -> attach(model, LossFree(bias_on='scores')) moves it"
+    assert str(Description("Model", "routers", ())) == "Model: routers"
+
+
+def test_the_guide_shows_what_is_printed():
+    shown = re.findall(r"^```text\n(.*?)\n```$", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    assert shown == [str(describe(architecture("mixtral")))]
+
+
+def test_what_cannot_be_described():
+    model = architecture("mixtral")
+    with pytest.raises(UserError, match="MixtralModel returns no loss for labels: give a language model"):
+        describe(model.model)
+    with pytest.raises(UserError, match="the weights of MixtralForCausalLM are not all in memory"):
+        describe(model.to("meta"))
+
+
+@pytest.mark.parametrize("strategies", [[SimBal()], [LossFree(update_rate=1.0), SimBal()]])
+def test_what_is_attached_is_passed_by(strategies):
+    model = architecture("mixtral")
+    expected = describe(model)
+    with attach(model.train(), strategies) as balancing:
+        for seed in range(2):
+            model(input_ids=tokens(seed))
+            balancing.step()
+        model(input_ids=tokens())
+        before = balancing.losses(), balancing.counts_LE.clone()
+        assert describe(model) == expected
+        assert balancing.micro_batches == 1
+        assert torch.equal(balancing.counts_LE, before[1])
+        torch.testing.assert_close(balancing.losses(), before[0])
+
+
+def test_settings_are_tried_in_a_block_alone():
+    model = architecture("mixtral")
+    subject = Subject(model)
+    with undisturbed(model, [subject.embedding]):
+        assert OwnLoss(subject).knob.name == "router_aux_loss_coef"
+    assert model.router_aux_loss_coef == 0.001
