@@ -20,7 +20,7 @@ from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store
 from simbal.errors import UserError
-from simbal.host.routers import BIASES, HostRouter, find_backbone, find_routers
+from simbal.host.routers import HostRouter, find_backbone, find_routers
 from simbal.processes.heap import give_back_freed_memory
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
 from simbal.training.free_memory import free_memory
@@ -129,39 +129,44 @@ def _offloaded(
     with torch.device("meta"):
         hollow: nn.Module = library.from_config(config, trust_remote_code=False)
     found = _routers(hollow)
-    return model, found if isinstance(found, UserError) else [_moved(router, model) for router in found]
+    return model, found if isinstance(found, UserError) else [_moved(router, hollow, model) for router in found]
 
 
 @dataclass(frozen=True)
 class OffloadedRouter(HostRouter):
-    """A router whose weight may be on the disk; `weight_ED` is read from there."""
+    """A router whose weight and bias may be on the disk, from where they are read."""
 
     @property
     def weight_ED(self) -> Tensor:
         """The router's weight, (E, D)."""
-        return _read(self.module, self.weight_name)
+        folder, _, name = self.weight_name.rpartition(".")
+        return _read(self.module.get_submodule(folder), name)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias on the choice, of E elements."""
+        return None if self.bias_at is None else _read(*self.bias_at)
 
 
-def _moved(router: HostRouter, model: nn.Module) -> HostRouter:
+def _moved(router: HostRouter, hollow: nn.Module, model: nn.Module) -> HostRouter:
     """Return a router that was found in a copy of the model, in the model itself."""
-    block, module = (model.get_submodule(name) for name in (router.name.rpartition(".")[0], router.name))
-    biases = [
-        _read(owner, name)
-        for owner in (module, block)
-        for name, _ in [*owner.named_buffers(), *owner.named_parameters()]
-        if name.rpartition(".")[2] in BIASES
-    ]
+    names = {module: name for name, module in hollow.named_modules()}
     known = {field.name: getattr(router, field.name) for field in fields(router)}
-    bias = biases[0] if router.bias is not None else None
-    return OffloadedRouter(**known | {"module": module, "experts": block.get_submodule("experts"), "bias": bias})
+    known |= {part: model.get_submodule(names[known[part]]) for part in ("module", "experts")}
+    if router.bias_at is not None:
+        owner, name = router.bias_at
+        known["bias_at"] = model.get_submodule(names[owner]), name
+    return OffloadedRouter(**known)
 
 
-def _read(module: nn.Module, name: str) -> Tensor:
+def _read(owner: nn.Module, name: str) -> Tensor:
     """Return a parameter or buffer of a module, from where accelerate keeps it."""
-    folder, _, last = name.rpartition(".")
-    owner: Any = module.get_submodule(folder)
-    tensor: Tensor = getattr(owner, last)
-    return owner._hf_hook.weights_map[last] if tensor.is_meta else tensor
+    tensor: Tensor = getattr(owner, name)
+    if not tensor.is_meta:
+        return tensor
+    hook: Any = owner._hf_hook
+    kept: Tensor = hook.weights_map[name]
+    return kept
 
 
 def _shares(device: torch.device) -> dict[int | str, int]:
