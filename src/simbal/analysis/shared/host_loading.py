@@ -139,7 +139,13 @@ class OffloadedRouter(HostRouter):
     @property
     def weight_ED(self) -> Tensor:
         """The router's weight, (E, D)."""
-        return _read(self.module, self.weight_name)
+        folder, _, name = self.weight_name.rpartition(".")
+        return _read(self.module.get_submodule(folder), name)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias on the choice, of E elements."""
+        return None if self.bias_at is None else _read(*self.bias_at)
 
     @property
     def bias(self) -> Tensor | None:
@@ -158,12 +164,14 @@ def _moved(router: HostRouter, copy: nn.Module, model: nn.Module) -> HostRouter:
     return OffloadedRouter(**known)
 
 
-def _read(module: nn.Module, name: str) -> Tensor:
+def _read(owner: nn.Module, name: str) -> Tensor:
     """Return a parameter or buffer of a module, from where accelerate keeps it."""
-    folder, _, last = name.rpartition(".")
-    owner: Any = module.get_submodule(folder)
-    tensor: Tensor = getattr(owner, last)
-    return owner._hf_hook.weights_map[last] if tensor.is_meta else tensor
+    tensor: Tensor = getattr(owner, name)
+    if not tensor.is_meta:
+        return tensor
+    hook: Any = owner._hf_hook
+    kept: Tensor = hook.weights_map[name]
+    return kept
 
 
 def _shares(device: torch.device) -> dict[int | str, int]:
