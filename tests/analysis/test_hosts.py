@@ -199,12 +199,10 @@ def test_a_router_that_is_not_known_leaves_quality(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])  # without and with a bias on the choice
-def test_weights_that_do_not_fit_into_memory_give_the_same_numbers(folder, name, monkeypatch):
+def test_weights_that_do_not_fit_into_memory_give_the_same_numbers(folder, host, monkeypatch):
     pytest.importorskip("accelerate")
-    host = host_of(folder, name)
     monkeypatch.setattr("simbal.analysis.shared.host_loading.free_memory", lambda device: 200_000)
-    away = request(folder, folder / name).load()
+    away = request(folder, folder / "qwen3_moe").load()
     assert any(parameter.is_meta for parameter in away.model.parameters())
     for analysis in (quality, redundancy, routing, orthogonality, dropping):
         keys = ANALYSES[analysis.__name__]

@@ -134,7 +134,7 @@ def _offloaded(
 
 @dataclass(frozen=True)
 class OffloadedRouter(HostRouter):
-    """A router whose weight and bias may be on the disk, and are read from there."""
+    """A router whose weight and bias may be on the disk, from where they are read."""
 
     @property
     def weight_ED(self) -> Tensor:
@@ -147,20 +147,15 @@ class OffloadedRouter(HostRouter):
         """The bias on the choice, of E elements."""
         return None if self.bias_at is None else _read(*self.bias_at)
 
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias on the choice, of E elements."""
-        return None if self.bias_at is None else _read(*self.bias_at)
 
-
-def _moved(router: HostRouter, copy: nn.Module, model: nn.Module) -> HostRouter:
+def _moved(router: HostRouter, hollow: nn.Module, model: nn.Module) -> HostRouter:
     """Return a router that was found in a copy of the model, in the model itself."""
-    names = {module: name for name, module in copy.named_modules()}
+    names = {module: name for name, module in hollow.named_modules()}
     known = {field.name: getattr(router, field.name) for field in fields(router)}
     known |= {part: model.get_submodule(names[known[part]]) for part in ("module", "experts")}
     if router.bias_at is not None:
         owner, name = router.bias_at
-        known["bias_at"] = (model.get_submodule(names[owner]), name)
+        known["bias_at"] = model.get_submodule(names[owner]), name
     return OffloadedRouter(**known)
 
 
