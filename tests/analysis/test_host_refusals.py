@@ -74,13 +74,15 @@ def test_pickles_are_not_read(model, tmp_path):
 def test_damaged_weights(model, tmp_path):
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:4])
-    assert "is damaged: it is no file of safetensors" in says_of(tmp_path, model)
+    assert "model.safetensors is damaged: " in says_of(tmp_path, model)
 
 
 def test_an_index_that_names_what_is_not_there(model, tmp_path):
     (model / "model.safetensors").unlink()
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../b.safetensors"}}))
-    assert "names ../b.safetensors, which is not there" in says_of(tmp_path, model)
+    assert "names '../b.safetensors', which is no safetensors file of its folder" in says_of(tmp_path, model)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    assert "b.safetensors cannot be read: it is no file, or missing" in says_of(tmp_path, model)
 
 
 def test_missing_weights_are_not_drawn_at_random(model, tmp_path):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
-from simbal.host.routers import HostRouter, find_routers, probe
+from simbal.host.probe import probe
+from simbal.host.routers import HostRouter, find_routers
 from simbal.host.rules import RULES, Groups, Rule
 from tests.host.architectures import RULE, E, K, architecture
 
@@ -83,7 +84,7 @@ class Distance(Rule):
 
 def test_a_rule_of_ones_own_is_found_by_what_it_computes(monkeypatch):
     assert probe(TopByDistance(), "weight", None) is None
-    monkeypatch.setattr("simbal.host.routers.RULES", [*RULES, Distance])
+    monkeypatch.setattr("simbal.host.probe.RULES", [*RULES, Distance])
     found = probe(TopByDistance(), "weight", None)
     assert found is not None
     assert (type(found[0]), found[1]) == (Distance, K)

@@ -5,7 +5,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from simbal.errors import UserError
-from simbal.hub.weight_files import SINGLE, read_json
+from simbal.host.weight_files import SINGLE, read_json
 
 CONFIG, FACTS = "config.json", "simbal.json"
 DIGESTS = "sha256"  # a key of simbal.json: by the name of a file

@@ -25,11 +25,11 @@ from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.files.disk import refusal, sync
+from simbal.host.weight_files import SINGLE, read_json
 from simbal.hub.architecture import architecture, config_json
 from simbal.hub.card import model_card
 from simbal.hub.digests import CONFIG, DIGESTS, FACTS, file_sha256
 from simbal.hub.finished_run import FinishedRun, read_run
-from simbal.hub.weight_files import SINGLE, read_json
 from simbal.hub.weights import views
 from simbal.runs.spec import result_keys
 

@@ -17,9 +17,9 @@ import torch
 from simbal.config.values import not_negative, whole_number
 from simbal.errors import UserError
 from simbal.files.printable import printable
+from simbal.host.weight_files import StoredWeight, read_json, read_weights, require_floats, stored_weights
 from simbal.hub.architecture import ARCHITECTURES, Architecture
 from simbal.hub.digests import CONFIG, require_written
-from simbal.hub.weight_files import StoredWeight, read_json, read_weights, stored_weights
 from simbal.hub.weights import HEAD, count, views
 from simbal.model.transformer import Transformer, TransformerShape
 
@@ -64,6 +64,7 @@ def load(folder: str | PathLike[str], backend: str = "reference") -> Transformer
     require_written(path)
     shape = read_shape(path / CONFIG)
     stored = stored_weights(path)
+    require_floats(stored)
     copy = stored.pop(HEAD, None) if shape.tie_embeddings else None  # some files have tied embeddings twice
     _check(stored, shape, path)
     model = Transformer(shape, backend if shape.num_experts else None)

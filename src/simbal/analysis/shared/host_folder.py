@@ -3,9 +3,7 @@
 Nothing in it is executed: models come from the classes of transformers, and weights from safetensors alone.
 """
 
-import json
 import re
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest, sha256
@@ -14,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from simbal.errors import UserError
-from simbal.files import strict_json
-from simbal.files.disk import read_bytes
+from simbal.host.weight_files import INDEX, SINGLE, in_file, read_json, shards
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a model on the hub
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-LARGEST = 1 << 26  # bytes of a JSON file that are read
-BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}  # of a number in a file; others are quantised
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 MOST_CONTEXT = 2048  # tokens of a window that nobody asked for
 PATIENCE = 10  # seconds for the hub to answer
@@ -44,7 +39,9 @@ class HostFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The content of config.json; `UserError` if it is missing or damaged."""
-        return _read_json(self.path / CONFIG)
+        if not (self.path / CONFIG).exists():
+            raise UserError(f"{self.path / CONFIG} is missing: hf= takes the folder of a model of Hugging Face")
+        return read_json(self.path / CONFIG)
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -52,12 +49,7 @@ class HostFolder:
         if (self.path / SINGLE).exists():
             return [self.path / SINGLE]
         if (self.path / INDEX).exists():
-            named = _read_json(self.path / INDEX).get("weight_map")
-            names = sorted({str(file) for file in named.values()}) if isinstance(named, dict) else []
-            missing = [name for name in names if Path(name).name != name or not (self.path / name).is_file()]
-            if missing or not names:
-                raise UserError(f"{self.path / INDEX} names {missing[0] if missing else 'no file'}, which is not there")
-            return [self.path / name for name in names]
+            return [self.path / name for name in sorted(shards(self.path / INDEX))]
         if any([*self.path.glob(pattern)] for pattern in PICKLES):
             raise UserError(
                 f"{self.path} has its weights in files that can hold programs, and no {SINGLE}: convert them to "
@@ -70,9 +62,8 @@ class HostFolder:
         """How many numbers of each kind the files hold, such as BF16."""
         counts: dict[str, int] = {}
         for file in self.weight_files:
-            for name, entry in _header(file).items():
-                if name != "__metadata__":
-                    counts[entry["dtype"]] = counts.get(entry["dtype"], 0) + prod(entry["shape"])
+            for weight in in_file(file).values():
+                counts[weight.kind] = counts.get(weight.kind, 0) + prod(weight.shape)
         return counts
 
     @property
@@ -143,34 +134,6 @@ def _checked(folder: HostFolder) -> HostFolder:
     """Return the folder; `UserError` unless it has a config and weights that can be read."""
     if not isinstance(folder.config.get("model_type"), str):
         raise UserError(f"{folder.path / CONFIG} names no model_type, by which transformers knows an architecture")
-    assert folder.parameters >= 0
+    if not folder.parameters:  # the headers of all files are read
+        raise UserError(f"{folder.path} holds no weights")
     return folder
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = strict_json.parse(read_bytes(file, LARGEST))
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: hf= takes the folder of a model in the format of Hugging Face") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise UserError(f"{file} is damaged: it is no JSON, or cut short") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{file} is damaged: it holds no keys with values")
-    return value
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Return the header of a file of safetensors, by name its dtype, shape and place."""
-    try:
-        with file.open("rb") as opened:
-            (size,) = struct.unpack("<Q", opened.read(8))
-            if size > LARGEST:
-                raise ValueError(size)
-            header = json.loads(opened.read(size))
-        if not isinstance(header, dict):
-            raise ValueError(file)
-    except (OSError, ValueError, struct.error):
-        raise UserError(f"{file} is damaged: it is no file of safetensors") from None
-    return header

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,15 +18,16 @@ from simbal.files.disk import read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_JSON = 1 << 26  # bytes; the index of a thousand experts in a hundred layers has a third of it
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # fp32 holds each without rounding
+FLOATS = ("F32", "BF16", "F16")  # fp32 holds each without rounding
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The file and the shape of a weight on the disk."""
+    """The file, the shape and the kind of a weight on the disk."""
 
     file: Path
     shape: tuple[int, ...]
+    kind: str  # as safetensors names it, such as BF16
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -51,15 +51,15 @@ def stored_weights(folder: Path) -> dict[str, StoredWeight]:
     """Return every weight of the folder by its name, from the headers of its files alone.
 
     Raises:
-        UserError: there are no safetensors, or they are not what their index says, or hold no floats.
+        UserError: there are no safetensors, or they are not what their index says.
     """
     if (folder / SINGLE).exists():
-        return _of_file(folder / SINGLE)
+        return in_file(folder / SINGLE)
     if not (folder / INDEX).exists():
         raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}: weights in other formats are not read")
     found: dict[str, StoredWeight] = {}
-    for name, listed in _shards(folder / INDEX).items():
-        stored = _of_file(folder / name)
+    for name, listed in shards(folder / INDEX).items():
+        stored = in_file(folder / name)
         if stored.keys() != listed:
             raise UserError(f"{folder / name} does not hold the weights that {INDEX} says")
         found |= stored
@@ -74,8 +74,8 @@ def read_weights(stored: dict[str, StoredWeight]) -> Iterator[tuple[str, Tensor]
                 yield name, tensors.get_tensor(name)
 
 
-def _shards(index: Path) -> dict[str, set[str]]:
-    """Return the names of the weights in each file that an index names."""
+def shards(index: Path) -> dict[str, set[str]]:
+    """Return the names of the weights in each file that an index names; `UserError` if it names none of its folder."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index} is damaged: its weight_map is missing")
@@ -87,15 +87,20 @@ def _shards(index: Path) -> dict[str, set[str]]:
     return shards
 
 
-def _of_file(file: Path) -> dict[str, StoredWeight]:
+def in_file(file: Path) -> dict[str, StoredWeight]:
+    """Return every weight of one file by its name, from its header alone; `UserError` if it is damaged."""
     with _opened(file) as tensors:
-        stored = {}
-        for name in tensors.keys():  # noqa: SIM118  it is no dict
-            header = tensors.get_slice(name)
-            if header.get_dtype() not in DTYPES:
-                raise UserError(f"{file}: {name!r} is of kind {header.get_dtype()}, not one of {', '.join(DTYPES)}")
-            stored[name] = StoredWeight(file, tuple(header.get_shape()))
-    return stored
+        headers = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  it is no dict
+        return {
+            name: StoredWeight(file, tuple(header.get_shape()), header.get_dtype()) for name, header in headers.items()
+        }
+
+
+def require_floats(stored: dict[str, StoredWeight]) -> None:
+    """Raise `UserError` unless every weight is of a kind that fp32 holds without rounding."""
+    for name, weight in stored.items():
+        if weight.kind not in FLOATS:
+            raise UserError(f"{weight.file}: {name!r} is of kind {weight.kind}, not one of {', '.join(FLOATS)}")
 
 
 @contextmanager
