@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
+from tests import programs
 
 pytest_plugins = ["tests.run_folders"]
 
@@ -59,3 +60,9 @@ def small_spec(tmp_path, cache_dir):
         return composer().job([*lines.values()]).spec
 
     return build
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch):
+    """Ranks are forks of a server that has imported torch; only some tests start each as a new Python."""
+    monkeypatch.setattr("simbal.training.ranks.get_context", lambda _: programs.server().context)

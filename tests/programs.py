@@ -23,13 +23,14 @@ from simbal.processes import start
 from tests.child_processes import DEADLINE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
-# what train.py and report.py import but for torch, which makes every fork dearer and few of them use
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# what train.py and report.py import, with what a job does
 PRELOAD = (
     "alembic.command", "hydra.main", "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
     "matplotlib.backends.backend_svg", "numpy.random", "simbal.cli.again", "simbal.cli.arguments",
-    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run",
+    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
 )  # fmt: skip
 
@@ -42,8 +43,7 @@ class Program:
         self.args = [str(REPOSITORY / program), *arguments]
         self.stdout, self.stderr = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115
         task = {"args": self.args, "cwd": str(cwd), "stdout": self.stdout.name, "stderr": self.stderr.name}
-        server = start.ForkServer(_be, PRELOAD, {"OMP_NUM_THREADS": "1"})  # the same one, as long as it lives
-        self.process = server.start(task, os.environ | environment)
+        self.process = server().start(task, os.environ | environment)
         self.pid = self.process.pid
 
     @property
@@ -84,6 +84,11 @@ class Program:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+def server() -> start.ForkServer:
+    """Return the server of this process, which is the same one as long as it lives."""
+    return start.ForkServer(_be, PRELOAD, ONE_THREAD)
 
 
 def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -111,6 +111,13 @@ def test_uniform_routing_draws_anew_at_each_step_and_place_and_spreads_evenly():
     assert overlap.item() == pytest.approx(2 / 8, abs=0.03)
 
 
+def test_uniform_routing_draws_by_all_that_came_before_in_the_sequence():
+    strategy, tokens_BS = UniformRouting(0), torch.tensor([[1, 5, 5], [2, 5, 5], [1, 5, 6]])
+    scores_BSE = strategy.choice_scores(candidates_of(tokens_BS)).view(3, 3, -1)
+    assert torch.equal(scores_BSE[0, :2], scores_BSE[2, :2])
+    assert (scores_BSE[0, 1:] != scores_BSE[1, 1:]).all()
+
+
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40))
 def test_the_mixing_function_is_splitmix64(number, seed):
     def reference(z: int) -> int:

@@ -88,6 +88,18 @@ def test_a_schedule_scales_its_own_strategy_alone():
     assert torch.equal(scaled["simbal"], full["simbal"])
 
 
+def test_a_schedule_scales_the_update_of_its_own_strategy_too():
+    balancing = together("lf", lf=Schedule(((0, 1.0), (10, 0.0))))
+    balancing.prepare(tiny_model().routers)
+    bias_LE = balancing.parts["lf"].bias_LE
+    load_LE = torch.arange(float(bias_LE.numel())).view_as(bias_LE)
+    balancing.update({"lf": load_LE}, 1, [], 0.1, step=5)
+    half_LE = bias_LE.clone()
+    balancing.update({"lf": load_LE}, 1, [], 0.1, step=0)
+    torch.testing.assert_close(bias_LE, 3 * half_LE)
+    assert half_LE.any()
+
+
 def test_a_coefficient_of_zero_trains_as_no_balancing_does():
     outcomes = []
     for part in ("none", "lbl", "simbal", "router_z_loss", "ernie_ortho", "offdiag_cosine", "row_norm"):

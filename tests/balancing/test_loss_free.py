@@ -7,6 +7,7 @@ from simbal.balancing.base import FinishedStep
 from simbal.balancing.loss_free import LossFree
 from simbal.conformance.tiny_training import batch_of, module_of, train
 from simbal.errors import UserError
+from simbal.model.router import Candidates
 from tests.balancing.example import routing_of
 
 
@@ -18,11 +19,27 @@ def finished(counts_LE, factor=1.0) -> FinishedStep:
     return FinishedStep(torch.tensor(counts_LE), 1, [], 0.1, factor)
 
 
-@pytest.mark.parametrize(("center", "update"), [(False, [-1, 0, 1, 1]), (True, [-1.25, -0.25, 0.75, 0.75])])
-def test_an_update_is_the_sign_of_what_is_missing_to_an_even_load(center, update):
-    strategy = loss_free(center=center)
-    strategy.update(finished([[10, 6, 4, 4]]))
-    assert strategy.bias_LE.tolist()[0] == pytest.approx([1e-3 * step for step in update])
+@pytest.mark.parametrize(
+    ("center", "updates"),
+    [
+        (False, [[-1, 0, 1, 1], [1, 1, 1, -1]]),
+        (True, [[-1.25, -0.25, 0.75, 0.75], [0.5, 0.5, 0.5, -1.5]]),
+    ],
+)
+def test_an_update_is_the_sign_of_what_each_layer_misses_to_an_even_load(center, updates):
+    strategy = loss_free(L=2, center=center)
+    strategy.update(finished([[10, 6, 4, 4], [1, 1, 1, 21]]))
+    torch.testing.assert_close(strategy.bias_LE, 1e-3 * torch.tensor(updates))
+
+
+@pytest.mark.parametrize("bias_on", ["logits", "scores"])
+def test_the_bias_of_the_layer_is_added_to_what_it_is_said_to_be_on(bias_on):
+    strategy = loss_free(L=2, bias_on=bias_on)
+    strategy.bias_LE += torch.tensor([[0.0, 1, 2, 3], [5, 7, 11, 13]])
+    logits_NE = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
+    on_NE = {"logits": logits_NE, "scores": logits_NE.sigmoid()}[bias_on]
+    scores_NE = strategy.choice_scores(Candidates(1, torch.zeros(1, 1), logits_NE, logits_NE.sigmoid()))
+    torch.testing.assert_close(scores_NE, on_NE + torch.tensor([5.0, 7, 11, 13]))
 
 
 def test_an_even_load_moves_nothing_for_any_number_of_experts():

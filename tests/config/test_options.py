@@ -32,6 +32,7 @@ def test_every_option_composes_and_says_in_its_first_line_what_it_is(small_spec,
     assert spec_of(small_spec, group, option).choices[group] == option
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("group", "option"),
     [

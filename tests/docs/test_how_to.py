@@ -1,15 +1,14 @@
 """The thirteen tasks of docs/guide/how_to.md are done by the commands that stand there, with fewer and shorter runs."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MARKOV, SMALL
+from tests.programs import run
 
 ROOT = Path(__file__).parents[2]
 SIMBAL = str(Path(sys.executable).with_name("simbal"))
@@ -34,7 +33,7 @@ def shortened(command: str, place: Path) -> list[str]:
     command = re.sub(r"seed=0-\d", "seed=0,1", command.replace("/RUN", f"/{runs[0].name}" if runs else ""))
     program, *words = shlex.split(command)
     if program == "python":
-        return [sys.executable, str(ROOT / words[0])]
+        return [words[0]]
     if words[0] == "train":
         begun = any(word.startswith("from=") for word in words)
         text = [word for word in MARKOV if not word.startswith("data=")] if "data=files" in words else [*MARKOV]
@@ -45,14 +44,13 @@ def shortened(command: str, place: Path) -> list[str]:
 @pytest.mark.slow
 def test_every_task_is_done_by_its_commands(tmp_path):
     (tmp_path / "mine.txt").write_text("The quick brown fox jumps over the lazy dog. " * 2000)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     assert len(SECTIONS) == 13
     for title, text in SECTIONS:
         commands = re.findall(r"^    (.+)$", text, re.M)
         assert commands, title
         for command in commands:
             asked = shortened(command, tmp_path)
-            done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            done = run(*asked, cwd=tmp_path)
             assert done.returncode == 0, f"{title}: {shlex.join(asked)}\n{done.stdout}\n{done.stderr}"
         for file in LEFT_BEHIND.get(title, []):
             assert (tmp_path / file).exists(), f"{title}: {file}"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from multiprocessing import active_children
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
+from simbal.training import ranks
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
@@ -19,6 +21,7 @@ from tests.training.run_files import OTHER_HEADS, assert_same_run, weights, with
 from tests.training.test_stop import signal_in
 
 PAIR = ("trainer.devices=2", "trainer.micro_batch=2")  # two micro-batches a step on each
+FORKED = pytest.mark.usefixtures("forked_ranks")
 STRATEGIES = ("ddp", "fsdp")
 WITH_BIAS = ("balancing=lf_lbl", "optim.grad_clip=0.1")
 # 31 windows to validate on: one rank has more than the other
@@ -43,6 +46,7 @@ def leaves(value, path: str = ""):
         yield path, value
 
 
+@FORKED
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "keys"),
@@ -85,6 +89,7 @@ def test_two_ranks_follow_the_curves_of_one_to_rounding(finished, strategy, keys
     assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(one).items())
 
 
+@FORKED
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "more"), [("ddp", ()), ("fsdp", ()), ("fsdp", OTHER_HEADS)])
 def test_it_stops_and_goes_on_to_the_bit(small_spec, finished, monkeypatch, strategy, more):
@@ -123,17 +128,20 @@ def test_a_rank_that_is_killed_is_named_and_the_run_can_go_on(small_spec, finish
     assert active_children() == []
 
 
+@FORKED
 @pytest.mark.slow
 def test_a_failure_of_the_first_rank_ends_the_others(small_spec, monkeypatch):
     spec = small_spec(*PAIR)
     with monkeypatch.context() as patch:
         patch.setattr(LitMoE, "finish_step", lambda *_: 1 / 0)
+        patch.setattr(ranks, "WAIT", timedelta(seconds=1))  # for another rank's reason, which there is not
         with pytest.raises(ZeroDivisionError):
             train(spec)
     assert RunFolder(spec.path).read_record()["error"] == "ZeroDivisionError: division by zero"
     assert active_children() == []
 
 
+@FORKED
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_divergence_on_ranks_is_recorded_once(small_spec, strategy):
@@ -174,6 +182,7 @@ def test_another_number_of_processes_of_torchrun_is_refused_in_one_sentence(smal
     assert not spec.path.exists()
 
 
+@FORKED
 @pytest.mark.parametrize(
     ("keys", "says"),
     [

@@ -15,6 +15,7 @@ from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from tests.conftest import CONF, MARKOV, SMALL
+from tests.programs import run
 from tests.training.logged import expected, logged, mlflow_client
 from tests.training.run_files import assert_same_run, rows
 
@@ -58,7 +59,7 @@ def break_at(monkeypatch, step: int, times: int = 1) -> None:
 
 def command(folder, cache_dir, *keys: str) -> list[str]:
     places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
-    return [sys.executable, str(ROOT / "train.py"), *SMALL, *MARKOV, *places, *keys]
+    return ["train.py", *SMALL, *MARKOV, *places, *keys]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,6 +169,7 @@ def test_wandb_keeps_one_folder_of_the_project_and_id(small_spec, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_of_several_ranks_the_first_alone_logs(small_spec):
     spec = small_spec("logger=csv", "trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=4")
     train(spec)
@@ -178,7 +180,7 @@ def test_of_several_ranks_the_first_alone_logs(small_spec):
 @pytest.mark.slow
 def test_jobs_of_a_sweep_share_a_store_of_mlflow(tmp_path, cache_dir):
     sweep = command(tmp_path, cache_dir, "-m", "logger=mlflow", "seed=0,1", "name=two", "trainer.max_steps=6")
-    done = subprocess.run(sweep, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run(*sweep, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     client = mlflow_client(tmp_path)
     runs = client.search_runs([client.get_experiment_by_name("two").experiment_id])
@@ -229,8 +231,8 @@ def asks_the_network(program: list[str], folder) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlflow", "wandb"])
 def test_by_default_nothing_is_sent_anywhere(tmp_path, cache_dir, kind):
-    run = command(tmp_path, cache_dir, f"logger={kind}", "trainer.max_steps=6")
-    assert not asks_the_network(run, tmp_path)
+    name, *keys = command(tmp_path, cache_dir, f"logger={kind}", "trainer.max_steps=6")
+    assert not asks_the_network([sys.executable, str(ROOT / name), *keys], tmp_path)
     assert RunFolder(next(tmp_path.glob("default/*"))).read_record()["status"] == "finished"
 
 

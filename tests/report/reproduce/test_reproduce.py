@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -22,6 +21,7 @@ from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
 from simbal.report.reproduce.rows import read_rows
 from simbal.runs.folder import RunFolder
+from tests import programs
 from tests.conftest import CONF
 from tests.golden import composing
 
@@ -271,8 +271,7 @@ def test_a_command_that_failed_is_a_sentence(monkeypatch, tmp_path, code, says):
 
 @pytest.mark.slow  # processes: four runs and their analyses
 def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
-    command = [sys.executable, CONF.parent / "reproduce.py", "scale=smoke"]
-    first = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    first = programs.run("reproduce.py", "scale=smoke", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "python train.py -m model=tiny" in first.stdout
     results = tmp_path / "outputs/smoke"
@@ -282,11 +281,11 @@ def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
     printed = (results / "gram_quanta/printed.txt").read_text()
     assert printed.startswith("$ python evaluate.py analysis=gram_quanta output_dir=outputs/smoke/gram_quanta\n")
     assert "layer" in printed
-    again = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    again = programs.run("reproduce.py", "scale=smoke", "figures=true", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
     shutil.rmtree(results)
-    none_there = subprocess.run([*command, "figures=true"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    none_there = programs.run("reproduce.py", "scale=smoke", "figures=true", cwd=tmp_path)
     assert (none_there.returncode, none_there.stderr) == (0, "")
     assert none_there.stdout == "left out: significance, which has not been reproduced\n"
-    refused = subprocess.run([*command, "only=[x]"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    refused = programs.run("reproduce.py", "scale=smoke", "only=[x]", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
