@@ -74,8 +74,8 @@ def test_full_entropy_and_what_a_token_tells_about_its_expert():
 
 
 def test_overlap_of_choices_counts_shared_experts_in_any_order():
-    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1)).tolist() == [1, 1, 1, 1]
-    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0)).tolist() == [1, 0.5, 0.5, 0]
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1), 4).tolist() == [1, 1, 1, 1]
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0), 4).tolist() == [1, 0.5, 0.5, 0]
 
 
 def test_squared_deviation_of_a_small_router():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Router
+from simbal.model.router import Candidates, Router, Steering
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -24,14 +24,11 @@ def ids(N=10, B=1):
     return torch.arange(N).view(B, -1)
 
 
-class Biased:
+class Biased(Steering):
     """Chooses by logits + bias."""
 
     def __init__(self, bias_E: torch.Tensor) -> None:
         self.bias_E = bias_E
-
-    def adjust_logits(self, logits_NE):
-        return logits_NE
 
     def choice_scores(self, candidates: Candidates):
         return candidates.logits_NE + self.bias_E

@@ -33,6 +33,15 @@ class Dropping:
     strategy: Steering
     drop: int
 
+    @property
+    def ragged(self) -> bool:
+        """Whether the strategy chooses any number of experts."""
+        return self.strategy.ragged
+
+    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
+        """Return the logits as the strategy maps to them."""
+        return self.strategy.logits(x_ND, weight_ED, layer)
+
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits as the strategy adjusts them."""
         return self.strategy.adjust_logits(logits_NE)

@@ -55,7 +55,7 @@ class QuantileBalancing(Balancing):
         """Return the bias that would balance these tokens, (L, E)."""
         return torch.stack(
             [
-                surplus(routing.probs_NE.detach(), bias_E, routing.topk_experts_NK.shape[1])
+                surplus(routing.probs_NE.detach(), bias_E, routing.top_k)
                 for routing, bias_E in zip(routings, self.bias_LE, strict=True)
             ]
         )

@@ -4,7 +4,7 @@ Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import lightning as L
@@ -161,7 +161,7 @@ class LitMoE(L.LightningModule):
             return []
         weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # fsdp sees only its own
         again = [
-            router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing)
+            replace(router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing), experts=routing.experts)
             for router, routing, weight_ED in zip(self.model.routers, routings, weights, strict=True)
             if routing.x_ND is not None
         ]

@@ -25,6 +25,15 @@ class WholePrefix:
         self.steering, self.cache = steering, cache
         self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
 
+    @property
+    def ragged(self) -> bool:
+        """Whether `steering` chooses any number of experts."""
+        return self.steering.ragged
+
+    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
+        """Return the logits as `steering` maps to them, each token's alone."""
+        return self.steering.logits(x_ND, weight_ED, layer)
+
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits as `steering` adjusts them, each token's alone."""
         return self.steering.adjust_logits(logits_NE)
@@ -39,7 +48,7 @@ class WholePrefix:
         self._past[candidates.layer] = all_2BSE
         logits_NE, probs_NE = all_2BSE.flatten(1, 2)
         assert self.cache.tokens_BS is not None, "the model appends the tokens before it routes them"
-        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE)
+        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE, candidates.top_k)
         scores_NE = self.steering.choice_scores(whole)
         return scores_NE.reshape(num_sequences, -1, scores_NE.shape[1])[:, -new:].flatten(0, 1)
 
