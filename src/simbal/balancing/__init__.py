@@ -7,6 +7,7 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
+from simbal.balancing.expert_threshold import ExpertThreshold
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
@@ -22,7 +23,7 @@ from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Composition", "ErnieOrthogonalLoss", "FinishedStep", "FrozenRouter", "HashRouting",
+    "Balancing", "Composition", "ErnieOrthogonalLoss", "ExpertThreshold", "FinishedStep", "FrozenRouter", "HashRouting",
     "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit",
     "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing",
     "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
