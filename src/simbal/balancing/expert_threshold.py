@@ -61,8 +61,9 @@ class ExpertThreshold(Balancing):
     def update(self, step: FinishedStep) -> None:
         """Take the mean cutoff over micro-batches and ranks into the running mean."""
         self.steps.add_(1)
+        weight = (1 - self.decay) / (1 - self.decay ** self.steps.double())  # in fp64 exactly 1 at first
         mean_LE = (step.measured_LE / step.num_measured).to(self.threshold_LE.dtype)
-        self.threshold_LE.lerp_(mean_LE, (1 - self.decay) / (1 - self.decay**self.steps))
+        self.threshold_LE.lerp_(mean_LE, weight.to(mean_LE.dtype))
 
 
 def cutoff(logits_NE: Tensor, top_k: int) -> Tensor:
