@@ -48,7 +48,7 @@ class ExpertThreshold(Balancing):
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the logits, (N, E), with -inf where they are below the threshold."""
-        logits_NE = candidates.logits_NE
+        logits_NE = candidates.logits_NE.to(self.threshold_LE.dtype)  # rounded as the threshold, which one of them is
         own_N1 = logits_NE.topk(candidates.top_k).values[:, -1:]
         # no `if`, which would wait for the device
         threshold_NE = torch.where(self.steps > 0, self.threshold_LE[candidates.layer], own_N1)
