@@ -115,6 +115,8 @@ def test_the_standard_error_is_that_of_a_ratio_over_documents():
     rest_G = (gain_G - gain_N.mean() * tokens_G)[::2]
     expected = math.sqrt(40 / 39 * rest_G.square().sum().item()) / 3000
     assert standard_error(gain_G, documents_N, 2000, 0) == pytest.approx(expected, rel=0.1)
+    documents_N = torch.tensor([49, 49, 50, 50])  # those without tokens are never drawn alone
+    assert standard_error(torch.ones(60).double(), documents_N, 200, 0) == pytest.approx(0)
 
 
 @torch.no_grad()

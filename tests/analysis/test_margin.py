@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.analysis.margin import flips, margin, margins
+from simbal.analysis.margin import Watching, flips, margin, margins
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
+from simbal.model.router import Router
 from tests.analysis.module_runs import dense_run, trained_run
 
 KEYS = {"tokens": 160, "batch_size": 3, "quantiles": [0.01, 0.5]}
@@ -41,6 +42,26 @@ def test_rounding_to_bf16_flips_the_best_expert_and_not_the_best_two():
     assert rounded_NE[0].tolist() == pytest.approx([1, 1, 0.996094, 0.5], abs=1e-6)
     assert flips(logits_NE, rounded_NE, 1).tolist() == [True]
     assert flips(logits_NE, rounded_NE, 2).tolist() == [False]
+
+
+@pytest.mark.parametrize(("top_k", "flipped"), [(1, 1), (2, 0)])
+def test_a_strategy_sees_rounded_logits_and_probabilities_and_the_pass_its_own(top_k, flipped):
+    class Biased:
+        def adjust_logits(self, logits_NE):
+            return 2 * logits_NE
+
+        def choice_scores(self, candidates):
+            return candidates.probs_NE + 0.5
+
+    router = Router(4, 4, top_k, "sigmoid", renormalize=True, layer=0)
+    with torch.no_grad():
+        router.weight_ED.copy_(torch.eye(4) / 2)
+        seen, tokens_BS = Watching(Biased(), [router]), torch.zeros(1, 1, dtype=torch.int64)
+        routing = router(torch.tensor([[1.001, 1.003, 0.998, 0.5]]), tokens_BS, seen)
+    assert routing.topk_experts_NK[0].tolist() == [1, 0][:top_k]
+    assert (seen.flips[0], seen.near[0], seen.by_logits) == (flipped, 1, False)
+    p_2 = torch.tensor([1.003, 1.001]).sigmoid() if top_k == 1 else torch.tensor([1.001, 0.998]).sigmoid()
+    assert seen.margins[0][0].item() == pytest.approx((p_2[0] - p_2[1]).item(), abs=1e-6)
 
 
 @given(top_k=st.integers(1, 5), seed=st.integers(0, 999), share=st.floats(0, 0.49))
