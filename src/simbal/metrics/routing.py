@@ -1,7 +1,8 @@
 """Measures of how a router spreads a sequence or a token over experts, and of how evenly the experts are loaded.
 
 Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
-Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence.
+Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence, G
+groups of experts.
 The measures of load c take any leading dimensions (layers, say) and keep them.
 
 No torch at run time: `report.py` reads the table of metrics, which names these functions, without it.
@@ -54,6 +55,12 @@ def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> T
     return same_NKK.sum((1, 2)).double() / real_NK.sum(1).clamp(min=1)
 
 
+def chosen_experts(topk_experts_NK: Tensor, num_experts: int) -> Tensor:
+    """Return whether each token has chosen each expert, (N, E), bool; the index E stands for no expert."""
+    empty_NE1 = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)
+    return empty_NE1.scatter_(1, topk_experts_NK, 1)[:, :num_experts].bool()
+
+
 def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
     """Return MaxVio of the load c, max c / mean c - 1: 0 if balanced, E - 1 if one expert takes everything.
 
@@ -61,6 +68,16 @@ def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
     """
     counts_E = tokens_per_expert_E.double()
     return counts_E.amax(-1) / counts_E.mean(-1) - 1
+
+
+def overload(tokens_per_expert_E: Tensor, num_groups: int) -> Tensor:
+    """Return the overload of groups of experts: the largest sum of their load c over the mean of the G sums.
+
+    A group is E/G neighbours, as expert parallelism puts them on a device. It is 1 if balanced, G if one group takes
+    everything; with a group for each expert it is MaxVio + 1.
+    """
+    sums_G = tokens_per_expert_E.double().reshape(*tokens_per_expert_E.shape[:-1], num_groups, -1).sum(-1)
+    return sums_G.amax(-1) / sums_G.mean(-1)
 
 
 def unique_experts(tokens_per_expert_E: Tensor) -> Tensor:

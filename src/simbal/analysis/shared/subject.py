@@ -44,6 +44,10 @@ class LayerRouter(Protocol):
     def top_k(self) -> int:
         """Experts per token."""
 
+    @property
+    def gating(self) -> str:
+        """What makes probabilities of logits: softmax or sigmoid."""
+
 
 class Pruned(Protocol):
     """A rule for which chosen experts are computed."""
