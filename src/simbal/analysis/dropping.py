@@ -38,6 +38,11 @@ class Dropping:
         """Whether the strategy chooses any number of experts."""
         return self.strategy.ragged
 
+    @property
+    def drops(self) -> bool:
+        """Whether the strategy leaves out some experts of a plain choice."""
+        return self.strategy.drops
+
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
         """Return the logits as the strategy maps to them."""
         return self.strategy.logits(x_ND, weight_ED, layer)

@@ -30,6 +30,11 @@ class WholePrefix:
         """Whether `steering` chooses any number of experts."""
         return self.steering.ragged
 
+    @property
+    def drops(self) -> bool:
+        """Whether `steering` leaves out some experts of a plain choice."""
+        return self.steering.drops
+
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
         """Return the logits as `steering` maps to them, each token's alone."""
         return self.steering.logits(x_ND, weight_ED, layer)
