@@ -10,20 +10,17 @@ from simbal.analysis.counterfactual import OtherSets, compared, counterfactual, 
 from simbal.analysis.quality import quality
 from simbal.analysis.shared.trained import load
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router
+from simbal.model.router import Candidates, Router, Steering
 from tests.analysis.module_runs import dense_run, trained_run
 
 KEYS = {"tokens": 256, "batch_size": 4, "draws": 2, "resamples": 200, "seed": 0}
 
 
-class Plain:
+class Plain(Steering):
     """A strategy that adds a bias to the choice."""
 
     def __init__(self, bias_E=0.0):
         self.bias_E = bias_E
-
-    def adjust_logits(self, logits_NE):
-        return logits_NE
 
     def choice_scores(self, candidates):
         return candidates.logits_NE if isinstance(self.bias_E, float) else candidates.logits_NE + self.bias_E
@@ -46,7 +43,7 @@ def run(path):
 
 def candidates_of(tokens_BS, layer=0):
     logits_NE = torch.randn(tokens_BS.numel(), 4, generator=torch.Generator().manual_seed(1))
-    return Candidates(layer, tokens_BS, logits_NE, logits_NE.softmax(1))
+    return Candidates(layer, tokens_BS, logits_NE, logits_NE.softmax(1), 2)
 
 
 def sets_of(scores_NE):
@@ -69,7 +66,7 @@ def test_draws_are_of_seed_number_layer_and_sequence_and_not_of_batches():
     its = candidates_of(tokens_BS)
     for row in range(4):
         part = slice(50 * row, 50 * (row + 1))
-        alone = Candidates(0, tokens_BS[row : row + 1], its.logits_NE[part], its.probs_NE[part])
+        alone = Candidates(0, tokens_BS[row : row + 1], its.logits_NE[part], its.probs_NE[part], 2)
         assert torch.equal(whole[part], OtherSets(Plain(), 0, 2, seed=0, draw=0).choice_scores(alone))
     for other in ({"seed": 1}, {"draw": 1}, {"layer": 1}):
         keys = {"layer": 0, "seed": 0, "draw": 0} | other

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simbal.analysis.margin import Watching, flips, margin, margins
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
-from simbal.model.router import Router
+from simbal.model.router import Router, Steering
 from tests.analysis.module_runs import dense_run, trained_run
 
 KEYS = {"tokens": 160, "batch_size": 3, "quantiles": [0.01, 0.5]}
@@ -46,7 +46,7 @@ def test_rounding_to_bf16_flips_the_best_expert_and_not_the_best_two():
 
 @pytest.mark.parametrize(("top_k", "flipped"), [(1, 1), (2, 0)])
 def test_a_strategy_sees_rounded_logits_and_probabilities_and_the_pass_its_own(top_k, flipped):
-    class Biased:
+    class Biased(Steering):
         def adjust_logits(self, logits_NE):
             return 2 * logits_NE
 

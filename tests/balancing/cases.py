@@ -18,6 +18,11 @@ VARIANTS = {
     "lf": [{"bias_on": "scores"}, {"center": True}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
     "quantile": [{"smoothing": 0.0}],
+    "dynamic_quantile": [{"smoothing": 0.0}],
+    "expert_choice": [{"capacity_factor": 0.5}],
+    "capacity": [{"capacity_factor": 1.0}],
+    "remoe": [{"balanced": False}],
+    "top_p": [{"p": 0.8}],
 }  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from simbal.balancing.base import Balancing
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
+from simbal.balancing.remoe import ReMoE
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
+from simbal.balancing.top_p import TopP
 from simbal.conformance import Case
 from simbal.conformance.loss_checks import TOKENS_BS, D, E, K, losses
 from simbal.model.router import Router
@@ -45,6 +47,11 @@ def collapsed_simbal(simbal: Any) -> float:
     return simbal.coef * (E**2 * SCALE**2 - E) / (1 if simbal.reduction == "sum" else E**2)
 
 
+def collapsed_remoe(remoe: Any) -> float:
+    """The logits above 0 are that of expert 0, SCALE, which has one of K uses."""
+    return remoe.coef * SCALE * (E / K if remoe.balanced else 1)
+
+
 VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], float]]] = {
     LoadBalancingLoss: (uniform_lbl, collapsed_lbl),
     PooledLoadBalancingLoss: (lambda lbl: lbl.coef * K, lambda lbl: lbl.coef * E),  # f = K/E, P = 1/E; f_0 = P_0 = 1
@@ -54,6 +61,10 @@ VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], floa
     OffDiagonalCosine: (lambda cosine: 0.0, lambda cosine: cosine.coef),
     # every row has length 0; length SCALE
     RowNorm: (lambda norm: norm.coef, lambda norm: norm.coef * (SCALE - 1) ** 2),
+    # every logit is 0
+    ReMoE: (lambda remoe: 0.0, collapsed_remoe),
+    # all experts are equally probable; one is certain
+    TopP: (lambda top_p: top_p.coef * math.log(E), lambda top_p: 0.0),
     # all logits are 0; that of expert 0 is all that counts
     RouterZLoss: (lambda z_loss: z_loss.coef * math.log(E) ** 2, lambda z_loss: z_loss.coef * SCALE**2),
 }
@@ -69,6 +80,8 @@ def values_of(strategy: Balancing) -> tuple[float, float] | None:
 
 def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: Case) -> None:
     strategy = case.make()
+    if strategy.coef:
+        strategy.coef = 1.0  # a coefficient may be so small that every value is about 0
     if (values := values_of(strategy)) is None:
         return
     turn = torch.arange(24)[:, None] + torch.arange(K)  # every expert is chosen equally often
@@ -81,7 +94,7 @@ def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: C
         (nudge_NE, rows_ED, values[0]),
         (collapsed_NE, parallel_ED, values[1]),
     ):
-        router = Router(E, E, K, case.gating, True, layer=0).double()
+        router = Router(E, E, K, case.gating, case.renormalize, layer=0).double()
         torch.nn.init.eye_(router.weight_ED)
         routing = replace(router(logits_NE, TOKENS_BS), router_weight_ED=weight_ED)
         for value in losses(strategy, [routing, routing]):

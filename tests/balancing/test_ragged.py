@@ -1,4 +1,6 @@
-"""Strategies that give a token any number of experts, on the four tokens of one worked example."""
+"""Ragged choices, which give a token any number of experts, and the thresholds of experts, on a worked example."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,19 +8,9 @@ import torch
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Routing, admitted, count, topk_weights
-
-LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
-IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
-
-
-def candidates(logits_NE=LOGITS_NE, top_k=2) -> Candidates:
-    return Candidates(0, IDS_BS[:, : len(logits_NE)], logits_NE, logits_NE.softmax(-1), top_k)
-
-
-def sets(scores_NE) -> list[set[int]]:
-    """The experts of each token."""
-    return [{i for i, score in enumerate(row) if score > -torch.inf} for row in scores_NE.tolist()]
+from simbal.model.moe import MoELayer
+from simbal.model.router import Router, Routing, admitted, count, topk_weights
+from tests.balancing.ragged_example import IDS_BS, LOGITS_NE, candidates, sets
 
 
 def routing(scores_NE, gating="softmax", renormalize=False) -> Routing:
@@ -97,3 +89,35 @@ def test_a_decay_that_keeps_everything_or_less_than_nothing_is_refused(decay):
 def test_thresholds_need_an_expert_that_is_not_chosen():
     with pytest.raises(UserError, match="every expert is always chosen"):
         ExpertThreshold(1, 4).prepare([Router(4, 2, 2, "softmax", True, layer=0)])
+
+
+class Decided(torch.nn.Module):
+    """A router whose decisions are given."""
+
+    def __init__(self, decided):
+        super().__init__()
+        self.decided, self.weight_ED = decided, torch.eye(4)
+
+    def forward(self, *_):
+        return self.decided
+
+
+def test_a_layer_adds_up_the_experts_of_a_token_whatever_stands_in_its_empty_slots():
+    ragged = routing(SCORES_NE)
+    empty_NE = ragged.topk_experts_NK == 4
+    spoilt = replace(ragged, topk_probs_NK=ragged.topk_probs_NK.masked_fill(empty_NE, torch.nan))
+    layer = MoELayer(Decided(spoilt), 4, 3, "reference")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    x_BSD = torch.randn(1, 4, 4, generator=generator)
+    y_BSD, _ = layer(x_BSD, IDS_BS)
+    for token in range(4):
+        expected_D = torch.zeros(4)
+        for expert in {0, 1, 2, 3} - {i for i in range(4) if EXCLUDED_NE[token, i]}:
+            gate_F, up_F = layer.w13_E2FD[expert] @ x_BSD[0, token]
+            hidden_F = torch.nn.functional.silu(gate_F) * up_F
+            expected_D += ragged.probs_NE[token, expert] * (layer.w2_EFD[expert].T @ hidden_F)
+        torch.testing.assert_close(y_BSD[0, token], expected_D)
+    y_BSD.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())

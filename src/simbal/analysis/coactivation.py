@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass, routers_of
+from simbal.analysis.shared.subject import Subject, check_pass, fixed_choices_of
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Routing
@@ -39,10 +39,11 @@ def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Findi
         batch_size: sequences at once; it does not change the numbers.
 
     Raises:
-        UserError: the model is dense, a token has one expert, or a key is out of its range.
+        UserError: the model is dense or gives a token any number of experts, a token has one expert, or a key is out of
+            its range.
     """
     check_pass("coactivation", tokens, batch_size)
-    routers_of(subject, "coactivation")
+    fixed_choices_of(subject, "coactivation")
     if subject.top_k < 2:
         raise UserError(f"analysis=coactivation is of experts of one token, and {subject.path} gives each token one")
     num_batches, together_LEE = subject.num_batches(batch_size, tokens), torch.tensor(0)

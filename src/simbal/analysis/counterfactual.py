@@ -18,12 +18,12 @@ from torch import Tensor
 
 from simbal.analysis.quality import bootstrap
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass, routers_of
+from simbal.analysis.shared.subject import Subject, check_pass, fixed_choices_of
 from simbal.balancing.controls import UniformRouting
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, largest
+from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
     "counterfactual": "in one layer at a time each token gets K other experts in place of those that it was routed to: "
@@ -42,7 +42,7 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class OtherSets:
+class OtherSets(SteeringAround):
     """A `Steering` by the model's own `strategy`; in `layer` alone each token gets K other experts, drawn at random.
 
     A draw depends on the seed, its number, the layer and the sequence so far, and not on batches.
@@ -53,10 +53,6 @@ class OtherSets:
     top_k: int
     seed: int
     draw: int
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as the strategy adjusts them."""
-        return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores, (N, E), or uniform numbers whose K largest are another set than by them."""
@@ -104,13 +100,13 @@ def counterfactual(
         seed: of the draws and of the bootstrap.
 
     Raises:
-        UserError: the model is dense, leaves nothing to choose or cannot weigh experts that it did not choose, or a key
-            is out of its range.
+        UserError: the model is dense or gives a token any number of experts, leaves nothing to choose or cannot weigh
+            experts that it did not choose, or a key is out of its range.
     """
     check_pass("counterfactual", tokens, batch_size)
     for key, value, least in (("draws", draws, 1), ("resamples", resamples, 2), ("seed", seed, 0)):
         whole_number(f"analysis.counterfactual.{key}", value, least)
-    num_layers, strategy = len(routers_of(subject, "counterfactual")), subject.steering
+    num_layers, strategy = len(fixed_choices_of(subject, "counterfactual")), subject.steering
     if subject.num_experts == subject.top_k:
         raise UserError(f"analysis=counterfactual gives tokens other experts, and {subject.path} always uses all")
     documents_N, routed_N = token_losses(subject, tokens, batch_size, strategy, "as routed")

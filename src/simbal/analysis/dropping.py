@@ -16,7 +16,7 @@ from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.errors import UserError
 from simbal.metrics import language
-from simbal.model.router import Candidates, Steering, largest
+from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
     "dropping": "for each token, in all layers at once, the d experts which the run would choose first are masked, and "
@@ -27,24 +27,11 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class Dropping:
+class Dropping(SteeringAround):
     """A `Steering` by the run's own `strategy` that masks each token's `drop` best experts."""
 
     strategy: Steering
     drop: int
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the strategy chooses any number of experts."""
-        return self.strategy.ragged
-
-    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the logits as the strategy maps to them."""
-        return self.strategy.logits(x_ND, weight_ED, layer)
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as the strategy adjusts them."""
-        return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores (N, E), with -inf for the `drop` largest.

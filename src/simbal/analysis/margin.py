@@ -15,10 +15,10 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import LayerRouter, Subject, check_pass, routers_of
+from simbal.analysis.shared.subject import LayerRouter, Subject, check_pass, fixed_choices_of
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, gate, largest
+from simbal.model.router import Candidates, Steering, SteeringAround, gate, largest
 
 BF16_STEP = 2.0**-8  # bf16 numbers are this to twice this apart, relative to their size
 DEFINITION = {
@@ -33,7 +33,7 @@ DEFINITION = {
 
 
 @dataclass
-class Watching:
+class Watching(SteeringAround):
     """A `Steering` by the model's own `strategy` that changes nothing, and keeps what it sees of every choice."""
 
     strategy: Steering
@@ -42,10 +42,6 @@ class Watching:
     near: dict[int, int] = field(default_factory=dict)  # tokens, by layer
     flips: dict[int, int] = field(default_factory=dict)
     by_logits: bool = True  # whether the logits themselves were the scores, everywhere
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as the strategy adjusts them."""
-        return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores, (N, E)."""
@@ -84,13 +80,13 @@ def margin(subject: Subject, tokens: int | None, batch_size: int, quantiles: lis
         quantiles: of the margin, from 0 to 1.
 
     Raises:
-        UserError: the model is dense, leaves nothing to choose or has a rule that cannot be watched, or a key is out of
-            its range.
+        UserError: the model is dense or gives a token any number of experts, leaves nothing to choose or has a rule
+            that cannot be watched, or a key is out of its range.
     """
     check_pass("margin", tokens, batch_size)
     if not (quantiles and all(0 <= level <= 1 for level in quantiles)):
         raise UserError(f"analysis.margin.quantiles={quantiles} must be a list of numbers from 0 to 1")
-    routers = routers_of(subject, "margin")
+    routers = fixed_choices_of(subject, "margin")
     if subject.choosable == subject.top_k:
         raise UserError(f"analysis=margin is of choices, and each token of {subject.path} takes all experts there are")
     seen = Watching(subject.steering, routers)

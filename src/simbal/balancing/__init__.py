@@ -5,8 +5,11 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
+from simbal.balancing.capacity import Capacity
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
+from simbal.balancing.dynamic_quantile import DynamicQuantile
+from simbal.balancing.expert_choice import ExpertChoice
 from simbal.balancing.expert_threshold import ExpertThreshold
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
@@ -16,15 +19,18 @@ from simbal.balancing.loss_free import LossFree
 from simbal.balancing.none import NoBalancing
 from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
 from simbal.balancing.quantile import QuantileBalancing
+from simbal.balancing.remoe import ReMoE
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
 from simbal.balancing.sinkhorn import Sinkhorn
+from simbal.balancing.top_p import TopP
 from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Composition", "ErnieOrthogonalLoss", "ExpertThreshold", "FinishedStep", "FrozenRouter", "HashRouting",
-    "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit",
-    "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing",
-    "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
+    "Balancing", "Capacity", "Composition", "DynamicQuantile", "ErnieOrthogonalLoss", "ExpertChoice", "ExpertThreshold",
+    "FinishedStep", "FrozenRouter", "HashRouting", "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing",
+    "OffDiagonalCosine", "OrthogonalInit", "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss",
+    "Properties", "QuantileBalancing", "ReMoE", "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn",
+    "TopP", "UniformRouting", "WeightLoss",
 ]  # fmt: skip

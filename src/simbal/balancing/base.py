@@ -56,9 +56,19 @@ class Balancing(nn.Module):
     unit: str = "the formula in one layer"  # what the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: as optim.aux_layer_reduce says
     router_init: str = "normal"  # the start that router.init=auto takes
-    ragged: bool = False  # a token's experts are all whose `choice_scores` are not -inf, instead of K
+    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # under which it can choose experts
     sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
     needs_lr: bool = False  # `update` looks at the learning rate
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a token's experts are all whose `choice_scores` are not -inf, instead of K."""
+        return False
+
+    @property
+    def drops(self) -> bool:
+        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        return False
 
     def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
         super().__init__()

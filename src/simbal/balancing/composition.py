@@ -71,6 +71,11 @@ class Composition(nn.Module):
         return self.chooser is not None and self.parts[self.chooser].ragged
 
     @property
+    def drops(self) -> bool:
+        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        return self.chooser is not None and self.parts[self.chooser].drops
+
+    @property
     def router_init(self) -> str:
         """The start of the router that the parts prefer: orthogonal if any of them does, else normal."""
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"
@@ -88,6 +93,12 @@ class Composition(nn.Module):
         """
         for part in self.parts.values():
             part.prepare(routers)
+        chooser = Balancing if self.chooser is None else self.parts[self.chooser]
+        if "relu" not in chooser.gatings and any(router.gating == "relu" for router in routers):
+            raise UserError(
+                "router=relu gives an expert whose logit is not above 0 the weight 0, and only balancing=remoe leaves "
+                "it out: add it, or use router=softmax"
+            )
         frozen = bool(routers) and not any(p.requires_grad for router in routers for p in router.parameters())
         for name, part in self.parts.items():
             if frozen and part.properties.differentiable and part.properties.scope == "weights":

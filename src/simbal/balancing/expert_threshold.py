@@ -48,11 +48,15 @@ class ExpertThreshold(Balancing):
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the logits, (N, E), with -inf where they are below the threshold."""
-        logits_NE = candidates.logits_NE.to(self.threshold_LE.dtype)  # rounded as the threshold, which one of them is
-        own_N1 = logits_NE.topk(candidates.top_k).values[:, -1:]
+        return self.reaching(candidates.logits_NE, candidates)
+
+    def reaching(self, scores_NE: Tensor, candidates: Candidates) -> Tensor:
+        """Return scores, (N, E), with -inf where they are below the threshold; before the first step all but K."""
+        scores_NE = scores_NE.to(self.threshold_LE.dtype)  # rounded as the threshold is, which may be one of them
+        own_N1 = scores_NE.topk(candidates.top_k).values[:, -1:]
         # no `if`, which would wait for the device
         threshold_NE = torch.where(self.steps > 0, self.threshold_LE[candidates.layer], own_N1)
-        return logits_NE.masked_fill(logits_NE < threshold_NE, -torch.inf)
+        return scores_NE.masked_fill(scores_NE < threshold_NE, -torch.inf)
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
         """Return the cutoff of each expert, (L, E)."""

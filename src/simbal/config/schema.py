@@ -77,7 +77,8 @@ class RouterConfig:
     """The router: how logits become the choice of experts and their weights, and how it starts."""
 
     gating: Annotated[
-        Literal["softmax", "sigmoid"], Key("softmax over all experts, or a sigmoid for each; then the top k")
+        Literal["softmax", "sigmoid", "relu"],
+        Key("softmax over all experts or a sigmoid for each, then the top k; or relu, all above 0"),
     ]
     renormalize: Annotated[bool, Key("the weights of the chosen experts are divided by their sum")]
     init: Annotated[

@@ -1,6 +1,6 @@
 """The router: which experts each token goes to, with which weights, in fp32 under every precision.
 
-Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538).
+Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538); relu: arXiv 2412.14711.
 A choice is ragged if a token may have any number of experts; K is then what is wanted on average, and the tables of
 chosen experts and their weights are (N, E), with E in place of an expert, of weight 0, in slots that are empty.
 Shapes: B sequences, S sequence length, N = B*S tokens, D model width, E experts, K experts per token (E in the tables
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+SMALLEST = torch.finfo(torch.float32).tiny
+
 
 class ExpertWeights(NamedTuple):
     """The weights of a layer's experts: gate and up together (E, 2, F, D), and down (E, F, D)."""
@@ -30,7 +32,7 @@ class Routing:
     """The decisions and measurements of one layer's router; at least fp32, but int64 for the choice and the counts."""
 
     logits_NE: Tensor
-    probs_NE: Tensor  # after gating: softmax (rows sum to 1) or sigmoid (they do not)
+    probs_NE: Tensor  # after gating: softmax (rows sum to 1), sigmoid or relu (they do not)
     topk_experts_NK: Tensor  # E for none
     topk_probs_NK: Tensor  # the weights applied to the experts' outputs
     tokens_per_expert_E: Tensor  # sums to N*K, unless the choice is ragged
@@ -54,6 +56,7 @@ class Routing:
         renormalize: bool = True,
         choice_scores: Callable[[Tensor, Tensor], Tensor] | None = None,
         ragged: bool = False,
+        drops: bool = False,
     ) -> Self:
         """Return the routing by logits (N, E), of any model, in fp32 at least.
 
@@ -62,10 +65,11 @@ class Routing:
             top_k: experts per token, K.
             router_weight_ED: the weight that has made the logits.
             num_sequences: B.
-            gating: `softmax` or `sigmoid`.
+            gating: `softmax`, `sigmoid` or `relu`.
             renormalize: divide the K weights by their sum.
             choice_scores: returns scores (N, E) from logits and probabilities, to choose by instead of the logits.
             ragged: choose all experts whose score is not -inf, instead of the K largest.
+            drops: these are some of the experts of the K largest logits, and weigh what they would beside the others.
         """
         logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
         probs_NE = gate(logits_NE, gating)
@@ -73,7 +77,10 @@ class Routing:
             scores_NE = choice_scores(logits_NE, probs_NE) if choice_scores else logits_NE
             experts_NK = admitted(scores_NE) if ragged else largest(scores_NE, top_k)
             counts_E = count(experts_NK, logits_NE.shape[1])
-        weights_NK = topk_weights(logits_NE, probs_NE, experts_NK, gating, renormalize)
+        weighed_NK = largest(logits_NE, top_k) if ragged and drops else experts_NK
+        weights_NK = topk_weights(logits_NE, probs_NE, weighed_NK, gating, renormalize)
+        if weighed_NK is not experts_NK:
+            weights_NK = weights_left(experts_NK, weighed_NK, weights_NK, logits_NE.shape[1])
         return cls(
             logits_NE, probs_NE, experts_NK, weights_NK, counts_E, router_weight_ED, num_sequences, gating,
             scores_NE is not logits_NE, top_k, ragged,
@@ -81,7 +88,10 @@ class Routing:
 
     @property
     def distribution_NE(self) -> Tensor:
-        """The probabilities, normalised so that rows sum to 1 under either gating."""
+        """The probabilities, normalised so that rows sum to 1 under every gating.
+
+        With relu, a token without a logit above 0 has 1/E of each expert.
+        """
         return self.probs_NE if self.gating == "softmax" else log_scores(self.logits_NE, self.gating).softmax(-1)
 
     @property
@@ -112,6 +122,11 @@ class Steering(Protocol):
         """Whether a token goes to all experts whose score is not -inf, instead of to K."""
         return False
 
+    @property
+    def drops(self) -> bool:
+        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        return False
+
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
         """Return the logits (N, E) of the hidden states; x W^T of a router alone."""
         return product(x_ND, weight_ED, layer)
@@ -125,12 +140,40 @@ class Steering(Protocol):
         return candidates.logits_NE
 
 
+class SteeringAround(Steering):
+    """A steering that changes nothing of another, `strategy`, but what it overrides."""
+
+    strategy: Steering
+
+    @property
+    def ragged(self) -> bool:
+        """That of the strategy."""
+        return self.strategy.ragged
+
+    @property
+    def drops(self) -> bool:
+        """That of the strategy."""
+        return self.strategy.drops
+
+    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
+        """Return the logits (N, E) as the strategy maps to them."""
+        return self.strategy.logits(x_ND, weight_ED, layer)
+
+    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
+        """Return the logits (N, E) as the strategy adjusts them."""
+        return self.strategy.adjust_logits(logits_NE)
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return the strategy's scores, (N, E)."""
+        return self.strategy.choice_scores(candidates)
+
+
 class Router(nn.Module):
     """The router of a layer: logits = x W^T; each token goes to the experts of the K largest.
 
-    A `Steering` may say by which other scores to choose. softmax: p = softmax(logits); sigmoid: p = sigmoid(logits).
-    With `renormalize` the K weights are divided by their sum. Both gatings are monotone, so the choice is that of the
-    logits; ties go to the lowest expert index.
+    A `Steering` may say by which other scores to choose. softmax: p = softmax(logits); sigmoid: p = sigmoid(logits);
+    relu: p = max(logits, 0). With `renormalize` the K weights are divided by their sum. The gatings are monotone, so
+    the choice is that of the logits; ties go to the lowest expert index.
     """
 
     def __init__(self, d_model: int, num_experts: int, top_k: int, gating: str, renormalize: bool, layer: int) -> None:
@@ -161,7 +204,7 @@ class Router(nn.Module):
                 logits_NE = steering.adjust_logits(logits_NE)
             return Routing.of_logits(
                 logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores,
-                ragged=steering is not None and steering.ragged,
+                ragged=steering is not None and steering.ragged, drops=steering is not None and steering.drops,
             )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -176,16 +219,21 @@ def product(x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
 
 
 def gate(logits_NE: Tensor, gating: str) -> Tensor:
-    """Return the softmax over the experts, or a sigmoid for each, (N, E)."""
-    return logits_NE.softmax(-1) if gating == "softmax" else logits_NE.sigmoid()
+    """Return the softmax over the experts, or a sigmoid or what is above 0 for each, (N, E)."""
+    if gating == "softmax":
+        return logits_NE.softmax(-1)
+    return logits_NE.relu() if gating == "relu" else logits_NE.sigmoid()
 
 
 def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
     """Return log p up to a constant in each row, (N, E).
 
-    Its softmax normalises scores that are too small to divide by their sum.
+    Its softmax normalises scores that are too small to divide by their sum. Scores of 0, which relu gives, count as
+    the smallest normal number: as nothing beside any other, and evenly where all are 0; they get no gradient.
     """
-    return logits_NE if gating == "softmax" else F.logsigmoid(logits_NE)
+    if gating == "softmax":
+        return logits_NE
+    return logits_NE.clamp(min=SMALLEST).log() if gating == "relu" else F.logsigmoid(logits_NE)
 
 
 def largest(scores_NE: Tensor, top_k: int) -> Tensor:
@@ -209,6 +257,12 @@ def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating
     # not -inf: the gradient of a row without any expert would be NaN
     finite_NK = scores_NK.masked_fill(empty_NK, torch.finfo(scores_NK.dtype).min)
     return finite_NK.softmax(-1).masked_fill(empty_NK, 0)
+
+
+def weights_left(left_NE: Tensor, experts_NK: Tensor, weights_NK: Tensor, num_experts: int) -> Tensor:
+    """Return the weights of K experts, of which `left_NE` holds those that are left, (N, E); 0 in empty slots."""
+    table = weights_NK.new_zeros(len(weights_NK), num_experts + 1)  # the last of empty slots
+    return table.scatter(-1, experts_NK, weights_NK).gather(-1, left_NE)
 
 
 def count(experts_NK: Tensor, num_experts: int) -> Tensor:
