@@ -20,7 +20,8 @@ from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
     "dropping": "for each token, in all layers at once, the d experts which the run would choose first are masked, and "
-    "the K largest scores of the rest choose; the weights follow the router's own rule for those chosen",
+    "the K largest scores of the rest choose; where a token may have any number of experts, none stands in for them; "
+    "the weights follow the router's own rule for those chosen",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_drop_<d>": "exp of the loss with d experts masked; d = 0 is the run as it is",
 }
@@ -74,7 +75,8 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
         "metrics": {f"ppl_drop_{point['drop']}": point["ppl"] for point in curve},
         "curve": curve,
     }
-    note = f"{counted:,} tokens; {subject.num_experts} experts, of which {subject.top_k} of those left are chosen."
+    stand_in = "none stands in" if subject.steering.ragged else f"{subject.top_k} of those left are chosen"
+    note = f"{counted:,} tokens; {subject.num_experts} experts, of which {stand_in}."
     return Finding([_table(curve)], [note], record)
 
 
