@@ -18,6 +18,11 @@ VARIANTS = {
     "lf": [{"bias_on": "scores"}, {"center": True}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
     "quantile": [{"smoothing": 0.0}],
+    "bias_controller": [
+        {"error": "sign", "update_rate": 0.001}, {"error": "linear", "momentum": 0.9}, {"proportional": 0.1},
+        {"error": "tanh", "bias_on": "scores", "center": True},
+    ],
+    "lf_groups": [{"groups": 3, "group_top_k": 2}, {"group_top_k": 2}],
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
+from simbal.balancing.bias_controller import BiasController
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
@@ -22,8 +23,9 @@ from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Composition", "ErnieOrthogonalLoss", "FinishedStep", "FrozenRouter", "HashRouting",
-    "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit",
-    "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing",
-    "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
+    "Balancing", "BiasController", "Composition", "ErnieOrthogonalLoss", "FinishedStep", "FrozenRouter",
+    "HashRouting", "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine",
+    "OrthogonalInit", "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties",
+    "QuantileBalancing", "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting",
+    "WeightLoss",
 ]  # fmt: skip
