@@ -23,6 +23,11 @@ VARIANTS = {
     "capacity": [{"capacity_factor": 1.0}],
     "remoe": [{"balanced": False}],
     "top_p": [{"p": 0.8}],
+    "bias_controller": [
+        {"error": "sign", "update_rate": 0.001}, {"error": "linear", "momentum": 0.9}, {"proportional": 0.1},
+        {"error": "tanh", "bias_on": "scores", "center": True},
+    ],
+    "lf_groups": [{"groups": 3, "group_top_k": 2}, {"group_top_k": 2}],
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
+from simbal.balancing.bias_controller import BiasController
 from simbal.balancing.capacity import Capacity
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
@@ -28,9 +29,9 @@ from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Capacity", "Composition", "DynamicQuantile", "ErnieOrthogonalLoss", "ExpertChoice", "ExpertThreshold",
-    "FinishedStep", "FrozenRouter", "HashRouting", "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing",
-    "OffDiagonalCosine", "OrthogonalInit", "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss",
-    "Properties", "QuantileBalancing", "ReMoE", "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn",
-    "TopP", "UniformRouting", "WeightLoss",
+    "Balancing", "BiasController", "Capacity", "Composition", "DynamicQuantile", "ErnieOrthogonalLoss",
+    "ExpertChoice", "ExpertThreshold", "FinishedStep", "FrozenRouter", "HashRouting", "LoadBalancingLoss",
+    "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit", "OrthogonalMixture",
+    "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing", "ReMoE", "RouterZLoss",
+    "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "TopP", "UniformRouting", "WeightLoss",
 ]  # fmt: skip
