@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
-from simbal.balancing.loss_free import layer_bias
+from simbal.balancing.choice_bias import layer_bias
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
 
