@@ -59,6 +59,7 @@ class Balancing(nn.Module):
     ragged: bool = False  # a token's experts are all whose `choice_scores` are not -inf, instead of K
     sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
     needs_lr: bool = False  # `update` looks at the learning rate
+    needs_experts: bool = False  # the loss is one of the experts' weights, `Routing.experts`
 
     def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
         super().__init__()
