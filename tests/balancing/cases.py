@@ -17,6 +17,9 @@ VARIANTS = {
     "simbal": [{"reduction": "mean"}],
     "lf": [{"bias_on": "scores"}, {"center": True}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
+    "erc": [{"alpha": 0.5}],
+    "temperature": [{"temperature": [0.5, 2.0]}],
+    "prototype": [{"decay": 0.0}],
     "quantile": [{"smoothing": 0.0}],
 }  # fmt: skip
 

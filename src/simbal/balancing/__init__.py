@@ -7,6 +7,9 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
+from simbal.balancing.cosine import CosineRouter
+from simbal.balancing.expert_overlap import ExpertOverlap
+from simbal.balancing.expert_router_coupling import ExpertRouterCoupling
 from simbal.balancing.expert_threshold import ExpertThreshold
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
@@ -15,16 +18,19 @@ from simbal.balancing.logit_norm import LogitNorm
 from simbal.balancing.loss_free import LossFree
 from simbal.balancing.none import NoBalancing
 from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
+from simbal.balancing.prototype import PrototypeRouter
 from simbal.balancing.quantile import QuantileBalancing
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
 from simbal.balancing.sinkhorn import Sinkhorn
+from simbal.balancing.temperature import Temperature
 from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "Composition", "ErnieOrthogonalLoss", "ExpertThreshold", "FinishedStep", "FrozenRouter", "HashRouting",
-    "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine", "OrthogonalInit",
-    "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties", "QuantileBalancing",
-    "RouterZLoss", "Routing", "RowNorm", "Schedule", "SimBal", "Sinkhorn", "UniformRouting", "WeightLoss",
+    "Balancing", "Composition", "CosineRouter", "ErnieOrthogonalLoss", "ExpertOverlap", "ExpertRouterCoupling",
+    "ExpertThreshold", "FinishedStep", "FrozenRouter", "HashRouting", "LoadBalancingLoss", "LogitNorm", "LossFree",
+    "NoBalancing", "OffDiagonalCosine", "OrthogonalInit", "OrthogonalMixture", "OrthogonalParametrization",
+    "PooledLoadBalancingLoss", "Properties", "PrototypeRouter", "QuantileBalancing", "RouterZLoss", "Routing",
+    "RowNorm", "Schedule", "SimBal", "Sinkhorn", "Temperature", "UniformRouting", "WeightLoss",
 ]  # fmt: skip
