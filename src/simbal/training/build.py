@@ -88,6 +88,7 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
         d_expert=model.d_expert,
         num_experts=model.num_experts,
         top_k=model.top_k,
+        num_shared_experts=model.num_shared_experts,
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
         bias=model.bias,
