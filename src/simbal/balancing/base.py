@@ -59,6 +59,7 @@ class Balancing(nn.Module):
     gatings: tuple[str, ...] = ("softmax", "sigmoid")  # under which it can choose experts
     sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
     needs_lr: bool = False  # `update` looks at the learning rate
+    needs_experts: bool = False  # the loss is one of the experts' weights, `Routing.experts`
 
     @property
     def ragged(self) -> bool:

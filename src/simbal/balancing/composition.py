@@ -101,7 +101,8 @@ class Composition(nn.Module):
             )
         frozen = bool(routers) and not any(p.requires_grad for router in routers for p in router.parameters())
         for name, part in self.parts.items():
-            if frozen and part.properties.differentiable and part.properties.scope == "weights":
+            of_router = part.properties.scope == "weights" and not part.needs_experts
+            if frozen and part.properties.differentiable and of_router:
                 raise UserError(f"balancing: {name} is a loss on the router's weight, and here nothing trains it")
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
