@@ -142,11 +142,15 @@ def test_a_router_that_keeps_off_bad_experts_gains_in_their_layer_alone(run):
 
 
 def test_a_router_that_draws_its_experts_knows_nothing(tmp_path_factory, cache_dir):
-    run = trained_run(tmp_path_factory, cache_dir, "balancing=uniform")
+    many = ("data.documents=128", "data.validation_one_in=4")  # held-out ones, so that their spread is known
+    run = trained_run(tmp_path_factory, cache_dir, "balancing=uniform", *many)
     with torch.no_grad():
         for layer in run.model.feed_forwards:
             layer.w2_EFD *= 30  # so that it matters who is chosen
-    record = counterfactual(run, **KEYS | {"tokens": None, "draws": 4}).record
+    finding = counterfactual(run, **KEYS | {"tokens": None, "batch_size": 64})
+    record = finding.record
+    assert record["documents"] >= 30
+    assert len(finding.notes) == 2
     for gain, error in zip(record["layers"]["gain"], record["layers"]["gain_se"], strict=True):
         assert abs(gain) < 4 * error
         assert error > 1e-4
@@ -167,6 +171,7 @@ def test_a_run_has_the_loss_of_its_quality_and_numbers_that_no_batch_decides(tmp
     assert other["layers"]["regret"] == pytest.approx(record["layers"]["regret"], rel=1e-2)
     of_a_random_set = record["metrics"]["regret"] + record["metrics"]["gain"]
     assert f"a random set's is {of_a_random_set:.5f}" in finding.notes[1]
+    assert finding.notes[2].startswith(f"Standard errors over {record['documents']} documents are too small")
 
 
 @pytest.mark.parametrize(
