@@ -21,14 +21,17 @@ CAUGHT_BY = {
     broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
     broken.RunningGlobal: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
     broken.LastMicroBatchOnly: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.MicroBatchController: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
     broken.CountsInForward: training_checks.activation_checkpointing_changes_nothing,
     broken.MovesInEvaluation: training_checks.evaluation_has_no_effect,
     broken.ForgottenBias: training_checks.its_state_survives_a_checkpoint,
+    broken.ForgottenMomentum: training_checks.its_state_survives_a_checkpoint,
     broken.Bf16Bias: training_checks.its_state_stays_fp32,
     broken.CastBias: training_checks.its_state_stays_fp32,
     broken.SharedBias: training_checks.instances_share_nothing,
     broken.LooksAhead: training_checks.choices_look_ahead_only_if_declared,
     broken.ExpertZeroFirst: training_checks.relabelling_experts_relabels_the_choice_if_declared,
+    broken.SilentGroups: training_checks.relabelling_experts_relabels_the_choice_if_declared,
     broken.FalseHope: loss_checks.a_dead_expert_is_drawn_in_as_declared,
 }
 
