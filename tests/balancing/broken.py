@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.bias_controller import BiasController
 from simbal.balancing.capacity import Capacity
 from simbal.balancing.expert_choice import ExpertChoice
 from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
@@ -156,6 +157,37 @@ class LastMicroBatchOnly(GoodBias):
 
     def update(self, step):
         super().update(replace(step, measured_LE=self.last_LE))
+
+
+class MicroBatchController(BiasController):
+    """Moves its bias after each micro-batch instead of each step."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1)
+
+    def measure(self, routings):
+        counts_LE = super().measure(routings)
+        super().update(FinishedStep(counts_LE, 1, [], 0.1, 1.0))
+        return counts_LE
+
+    def update(self, step):
+        pass
+
+
+class ForgottenMomentum(BiasController):
+    """Saves its bias, but not the error that its momentum keeps."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1, momentum=0.9)
+        self.error_LE = nn.Buffer(self.error_LE.clone(), persistent=False)
+
+
+class SilentGroups(BiasController):
+    """Limits the choice to groups of neighbours, and does not say that the experts' order matters."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1, groups=2)
+        self.properties = replace(self.properties, equivariant=True)
 
 
 class LooksAhead(GoodBias):
