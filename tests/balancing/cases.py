@@ -18,7 +18,7 @@ VARIANTS = {
     "lf": [{"bias_on": "scores"}, {"center": True}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
     "erc": [{"alpha": 0.5}],
-    "temperature": [{"temperature": [0.5, 2.0]}],
+    "temperature": [{"of_layers": [0.5, 2.0]}],
     "prototype": [{"decay": 0.0}],
     "quantile": [{"smoothing": 0.0}],
     "dynamic_quantile": [{"smoothing": 0.0}],

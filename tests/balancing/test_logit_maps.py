@@ -159,7 +159,7 @@ def test_a_temperature_of_1_changes_no_bit_and_others_no_choice(gating):
     weight_ED, x_ND = random(6, 16, seed=1).double(), random(24, 16, seed=2).double()
     plain, one, hot = (
         route(x_ND, weight_ED, Case("it", lambda: None, gating), strategy)
-        for strategy in (Temperature([1.0]), Temperature(1.0), Temperature(3.0))
+        for strategy in (Temperature(of_layers=[1.0]), Temperature(1.0), Temperature(3.0))
     )
     assert torch.equal(plain.logits_NE, x_ND @ weight_ED.T)
     assert torch.equal(plain.logits_NE, one.logits_NE)
@@ -168,20 +168,22 @@ def test_a_temperature_of_1_changes_no_bit_and_others_no_choice(gating):
 
 
 def test_each_layer_has_its_own_temperature():
-    strategy = Temperature([0.5, 2.0])
+    strategy = Temperature(3.0, of_layers=[0.5, 2.0])
     strategy.prepare(tiny_model().routers)
     logits = [strategy.logits(LOGITS_NE, torch.eye(4), layer) for layer in (0, 1)]
     assert torch.equal(logits[0], 2 * LOGITS_NE)
     assert torch.equal(logits[1], LOGITS_NE / 2)
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan"), [1.0, 0.0]])
+@pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan")])
 def test_a_temperature_that_is_none_is_refused(temperature):
-    with pytest.raises(UserError, match="must be a finite number above 0, or a list of such"):
+    with pytest.raises(UserError, match=f"^temperature={temperature} must be above 0 and finite"):
         Temperature(temperature)
+    with pytest.raises(UserError, match="^of_layers=.* must be above 0 and finite"):
+        Temperature(of_layers=[1.0, temperature])
 
 
 @pytest.mark.parametrize("numbers", [[], [1.0], [1.0, 1.0, 1.0]])
 def test_a_list_of_another_length_than_the_layers_is_refused(numbers):
-    with pytest.raises(UserError, match=rf"has {len(numbers)} numbers for 2 layers: give one for each, or one for all"):
-        Temperature(numbers).prepare(tiny_model().routers)
+    with pytest.raises(UserError, match=rf"has {len(numbers)} temperatures for 2 layers: give one for each, or null"):
+        Temperature(of_layers=numbers).prepare(tiny_model().routers)

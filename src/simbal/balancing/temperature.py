@@ -20,22 +20,23 @@ class Temperature(Balancing):
     citation = "control"
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 
-    def __init__(self, temperature: float | list[float] = 0.5) -> None:
-        """Set T, one number for all layers or a list of one for each."""
+    def __init__(self, temperature: float = 0.5, of_layers: list[float] | None = None) -> None:
+        """Set T of every layer, or in its place `of_layers`, one for each MoE layer."""
         super().__init__()
-        self.temperature = temperature if isinstance(temperature, list) else [temperature]
-        self.of_each_layer = isinstance(temperature, list)
-        if not all(0 < each < math.inf for each in self.temperature):
-            raise UserError(f"temperature={temperature} must be a finite number above 0, or a list of such")
+        self.temperature, self.of_layers = temperature, of_layers
+        for key, value in {"temperature": [temperature], "of_layers": of_layers or []}.items():
+            if not all(0 < each < math.inf for each in value):
+                raise UserError(f"{key}={getattr(self, key)} must be above 0 and finite")
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Check that every layer has its number; `UserError` if not."""
-        if self.of_each_layer and len(self.temperature) != len(routers):
+        if self.of_layers is not None and len(self.of_layers) != len(routers):
             raise UserError(
-                f"temperature={self.temperature} has {len(self.temperature)} numbers for {len(routers)} layers: give "
-                "one for each, or one for all"
+                f"of_layers={self.of_layers} has {len(self.of_layers)} temperatures for {len(routers)} layers: "
+                "give one for each, or null"
             )
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
         """Return the logits over the layer's temperature, (N, E)."""
-        return product(x_ND, weight_ED, layer) / self.temperature[layer if self.of_each_layer else 0]
+        of_layer = self.temperature if self.of_layers is None else self.of_layers[layer]
+        return product(x_ND, weight_ED, layer) / of_layer

@@ -178,7 +178,7 @@ def _mixture(shape: TransformerShape, step: Step) -> int:
     """Return the bytes that the router and the experts of one layer keep."""
     N, D, E, K, F, c = step.tokens, shape.d_model, shape.num_experts, shape.top_k, shape.d_expert, step.compute
     R = N * K
-    router = (2 * FP32 + INT64) * N * E + FP32 * R
+    router = 2 * FP32 * N * E + (FP32 + INT64 + 1) * R  # with the chosen experts, and which slots are empty
     if c != FP32:
         router += FP32 * N * D
     if step.precision == "bf16-true":
