@@ -8,6 +8,7 @@ import torch
 from simbal.balancing.composition import Composition
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.simbal import SimBal
+from simbal.balancing.step import StepInProgress
 from simbal.conformance.tiny_training import LR, B, S, batch_of, composed_module, tiny_module
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
@@ -37,9 +38,9 @@ def test_in_the_last_layer_it_is_that_of_the_whole_graph(case):
     (measured_LED,) = module._aux_gradients
     _, routings = module(window_BT[:, :-1], window_BT[:, 1:])
     last_ED = routings[-1].router_weight_ED
-    module.finish_step(0, LR)
-    module.balancing_step.add(routings)
-    (loss,) = module.balancing_step.losses(routings, 0).values()
+    step = StepInProgress(module.balancing)
+    step.add(routings)
+    (loss,) = step.losses(routings, 0).values()
     torch.testing.assert_close(measured_LED[-1], torch.autograd.grad(loss, last_ED)[0])
 
 
