@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from simbal.analysis.pruning import Pruning
+from simbal.analysis.shared.pruned_layers import pruned
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
 from simbal.errors import UserError
@@ -102,15 +104,19 @@ class Decided(torch.nn.Module):
         return self.decided
 
 
+def layer_of(decided) -> tuple[MoELayer, torch.Tensor]:
+    """A layer with that choice, and its input."""
+    layer, generator = MoELayer(Decided(decided), 4, 3, "reference"), torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    return layer, torch.randn(1, 4, 4, generator=generator)
+
+
 def test_a_layer_adds_up_the_experts_of_a_token_whatever_stands_in_its_empty_slots():
     ragged = routing(SCORES_NE)
     empty_NE = ragged.topk_experts_NK == 4
     spoilt = replace(ragged, topk_probs_NK=ragged.topk_probs_NK.masked_fill(empty_NE, torch.nan))
-    layer = MoELayer(Decided(spoilt), 4, 3, "reference")
-    generator = torch.Generator().manual_seed(0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    x_BSD = torch.randn(1, 4, 4, generator=generator)
+    layer, x_BSD = layer_of(spoilt)
     y_BSD, _ = layer(x_BSD, IDS_BS)
     for token in range(4):
         expected_D = torch.zeros(4)
@@ -121,3 +127,14 @@ def test_a_layer_adds_up_the_experts_of_a_token_whatever_stands_in_its_empty_slo
         torch.testing.assert_close(y_BSD[0, token], expected_D)
     y_BSD.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+def test_pruning_nothing_of_a_ragged_choice_computes_and_counts_what_the_layer_does():
+    layer, x_BSD = layer_of(routing(SCORES_NE))
+    plain_BSD, _ = layer(x_BSD, IDS_BS)
+    for threshold, kept in ((0.0, 8), (1.0, 3)):  # one token has no expert, and one a single one
+        with torch.no_grad(), pruned([layer], Pruning(threshold, "relative", False, False)) as kept_L:
+            pruned_BSD, _ = layer(x_BSD, IDS_BS)
+        assert kept_L == [kept]
+        assert torch.allclose(pruned_BSD, plain_BSD, atol=1e-6) == (threshold == 0)
+        assert not pruned_BSD[0, 2].any()

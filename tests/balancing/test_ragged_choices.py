@@ -36,6 +36,12 @@ def test_expert_choice_looks_ahead_in_training_and_not_in_evaluation():
     assert sets(strategy.choice_scores(candidates(changed_NE)))[:3] == LARGEST_SOFTMAX[:3]
 
 
+def test_the_threshold_of_half_a_capacity_is_the_largest_probability():
+    strategy = ExpertChoice(1, 4, 0.5)
+    strategy.update(finished(strategy.measure([routing_by(strategy)])))
+    assert sets(strategy.eval().choice_scores(candidates())) == [set(), {0, 2}, {1, 3}, set()]
+
+
 def test_before_the_first_step_expert_choice_is_evaluated_with_each_tokens_k_most_probable():
     assert sets(ExpertChoice(1, 4).eval().choice_scores(candidates())) == TWO_LARGEST
 

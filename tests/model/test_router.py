@@ -83,8 +83,10 @@ def test_sigmoid_scores_too_small_to_divide_still_make_weights_and_a_distributio
 
 def test_routing_stays_fp32_under_bf16_parameters_and_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        routing = router().bfloat16()(states().bfloat16(), ids())
+        module = router().bfloat16()
+        routing = module(states().bfloat16(), ids())
     assert {routing.logits_NE.dtype, routing.probs_NE.dtype, routing.topk_probs_NK.dtype} == {torch.float32}
+    torch.testing.assert_close(routing.logits_NE, states().bfloat16().float() @ module.weight_ED.float().T)
 
 
 def test_gradient_reaches_the_router_through_the_weights():
