@@ -22,6 +22,7 @@ def routed(case: Case, strategy: Balancing, logits_NE: Tensor, tokens_BS: Tensor
     """Return the routing by fp64 logits as they are."""
     router = Router(E, E, K, case.gating, case.renormalize, layer=0).double()
     torch.nn.init.eye_(router.weight_ED)
+    router.keeps_input = True
     routing: Routing = router(logits_NE, tokens_BS, Composition({"it": strategy}, {}))
     return routing
 
