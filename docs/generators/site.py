@@ -22,8 +22,8 @@ DOORS = " ".join(
 FILES = {"index.md": "README.md", "measured.md": "benchmarks/RESULTS.md", "changes.md": "CHANGELOG.md"}
 GUIDES = (  # in the order in which a user meets them
     "how_to", "installing", "running", "sweeps", "outputs", "runs", "statistics", "resuming", "strategies",
-    "own_strategy", "own_model", "architectures", "python", "analyses", "measuring", "search", "models", "experts",
-    "text", "scaling", "export", "developing",
+    "own_strategy", "own_threshold", "own_model", "architectures", "python", "analyses", "measuring", "search",
+    "models", "experts", "text", "scaling", "export", "developing",
 )  # fmt: skip
 
 

@@ -9,8 +9,11 @@ from simbal.report.collect import collect
 from tests.analysis.module_runs import trained_run
 from tests.conftest import CONF
 
-FEW = {"limit": 2, "batch_size": 4, "tokens": 64, "max_tokens": 4}
-NUMBERS = ("quality", "redundancy", "routing", "orthogonality", "dropping", "pruning")
+FEW = {"limit": 2, "batch_size": 4, "tokens": 64, "max_tokens": 4, "step": 2}
+NUMBERS = (
+    "quality", "redundancy", "routing", "orthogonality", "dropping", "pruning", "counterfactual", "margin",
+    "coactivation", "ep_load",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,5 @@ def test_a_number_has_the_most_special_one(analysed):
     assert definitions["routing.seu"] == "distinct experts chosen in a sequence / E, mean over sequences"
     assert definitions["pruning.ppl_prune_0.1"].startswith("exp of the loss")
     assert definitions["pruning.seconds_prune_plain"].startswith("time on a clock")
+    assert definitions["ep_load.overload_max_2"].endswith("largest of all")
+    assert definitions["counterfactual.gain_se"].startswith("its standard error")

@@ -8,13 +8,13 @@ import torch
 from simbal.analysis.dropping import Dropping, dropping
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, largest
+from simbal.model.router import Candidates, Router, Steering, largest
 from tests.analysis.module_runs import dense_run, trained_run
 
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
 
 
-class Plain:
+class Plain(Steering):
     """A strategy that adds a bias to the choice and halves the logits."""
 
     def __init__(self, bias_E=0.0, factor=1.0):
@@ -62,7 +62,7 @@ def test_adjusted_logits_are_passed_on():
 
 def test_ties_are_dropped_in_the_order_in_which_they_would_be_chosen():
     scores_NE = torch.zeros(1, 4)
-    candidates = Candidates(0, torch.zeros(1, 1).long(), scores_NE, scores_NE.softmax(1))
+    candidates = Candidates(0, torch.zeros(1, 1).long(), scores_NE, scores_NE.softmax(1), 2)
     left_NE = Dropping(Plain(), 2).choice_scores(candidates)
     assert left_NE.tolist() == [[-math.inf, -math.inf, 0, 0]]
     assert largest(left_NE, 2).tolist() == [[2, 3]]

@@ -31,7 +31,7 @@ POSSIBLE = torch.ones(61, dtype=torch.bool)
 
 
 def model_and_steering(case, document_end: int | None = None) -> tuple[Transformer, Composition]:
-    model = Transformer(shape(gating=case.gating, document_end=document_end)).eval()
+    model = Transformer(shape(gating=case.gating, renormalize=case.renormalize, document_end=document_end)).eval()
     initialise(model, seed=0, std=0.3, router_init="normal")
     steering = Composition({"strategy": case.make()}, {}).eval()
     steering.prepare(model.routers)

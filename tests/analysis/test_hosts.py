@@ -33,9 +33,15 @@ ANALYSES = {
     "orthogonality": {},
     "dropping": {"tokens": 512, "batch_size": 3, "drops": None},
     "pruning": {"tokens": 512, "batch_size": 3, "thresholds": [0, 0.3], **PRUNING},
+    "counterfactual": {"tokens": 256, "batch_size": 3, "draws": 2, "resamples": 10, "seed": 0},
+    "margin": {"tokens": 512, "batch_size": 3, "quantiles": [0.1, 0.5]},
+    "coactivation": {"tokens": 512, "batch_size": 3},
+    "ep_load": {"tokens": 512, "batch_size": 3, "step": 2, "devices": None, "seed": 0},
     "generate": {"prompt": "The", "tokens": 4, "samples": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
 }
-WITHOUT = {"phimoe": ("dropping",)}  # analyses that refuse an architecture; the guide says so
+WITHOUT = {
+    "phimoe": ("counterfactual", "dropping", "margin")
+}  # analyses that refuse an architecture; the guide says so
 PHI = "weigh an expert by those that come close to it"
 
 
@@ -74,13 +80,18 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name, capsys):
     assert found["pruning"]["arms"]["plain"]["experts"] == K
     assert 1 <= found["pruning"]["arms"]["0.3"]["experts"] < K or name == "minimax_m2"  # whose weights are all alike
     assert found["routing"]["num_experts"] == E
+    assert found["coactivation"]["layers"]["tokens_per_expert"] == found["routing"]["layers"]["tokens_per_expert"]
+    assert found["ep_load"]["devices"] == [number for number in range(2, E + 1) if E % number == 0]
     record = json.loads((results / "model.json").read_text())
     assert record["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     if name != "phimoe":
         assert found["dropping"]["curve"][0]["loss"] == pytest.approx(expected.item(), rel=0.05)  # of other windows
+        assert found["counterfactual"]["metrics"]["loss"] == pytest.approx(expected.item(), rel=0.05)
+        assert found["margin"]["by_logits"] == RULE[name][0].plain
     else:
-        with pytest.raises(UserError, match=PHI):
-            evaluate(settings("dropping"), None, False, "cpu", asked.output_dir, host=asked)
+        for refused in WITHOUT[name]:
+            with pytest.raises(UserError, match=PHI):
+                evaluate(settings(refused), None, False, "cpu", asked.output_dir, host=asked)
 
 
 def test_bits_per_byte_are_of_the_text_itself(host):
@@ -259,7 +270,8 @@ def test_text_is_read_for_the_validation_split_alone(folder):
 
 
 def test_the_guide_names_every_architecture_and_what_it_is_measured_by():
-    found = {name: "all but `dropping`" if "dropping" in WITHOUT.get(name, ()) else "all" for name in RULE}
+    without = {name: ", ".join(f"`{analysis}`" for analysis in names) for name, names in WITHOUT.items()}
+    found = {name: f"all but {without[name]}" if name in without else "all" for name in RULE}
     assert {name: row["measured by"] for name, row in table().items()} == found
 
 

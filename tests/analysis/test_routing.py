@@ -31,7 +31,7 @@ def routed(probs_NE, num_sequences, top_k=2):
     weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
     return Routing(
         probs_NE.log(), probs_NE, experts_NK, weights_NK, counts_E, torch.eye(4), num_sequences, "softmax",
-        steered=False,
+        False, top_k,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from simbal.attach import attach
 from simbal.balancing import (
     ErnieOrthogonalLoss,
+    ExpertOverlap,
+    ExpertRouterCoupling,
     FrozenRouter,
     HashRouting,
     LoadBalancingLoss,
@@ -15,6 +17,7 @@ from simbal.balancing import (
     OrthogonalInit,
     OrthogonalMixture,
     OrthogonalParametrization,
+    PrototypeRouter,
     QuantileBalancing,
     Schedule,
     SimBal,
@@ -30,6 +33,9 @@ from tests.host.models import SIZES, E, batch, host, padded
         (OrthogonalInit(), "OrthogonalInit cannot be attached: it is only a start"),
         ({"param": OrthogonalParametrization()}, "param cannot be attached: it replaces the router's weight"),
         (FrozenRouter(), "FrozenRouter cannot be attached: it is no more than requires_grad"),
+        (ExpertRouterCoupling(), "ExpertRouterCoupling cannot be attached: it looks at experts' weights"),
+        (ExpertOverlap(), "ExpertOverlap cannot be attached: it looks at experts' weights"),
+        (PrototypeRouter(), "PrototypeRouter cannot be attached: it takes the place of the product"),
         (OrthogonalMixture(), "OrthogonalMixture cannot be attached: it replaces the router's weight"),
         ([LossFree(), HashRouting()], "LossFree and HashRouting both choose a token's experts"),
         ([SimBal(0.1), SimBal(0.2)], "several strategies of one class need names"),

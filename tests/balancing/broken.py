@@ -5,11 +5,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.bias_controller import BiasController
+from simbal.balancing.capacity import Capacity
+from simbal.balancing.expert_choice import ExpertChoice
+from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
 from simbal.balancing.loss_free import LossFree
 from simbal.balancing.simbal import SimBal
+from simbal.balancing.top_p import TopP
 from simbal.conformance.case import SIZES
 
 READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
@@ -154,6 +159,37 @@ class LastMicroBatchOnly(GoodBias):
         super().update(replace(step, measured_LE=self.last_LE))
 
 
+class MicroBatchController(BiasController):
+    """Moves its bias after each micro-batch instead of each step."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1)
+
+    def measure(self, routings):
+        counts_LE = super().measure(routings)
+        super().update(FinishedStep(counts_LE, 1, [], 0.1, 1.0))
+        return counts_LE
+
+    def update(self, step):
+        pass
+
+
+class ForgottenMomentum(BiasController):
+    """Saves its bias, but not the error that its momentum keeps."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1, momentum=0.9)
+        self.error_LE = nn.Buffer(self.error_LE.clone(), persistent=False)
+
+
+class SilentGroups(BiasController):
+    """Limits the choice to groups of neighbours, and does not say that the experts' order matters."""
+
+    def __init__(self):
+        super().__init__(**SIZES, update_rate=0.1, groups=2)
+        self.properties = replace(self.properties, equivariant=True)
+
+
 class LooksAhead(GoodBias):
     """Chooses by the mean over a batch that the tokens to come are part of."""
 
@@ -198,3 +234,60 @@ class HiddenLoss(Balancing):
 
     def loss(self, routing):
         return routing.logits_NE.mean()
+
+
+class GoodThreshold(ExpertThreshold):
+    """Nothing wrong yet, and ragged; what the next ones spoil."""
+
+    def __init__(self):
+        super().__init__(**SIZES)
+
+
+class OwnBatch(GoodThreshold):
+    """Chooses by the cutoff of the batch itself, in which later tokens stand too."""
+
+    def choice_scores(self, candidates):
+        logits_NE = candidates.logits_NE
+        return logits_NE.masked_fill(logits_NE < cutoff(logits_NE, candidates.top_k), -torch.inf)
+
+
+class ChoiceInEvaluation(ExpertChoice):
+    """Lets experts choose among the tokens to come in evaluation too."""
+
+    def __init__(self):
+        super().__init__(**SIZES)
+
+    def reaching(self, scores_NE, candidates):
+        return scores_NE.masked_fill(scores_NE < cutoff(scores_NE, candidates.top_k), -torch.inf)
+
+
+class KeepsStrangeWeights(GoodThreshold):
+    """Says that it only drops, so that the weights are not divided by the sum of those that it has chosen."""
+
+    drops = True
+
+
+class WithoutTheLast(TopP):
+    """Leaves out the expert that crosses p."""
+
+    def choice_scores(self, candidates):
+        sorted_NE, experts_NE = candidates.probs_NE.sort(descending=True)
+        return candidates.probs_NE.masked_fill(
+            torch.zeros_like(sorted_NE).scatter(1, experts_NE, sorted_NE.cumsum(1)) > self.p, -torch.inf
+        )
+
+
+class CountsTheDropped(Capacity):
+    """Scores what it drops very low, and does not leave it out."""
+
+    def choice_scores(self, candidates):
+        plain_NE = candidates.logits_NE
+        dropped_NE = super().choice_scores(candidates).isneginf()
+        chosen_NE = plain_NE >= plain_NE.topk(candidates.top_k).values[:, -1:]
+        return plain_NE.masked_fill(~chosen_NE, -torch.inf).masked_fill(chosen_NE & dropped_NE, -1e9)
+
+
+class RenormalisesTheRest(Capacity):
+    """Divides the weights of what is left by their sum, so that a token loses nothing of its output."""
+
+    drops = False

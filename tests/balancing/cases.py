@@ -17,7 +17,20 @@ VARIANTS = {
     "simbal": [{"reduction": "mean"}],
     "lf": [{"bias_on": "scores"}, {"center": True}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
+    "erc": [{"alpha": 0.5}],
+    "temperature": [{"of_layers": [0.5, 2.0]}],
+    "prototype": [{"decay": 0.0}],
     "quantile": [{"smoothing": 0.0}],
+    "dynamic_quantile": [{"smoothing": 0.0}],
+    "expert_choice": [{"capacity_factor": 0.5}],
+    "capacity": [{"capacity_factor": 1.0}],
+    "remoe": [{"balanced": False}],
+    "top_p": [{"p": 0.8}],
+    "bias_controller": [
+        {"error": "sign", "update_rate": 0.001}, {"error": "linear", "momentum": 0.9}, {"proportional": 0.1},
+        {"error": "tanh", "bias_on": "scores", "center": True},
+    ],
+    "lf_groups": [{"groups": 3, "group_top_k": 2}, {"group_top_k": 2}],
 }  # fmt: skip
 
 

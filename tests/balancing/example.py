@@ -20,7 +20,7 @@ def routing_of(logits_NE, num_sequences, K=2, gating="softmax", experts_NK=None)
     weights_NK, counts_E = probs_NE.gather(1, chosen_NK), count(chosen_NK, logits_NE.shape[1])
     return Routing(
         logits_NE, probs_NE, chosen_NK, weights_NK, counts_E, WEIGHT_ED, num_sequences, gating,
-        steered=experts_NK is not None,
+        experts_NK is not None, K,
     )  # fmt: skip
 
 

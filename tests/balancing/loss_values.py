@@ -2,24 +2,30 @@
 
 Uniform: every expert is equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, to terms
 of exp(-SCALE): x = v, and all rows of W are SCALE times this unit vector v, those of the experts but 0 with a minus.
+In both, every weight of expert i is i + 1, and its hidden width is 1.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import torch
 
 from simbal.balancing.base import Balancing
+from simbal.balancing.expert_overlap import ExpertOverlap
+from simbal.balancing.expert_router_coupling import ExpertRouterCoupling
 from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
+from simbal.balancing.remoe import ReMoE
 from simbal.balancing.router_z_loss import RouterZLoss
 from simbal.balancing.simbal import SimBal
+from simbal.balancing.top_p import TopP
 from simbal.conformance import Case
 from simbal.conformance.loss_checks import TOKENS_BS, D, E, K, losses
-from simbal.model.router import Router
+from simbal.model.router import ExpertWeights, Router
 
 SCALE = 20.0
 
@@ -45,6 +51,17 @@ def collapsed_simbal(simbal: Any) -> float:
     return simbal.coef * (E**2 * SCALE**2 - E) / (1 if simbal.reduction == "sum" else E**2)
 
 
+def collapsed_remoe(remoe: Any) -> float:
+    """The logits above 0 are that of expert 0, SCALE, which has one of K uses."""
+    return remoe.coef * SCALE * (E / K if remoe.balanced else 1)
+
+
+def collapsed_erc(erc: Any) -> float:
+    """M_ij = SCALE * (j + 1), whatever i."""
+    over = [max(j - erc.alpha * i, 0) + max(i - erc.alpha * i, 0) for i, j in permutations(range(1, E + 1), 2)]
+    return erc.coef * SCALE * sum(over) / E**2
+
+
 VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], float]]] = {
     LoadBalancingLoss: (uniform_lbl, collapsed_lbl),
     PooledLoadBalancingLoss: (lambda lbl: lbl.coef * K, lambda lbl: lbl.coef * E),  # f = K/E, P = 1/E; f_0 = P_0 = 1
@@ -54,8 +71,16 @@ VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], floa
     OffDiagonalCosine: (lambda cosine: 0.0, lambda cosine: cosine.coef),
     # every row has length 0; length SCALE
     RowNorm: (lambda norm: norm.coef, lambda norm: norm.coef * (SCALE - 1) ** 2),
+    # every logit is 0
+    ReMoE: (lambda remoe: 0.0, collapsed_remoe),
+    # all experts are equally probable; one is certain
+    TopP: (lambda top_p: top_p.coef * math.log(E), lambda top_p: 0.0),
     # all logits are 0; that of expert 0 is all that counts
     RouterZLoss: (lambda z_loss: z_loss.coef * math.log(E) ** 2, lambda z_loss: z_loss.coef * SCALE**2),
+    # W = 0 excites nobody
+    ExpertRouterCoupling: (lambda erc: 0.0, collapsed_erc),
+    # all experts are parallel
+    ExpertOverlap: (lambda overlap: overlap.coef, lambda overlap: overlap.coef),
 }
 
 
@@ -69,6 +94,8 @@ def values_of(strategy: Balancing) -> tuple[float, float] | None:
 
 def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: Case) -> None:
     strategy = case.make()
+    if strategy.coef:
+        strategy.coef = 1.0  # a coefficient may be so small that every value is about 0
     if (values := values_of(strategy)) is None:
         return
     turn = torch.arange(24)[:, None] + torch.arange(K)  # every expert is chosen equally often
@@ -77,12 +104,14 @@ def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: C
     rows_ED = torch.zeros(E, D, dtype=torch.float64)
     parallel_ED = rows_ED.clone()
     parallel_ED[:, 0] = collapsed_NE[0].sign() * SCALE
+    rising_E = torch.arange(1.0, E + 1, dtype=torch.float64)
+    experts = ExpertWeights(rising_E[:, None, None, None].expand(E, 2, 1, D), rising_E[:, None, None].expand(E, 1, D))
     for logits_NE, weight_ED, expected in (
         (nudge_NE, rows_ED, values[0]),
         (collapsed_NE, parallel_ED, values[1]),
     ):
-        router = Router(E, E, K, case.gating, True, layer=0).double()
+        router = Router(E, E, K, case.gating, case.renormalize, layer=0).double()
         torch.nn.init.eye_(router.weight_ED)
-        routing = replace(router(logits_NE, TOKENS_BS), router_weight_ED=weight_ED)
+        routing = replace(router(logits_NE, TOKENS_BS), router_weight_ED=weight_ED, experts=experts)
         for value in losses(strategy, [routing, routing]):
             torch.testing.assert_close(value, torch.tensor(expected, dtype=value.dtype), rtol=1e-5, atol=1e-6)

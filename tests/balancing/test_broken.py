@@ -5,11 +5,16 @@ import inspect
 import pytest
 
 from simbal.balancing.base import Balancing
-from simbal.conformance import CHECKS, Case, loss_checks, training_checks
+from simbal.conformance import CHECKS, Case, choice_checks, loss_checks, training_checks
 from tests.balancing import broken
 from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula
+from tests.balancing.ragged_example import its_choice_on_the_example_is_the_one_worked_out_by_hand
 
-EVERY = [*CHECKS, its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula]
+EVERY = [
+    *CHECKS,
+    its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
+    its_choice_on_the_example_is_the_one_worked_out_by_hand,
+]
 CAUGHT_BY = {
     broken.Undeclared: loss_checks.says_what_it_is,
     broken.DenseGates: loss_checks.its_gradient_reaches_the_router,
@@ -21,15 +26,24 @@ CAUGHT_BY = {
     broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
     broken.RunningGlobal: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
     broken.LastMicroBatchOnly: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.MicroBatchController: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
     broken.CountsInForward: training_checks.activation_checkpointing_changes_nothing,
     broken.MovesInEvaluation: training_checks.evaluation_has_no_effect,
     broken.ForgottenBias: training_checks.its_state_survives_a_checkpoint,
+    broken.ForgottenMomentum: training_checks.its_state_survives_a_checkpoint,
     broken.Bf16Bias: training_checks.its_state_stays_fp32,
     broken.CastBias: training_checks.its_state_stays_fp32,
     broken.SharedBias: training_checks.instances_share_nothing,
     broken.LooksAhead: training_checks.choices_look_ahead_only_if_declared,
     broken.ExpertZeroFirst: training_checks.relabelling_experts_relabels_the_choice_if_declared,
+    broken.SilentGroups: training_checks.relabelling_experts_relabels_the_choice_if_declared,
     broken.FalseHope: loss_checks.a_dead_expert_is_drawn_in_as_declared,
+    broken.OwnBatch: choice_checks.a_prefix_is_routed_as_in_the_whole,
+    broken.ChoiceInEvaluation: choice_checks.a_prefix_is_routed_as_in_the_whole,
+    broken.KeepsStrangeWeights: choice_checks.weights_are_those_of_the_chosen,
+    broken.WithoutTheLast: its_choice_on_the_example_is_the_one_worked_out_by_hand,
+    broken.CountsTheDropped: its_choice_on_the_example_is_the_one_worked_out_by_hand,
+    broken.RenormalisesTheRest: its_choice_on_the_example_is_the_one_worked_out_by_hand,
 }
 
 
@@ -39,13 +53,14 @@ def test_the_mistake_is_caught(strategy, check):
         check(Case(strategy.__name__, strategy))
 
 
-def test_what_they_spoil_was_good():
-    for check in EVERY:
-        check(Case("good", broken.GoodBias))
+@pytest.mark.parametrize("check", EVERY, ids=lambda check: check.__name__)
+def test_what_they_spoil_was_good(check):
+    for good in (broken.GoodBias, broken.GoodThreshold):
+        check(Case("good", good))
 
 
 def test_every_broken_strategy_and_every_check_is_tried():
     classes = {each for _, each in inspect.getmembers(broken, inspect.isclass) if each.__module__ == broken.__name__}
-    assert classes == {*CAUGHT_BY, broken.GoodBias}
+    assert classes == {*CAUGHT_BY, broken.GoodBias, broken.GoodThreshold}
     assert all(issubclass(each, Balancing) for each in classes)
     assert {*CAUGHT_BY.values()} == {*EVERY}

@@ -67,7 +67,7 @@ def test_sinkhorn_potentials_make_the_marginals_even():
 
 
 def test_sinkhorn_evens_the_load_in_training_and_leaves_evaluation_alone():
-    candidates = Candidates(0, torch.zeros(1, 600), skewed(), skewed().softmax(-1))
+    candidates = Candidates(0, torch.zeros(1, 600), skewed(), skewed().softmax(-1), 2)
     strategy = Sinkhorn(10)
     assert counts(strategy.choice_scores(candidates), 1).max() < 1.5 * 75
     assert torch.equal(strategy.eval().choice_scores(candidates), candidates.logits_NE)
@@ -81,7 +81,7 @@ def test_sinkhorn_needs_whole_iterations(iterations):
 
 def candidates_of(tokens_BS, layer=0, E=8) -> Candidates:
     logits_NE = torch.zeros(tokens_BS.numel(), E)
-    return Candidates(layer, tokens_BS, logits_NE, logits_NE)
+    return Candidates(layer, tokens_BS, logits_NE, logits_NE, 2)
 
 
 def test_hash_routing_is_a_function_of_the_token_id_and_the_layer():

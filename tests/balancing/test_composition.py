@@ -112,8 +112,9 @@ def test_a_coefficient_of_zero_trains_as_no_balancing_does():
 
 def test_no_strategy_changes_any_other_initial_weight():
     def others(name: str) -> dict:
-        model = tiny_model()
-        together(name).prepare(model.routers)
+        balancing = together(name)
+        model = tiny_model(balancing.parts[name].gatings[0])
+        balancing.prepare(model.routers)
         return {key: value for key, value in model.state_dict().items() if "router" not in key}
 
     plain = others("none")

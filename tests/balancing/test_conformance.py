@@ -6,8 +6,13 @@ from simbal import balancing
 from simbal.conformance import CHECKS
 from tests.balancing.cases import CASES
 from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula, values_of
+from tests.balancing.ragged_example import its_choice_on_the_example_is_the_one_worked_out_by_hand
 
-EVERY = [*CHECKS, its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula]
+EVERY = [
+    *CHECKS,
+    its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
+    its_choice_on_the_example_is_the_one_worked_out_by_hand,
+]
 
 
 @pytest.mark.parametrize("check", EVERY, ids=lambda check: check.__name__)

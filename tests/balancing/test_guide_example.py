@@ -1,17 +1,22 @@
-"""The strategy that the guide writes is complete: the suite picks it up, and it trains."""
+"""The strategies that the guide writes are complete: the suite picks them up, and they train."""
 
 import re
+import runpy
 import shutil
 import sys
 from inspect import signature
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 
 from simbal import balancing
+from simbal.balancing.base import FinishedStep
+from simbal.balancing.composition import build_strategy
 from simbal.conformance import CHECKS
+from simbal.conformance.case import FACTS
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train
@@ -20,47 +25,75 @@ from tests.conftest import CONF, MARKOV, SMALL
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 CAPTION = r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```"
-FILES = dict(re.findall(CAPTION, (GUIDES / "own_strategy.md").read_text(), re.DOTALL))  # by path
+PAGES = {"importance": "own_strategy.md", "my_threshold": "own_threshold.md"}
+FILES = {name: dict(re.findall(CAPTION, (GUIDES / page).read_text(), re.DOTALL)) for name, page in PAGES.items()}
+
+
+@pytest.fixture(params=FILES)
+def name(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def conf(tmp_path, monkeypatch) -> Path:
-    """The config folder, once the guide's files are pasted into a copy of it and of the package's search path."""
+def conf(name, tmp_path, monkeypatch) -> Path:
+    """The config folder, once the page's files are pasted into a copy of it and of the package's search path."""
     shutil.copytree(CONF, tmp_path / "conf")
-    (tmp_path / "src/simbal/balancing").mkdir(parents=True)
-    for path, text in FILES.items():
+    for folder in ("src/simbal/balancing", "tests/balancing"):
+        (tmp_path / folder).mkdir(parents=True)
+    for path, text in FILES[name].items():
         (tmp_path / path).write_text(text)
     monkeypatch.setattr(balancing, "__path__", [*balancing.__path__, str(tmp_path / "src/simbal/balancing")])
     yield tmp_path / "conf"
-    sys.modules.pop("simbal.balancing.importance", None)
-    vars(balancing).pop("importance", None)
+    sys.modules.pop(f"simbal.balancing.{name}", None)
+    vars(balancing).pop(name, None)
 
 
-def test_it_is_one_class_and_one_yaml():
-    assert [*FILES] == ["src/simbal/balancing/importance.py", "conf/balancing/importance.yaml"]
-    assert "".join(FILES.values()).count("\nclass ") == 1
-    assert len("".join(FILES.values()).splitlines()) < 40
+def test_it_is_one_class_and_one_yaml_and_what_has_state_has_a_test(name):
+    paths = [f"src/simbal/balancing/{name}.py", f"conf/balancing/{name}.yaml", f"tests/balancing/test_{name}.py"]
+    assert [*FILES[name]] == paths[: 2 if name == "importance" else 3]
+    assert FILES[name][paths[0]].count("\nclass ") == 1
+    assert len(FILES[name][paths[0]].splitlines()) <= 50
 
 
-def test_the_suite_picks_it_up_and_it_passes(conf):
-    keys = registered(conf / "balancing")["importance"]
-    for case in cases_of("importance", keys):
+def test_the_suite_picks_it_up_and_it_passes(name, conf):
+    keys = registered(conf / "balancing")[name]
+    for case in cases_of(name, keys):
         for check in CHECKS:
             check(case)
 
 
-def test_its_defaults_are_those_of_its_yaml(conf):
-    keys = registered(conf / "balancing")["importance"]
-    assert signature(get_class(keys["_target_"])).parameters["coef"].default == keys["coef"]
+def test_its_own_test_passes(conf):
+    for file in (conf.parent / "tests/balancing").iterdir():
+        runpy.run_path(str(file))["test_thresholds_follow_the_cutoffs"]()
 
 
-def test_it_trains(conf, tmp_path, cache_dir):
-    places = [f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}", "balancing=[importance,lf]"]
+def test_its_defaults_are_those_of_its_yaml(name, conf):
+    keys = registered(conf / "balancing")[name]
+    parameters = signature(get_class(keys["_target_"])).parameters
+    assert all(parameters[key].default == keys[key] for key in keys.keys() - {"_target_", "schedule"})
+
+
+def test_it_trains(name, conf, tmp_path, cache_dir):
+    others = {"importance": "importance,lf", "my_threshold": "my_threshold,simbal"}
+    places = [f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}", f"balancing=[{others[name]}]"]
     with initialize_config_dir(str(conf), version_base="1.3"):
         spec = RunSpec.from_hydra(compose("config", [*SMALL, *MARKOV, *places], return_hydra_config=True))
     train(spec)
     record = RunFolder(spec.path).read_record()
-    assert record["objective"]["importance"]["effective_coef"] == pytest.approx(0.02)
+    assert record["objective"][name].get("effective_coef") == (0.02 if name == "importance" else None)
+    assert 0 < record["metrics"]["val/experts_per_token"] < 4
+
+
+def test_the_threshold_of_the_guide_is_ours(conf):
+    """Both choose alike after any steps."""
+    keys = registered(conf / "balancing")
+    if "my_threshold" in keys:
+        strategies = [build_strategy("it", keys[name], FACTS) for name in ("my_threshold", "expert_threshold")]
+        for strategy in strategies:
+            for step in range(5):
+                random_LE = torch.randn(2, 6, generator=torch.Generator().manual_seed(step))
+                strategy.update(FinishedStep(random_LE, 3, [], 0.1, 1.0))
+        assert torch.equal(*(strategy.threshold_LE for strategy in strategies))
 
 
 def test_every_strategy_that_the_guide_lists_exists():

@@ -62,7 +62,8 @@ def test_an_unknown_name_is_an_attribute_error():
         from simbal.balancing import SimBall  # noqa: F401
 
 
-VARIANTS = {"lbl_listing", "lbl_olmoe"}  # of a class whose defaults are lbl's
+# of classes whose defaults are those of lbl, lf and bias_controller
+VARIANTS = {"lbl_listing", "lbl_olmoe", "lbl_sequence", "lf_torchtitan", "lf_groups", "smebu"}
 
 
 @pytest.mark.parametrize("name", sorted(registered().keys() - VARIANTS))

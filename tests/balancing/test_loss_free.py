@@ -38,7 +38,7 @@ def test_the_bias_of_the_layer_is_added_to_what_it_is_said_to_be_on(bias_on):
     strategy.bias_LE += torch.tensor([[0.0, 1, 2, 3], [5, 7, 11, 13]])
     logits_NE = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
     on_NE = {"logits": logits_NE, "scores": logits_NE.sigmoid()}[bias_on]
-    scores_NE = strategy.choice_scores(Candidates(1, torch.zeros(1, 1), logits_NE, logits_NE.sigmoid()))
+    scores_NE = strategy.choice_scores(Candidates(1, torch.zeros(1, 1), logits_NE, logits_NE.sigmoid(), 2))
     torch.testing.assert_close(scores_NE, on_NE + torch.tensor([5.0, 7, 11, 13]))
 
 

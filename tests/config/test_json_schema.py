@@ -46,7 +46,7 @@ def test_a_schema_is_one(name):
     ("group", "text"),
     [
         ("model", "num_layer: 3"), ("model", "num_layers: 0"), ("model", "num_layers: 2.5"), ("model", "bias: 1"),
-        ("model", "rope_theta: 0"), ("router", "gating: relu"), ("data", "source: disk"), ("data", "threads: x"),
+        ("model", "rope_theta: 0"), ("router", "gating: tanh"), ("data", "source: disk"), ("data", "threads: x"),
         ("data", "last_shard: 3"), ("data", "validation_shard: 5000"), ("optim", "betas: [a, b]"),
         ("trainer", "max_steps: many"), ("logger", "kind: file"), ("balancing", "mine: 3"), ("hardware", "price: 3"),
         ("balancing", "mine: {coef: -1}"), ("analysis", "quality: [1]"), (ROOT, "sed: 1"), (ROOT, "until: done"),

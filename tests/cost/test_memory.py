@@ -105,6 +105,8 @@ def peak_bytes(shape, step, micro_batches):
         ("tiny", {"document_end": 3}, "torch"),
         ("tiny", {"gating": "sigmoid", "renormalize": False}, "torch"),
         ("tiny", {"num_layers": 2, "d_model": 32, "num_experts": 64, "top_k": 8, "d_expert": 16}, "torch"),
+        ("tiny", {"num_shared_experts": 3}, "torch"),
+        ("tiny", {"num_shared_experts": 3}, "reference"),
         ("tiny_dense", {}, None),
         ("small", {"num_layers": 2}, "torch"),
         ("tiny_dense", {"num_kv_heads": 2, "head_dim": 48}, None),
@@ -150,6 +152,13 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter_and_half_of
 def test_so_is_the_peak_with_other_heads_norms_and_embeddings(preset, changes, precision):
     shape = shape_of(preset, **changes)
     step = Step(4, 128, False, precision, "torch" if shape.num_experts else None)
+    assert 0.9 < memory_cost(shape, step).peak / peak_bytes(shape, step, 1) < 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_so_is_the_peak_with_shared_experts(precision):
+    shape, step = shape_of("tiny", num_shared_experts=6), Step(4, 128, False, precision, "torch")
     assert 0.9 < memory_cost(shape, step).peak / peak_bytes(shape, step, 1) < 1.1
 
 

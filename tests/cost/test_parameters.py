@@ -19,6 +19,7 @@ from tests.cost.test_memory import shape_of
 WAYS = st.fixed_dictionaries({
     "num_kv_heads": st.sampled_from([None, 1, 2, 4]), "head_dim": st.sampled_from([None, 6, 80]),
     "qk_norm": st.sampled_from(["none", "head", "projection"]), "tie_embeddings": st.booleans(), "bias": st.booleans(),
+    "num_shared_experts": st.integers(0, 3),
 })  # fmt: skip
 PRESETS = ("tiny", "tiny_dense", "small", "dense_m", "moe_m", "moe_l")
 
@@ -29,7 +30,7 @@ def test_every_parameter_is_counted_once_with_its_size(preset):
 
 
 @given(preset=st.sampled_from(["tiny", "tiny_dense"]), way=WAYS)
-def test_so_is_every_parameter_with_other_heads_norms_and_embeddings(preset, way):
+def test_so_is_every_parameter_with_other_heads_norms_embeddings_and_shared_experts(preset, way):
     counted_as_made(shape_of(preset, **way))
 
 

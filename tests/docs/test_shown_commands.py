@@ -35,5 +35,6 @@ def test_every_command_that_a_page_shows_is_one_that_the_programs_take(file, pro
     if words[0].startswith("--") or (program == "train" and words[0].startswith(("run=", "from="))):
         return  # tested with the command line
     catalogue = Catalogue([CONF], {"train": "config"}.get(program, program))
-    catalogue.options.get("balancing", {}).setdefault("importance", CONF / "balancing/lbl.yaml")  # of the guide
+    for written in ("importance", "my_threshold"):  # by the guide
+        catalogue.options.get("balancing", {}).setdefault(written, CONF / "balancing/lbl.yaml")
     check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)

@@ -5,7 +5,8 @@ import warnings
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
-from simbal.host.rules import Groups, Rule, SparseMixer
+from simbal.host.rules import Rule, SparseMixer
+from simbal.model.expert_groups import Groups
 
 E, K = 8, 2
 SIZES = {

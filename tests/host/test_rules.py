@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from simbal.errors import UserError
 from simbal.host.probe import probe
 from simbal.host.routers import HostRouter, find_routers
-from simbal.host.rules import RULES, Groups, Rule
+from simbal.host.rules import RULES, Rule
 from tests.host.architectures import RULE, E, K, architecture
 
 
@@ -45,15 +45,6 @@ def decided(model: nn.Module, router: HostRouter) -> list[Tensor]:
     model(torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1)))
     handle.remove()
     return [tensor.flatten(0, -2) for tensor in seen]
-
-
-def test_groups_leave_open_the_experts_of_the_best():
-    scores_NE = torch.tensor([[9.0, 0.0, 5.0, 5.0, 1.0, 1.0, 2.0, 2.0]])
-    closed = -torch.inf
-    best = Groups(4, 1, "best").limited(scores_NE)
-    assert best.tolist() == [[9, 0, closed, closed, closed, closed, closed, closed]]
-    together = Groups(4, 1, "best two").limited(scores_NE)
-    assert together.tolist() == [[closed, closed, 5, 5, closed, closed, closed, closed]]
 
 
 class TopByDistance(nn.Module):

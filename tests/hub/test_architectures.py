@@ -144,6 +144,7 @@ def test_a_run_is_written_as_the_architecture_that_computes_it_and_read_back_to_
         (("model.num_kv_heads=1", "router.renormalize=false"), "router.renormalize=false: Mixtral divides"),
         (("model.qk_norm=head", "router=sigmoid"), "router.gating=sigmoid: Qwen3-MoE gates by a softmax"),
         (("model.qk_norm=head", "balancing=lf"), "balancing.lf steers the choice of experts: Qwen3-MoE takes"),
+        (("model.num_shared_experts=1",), "model.num_shared_experts=1: every expert of"),
         (("model.qk_norm=projection", "model.bias=true", "experts=reference"), "model.bias=true: feed-forwards of"),
     ],
 )

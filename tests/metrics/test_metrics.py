@@ -33,6 +33,19 @@ def test_load_metrics():
     assert load.max_vio(torch.tensor([10, 6, 4, 4])).item() == pytest.approx(0.6667, abs=1e-4)
 
 
+def test_overload_is_that_of_the_busiest_group_of_neighbours():
+    counts_LE = torch.tensor([[4, 3, 1, 0], [2, 2, 2, 2], [0, 0, 0, 8]])
+    assert load.overload(counts_LE, 2).tolist() == [1.75, 1, 2]
+    assert load.overload(counts_LE, 4).tolist() == [2, 1, 4]
+    assert load.overload(counts_LE, 4).tolist() == (load.max_vio(counts_LE) + 1).tolist()
+    assert load.overload(counts_LE, 1).tolist() == [1, 1, 1]
+
+
+def test_chosen_experts_are_a_row_for_each_token_and_an_index_of_all_experts_is_none():
+    assert load.chosen_experts(EXPERTS_NK, 4).int().tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0]]
+    assert load.chosen_experts(torch.tensor([[2, 4], [4, 4]]), 4).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+
+
 def test_load_metrics_of_layers_are_those_of_each_layer_and_of_a_collapse_are_extreme():
     counts_LE = torch.stack([COUNTS_E, torch.tensor([8, 0, 0, 0])])
     assert load.max_vio(counts_LE).tolist() == pytest.approx([0.5, 3.0])
@@ -74,8 +87,8 @@ def test_full_entropy_and_what_a_token_tells_about_its_expert():
 
 
 def test_overlap_of_choices_counts_shared_experts_in_any_order():
-    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1)).tolist() == [1, 1, 1, 1]
-    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0)).tolist() == [1, 0.5, 0.5, 0]
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1), 4).tolist() == [1, 1, 1, 1]
+    assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0), 4).tolist() == [1, 0.5, 0.5, 0]
 
 
 def test_squared_deviation_of_a_small_router():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Router
+from simbal.model.router import Candidates, Router, Steering
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -24,14 +24,11 @@ def ids(N=10, B=1):
     return torch.arange(N).view(B, -1)
 
 
-class Biased:
+class Biased(Steering):
     """Chooses by logits + bias."""
 
     def __init__(self, bias_E: torch.Tensor) -> None:
         self.bias_E = bias_E
-
-    def adjust_logits(self, logits_NE):
-        return logits_NE
 
     def choice_scores(self, candidates: Candidates):
         return candidates.logits_NE + self.bias_E
@@ -86,8 +83,10 @@ def test_sigmoid_scores_too_small_to_divide_still_make_weights_and_a_distributio
 
 def test_routing_stays_fp32_under_bf16_parameters_and_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        routing = router().bfloat16()(states().bfloat16(), ids())
+        module = router().bfloat16()
+        routing = module(states().bfloat16(), ids())
     assert {routing.logits_NE.dtype, routing.probs_NE.dtype, routing.topk_probs_NK.dtype} == {torch.float32}
+    torch.testing.assert_close(routing.logits_NE, states().bfloat16().float() @ module.weight_ED.float().T)
 
 
 def test_gradient_reaches_the_router_through_the_weights():

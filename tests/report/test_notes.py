@@ -93,3 +93,15 @@ def test_a_column_is_left_out_before_the_name_of_a_metric_is_folded(capsys):
     parts = terminal._without_spare(sections.Section("", headings, [row], 2))
     assert terminal.show_fitting(parts, Console(width=50)) == ["Welch p"]
     assert "redundancy.min_pes ↓" in capsys.readouterr().out
+
+
+def test_arms_whose_tokens_have_different_numbers_of_experts_are_said_to(write_run):
+    for name, number in (("lbl", None), ("simbal", 4.02), ("remoe", 3.2)):
+        measured = {} if number is None else {"val/experts_per_token": number}
+        run = write_run(name, keys={"model.top_k": 4}, metrics={"val/ppl": 100.0} | measured)
+    said = notes(build("t", collect(run.parent)))
+    numbers = "4.00 in lbl, 3.20 in remoe, 4.02 in simbal"
+    assert f"Arms differ in compute: a token goes to {numbers} experts on average." in said
+    for file in run.parent.glob("remoe*/record.json"):
+        file.unlink()
+    assert not [note for note in notes(build("t", collect(run.parent))) if "compute" in note]

@@ -17,9 +17,9 @@ SHORT = (
     "model.d_model=32", "model.d_expert=8", "model.num_heads=2",
 )  # fmt: skip
 RUNS = {
-    "balance_over_time": 9, "coefficient": 12, "controls": 30, "experts_grid": 24, "language_modeling": 12,
-    "lbl_fairness": 33, "learning_rate": 18, "loss_free": 12, "router_precision": 6, "scale_or_direction": 15,
-    "significance": 10,
+    "balance_over_time": 9, "bias_controllers": 18, "coefficient": 12, "controls": 30, "experts_grid": 24,
+    "language_modeling": 12, "lbl_fairness": 33, "learning_rate": 18, "loss_free": 12, "router_precision": 6,
+    "scale_or_direction": 15, "significance": 10,
 }  # fmt: skip
 
 

@@ -67,6 +67,8 @@ def leaves(value, path: str = ""):
         ("fsdp", ("balancing=ortho_param", *MEASURED)),
         ("fsdp", ("balancing=ortho_mix", *MEASURED)),
         ("fsdp", ("balancing=lf_frozen", *MEASURED)),
+        ("fsdp", ("balancing=prototype", "model.num_shared_experts=1", *MEASURED)),
+        ("ddp", ("balancing=[erc,expert_overlap,cosine]", "model.num_shared_experts=1", *MEASURED)),
         ("ddp", ("balancing=lf_frozen", *MEASURED)),
         ("fsdp", ("balancing=simbal", *MEASURED)),
         ("fsdp", ("balancing=none", "model.num_experts=0", MEASURED[0])),

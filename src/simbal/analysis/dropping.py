@@ -16,26 +16,23 @@ from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.errors import UserError
 from simbal.metrics import language
-from simbal.model.router import Candidates, Steering, largest
+from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
     "dropping": "for each token, in all layers at once, the d experts which the run would choose first are masked, and "
-    "the K largest scores of the rest choose; the weights follow the router's own rule for those chosen",
+    "the K largest scores of the rest choose; where a token may have any number of experts, none stands in for them; "
+    "the weights follow the router's own rule for those chosen",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_drop_<d>": "exp of the loss with d experts masked; d = 0 is the run as it is",
 }
 
 
 @dataclass(frozen=True)
-class Dropping:
+class Dropping(SteeringAround):
     """A `Steering` by the run's own `strategy` that masks each token's `drop` best experts."""
 
     strategy: Steering
     drop: int
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as the strategy adjusts them."""
-        return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores (N, E), with -inf for the `drop` largest.
@@ -78,7 +75,8 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
         "metrics": {f"ppl_drop_{point['drop']}": point["ppl"] for point in curve},
         "curve": curve,
     }
-    note = f"{counted:,} tokens; {subject.num_experts} experts, of which {subject.top_k} of those left are chosen."
+    stand_in = "none stands in" if subject.steering.ragged else f"{subject.top_k} of those left are chosen"
+    note = f"{counted:,} tokens; {subject.num_experts} experts, of which {stand_in}."
     return Finding([_table(curve)], [note], record)
 
 

@@ -28,13 +28,17 @@ DEFINITION = {
     "peak_bytes": "most that this process has held up to here: of a GPU's memory, or resident on a CPU",
     "seconds_<analysis>": "tokens of its passes times the seconds of a token",
 }
-# plain passes and passes with all experts of each analysis, by its keys and by experts less those chosen
-PASSES: Mapping[str, Callable[[dict[str, Any], int], tuple[int, int]]] = {
-    "quality": lambda keys, spare: (1, 0),
-    "routing": lambda keys, spare: (1, 0),
-    "redundancy": lambda keys, spare: (1, 1),
-    "dropping": lambda keys, spare: (spare + 1 if keys["drops"] is None else len(keys["drops"]), 0),
-    "pruning": lambda keys, spare: (2 * keys["repeats"] * len(keys["thresholds"]), 0),
+# plain passes and passes with all experts of each analysis, by its keys and the model
+PASSES: Mapping[str, Callable[[dict[str, Any], HostModel], tuple[int, int]]] = {
+    "quality": lambda keys, host: (1, 0),
+    "routing": lambda keys, host: (1, 0),
+    "coactivation": lambda keys, host: (1, 0),
+    "margin": lambda keys, host: (1, 0),
+    "ep_load": lambda keys, host: (1, 0),
+    "redundancy": lambda keys, host: (1, 1),
+    "dropping": lambda keys, host: (_drops(keys, host), 0),
+    "pruning": lambda keys, host: (2 * keys["repeats"] * len(keys["thresholds"]), 0),
+    "counterfactual": lambda keys, host: (1 + keys["draws"] * len(host.routers), 0),
 }
 
 
@@ -75,7 +79,7 @@ def measuring_plan(host: HostModel, of: dict[str, Any]) -> Finding:
     rows = []
     for name, keys in of.items():
         if mixed or name == "quality":
-            plain, every = PASSES[name](keys, host.choosable - host.top_k)
+            plain, every = PASSES[name](keys, host)
             tokens = host.num_tokens(keys["tokens"])
             seconds = plain * numbers["seconds"] + every * numbers.get("seconds_every_expert", 0)
             numbers[f"seconds_{name}"] = seconds * tokens / host.seq_len
@@ -89,6 +93,10 @@ def _usual(analysis: str) -> dict[str, Any]:
     """Return the keys of an analysis as its file of conf/analysis has them."""
     content = yaml.safe_load(options("analysis")[analysis].read_text(encoding="utf-8"))
     return dict(content[analysis])
+
+
+def _drops(keys: dict[str, Any], host: HostModel) -> int:
+    return host.choosable - host.top_k + 1 if keys["drops"] is None else len(keys["drops"])
 
 
 def _seconds(host: HostModel) -> float:

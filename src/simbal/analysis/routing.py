@@ -91,7 +91,7 @@ def routing(
         for batch, its in _batches(subject, other, batch_size, tokens):
             totals.add(batch.routings, its.routings if its else None)
             sample.add(inputs, batch.routings)
-    record = _record(totals, sample, routers, bins)
+    record = _record(totals, sample, routers, bins) | {"ragged": subject.steering.ragged}
     tables = routing_tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
     return Finding(tables, routing_notes(record, totals.lengths, against), record)
 
@@ -111,10 +111,12 @@ def routing_tables(
 def routing_notes(record: Mapping[str, Any], lengths: Mapping[str, int], against: str | None) -> list[str]:
     """Return notes on the number of tokens, on the values that chance would give, and on what was left out."""
     num_experts, top_k, seq_len = record["num_experts"], record["top_k"], record["seq_len"]
+    each, most = ("any number", num_experts) if record["ragged"] else (top_k, top_k)
+    by_chance = "" if record["ragged"] else f"; choices by chance overlap by {top_k / num_experts:.3f}"
     said = [
         f"{record['tokens']:,} tokens in {record['sequences']:,} sequences, {record['pairs']:,} pairs of tokens. "
-        f"{num_experts} experts, {top_k} for each token: entropies are at most {log(top_k):.3f} (top-K) and "
-        f"{log(num_experts):.3f} nats; choices by chance overlap by {top_k / num_experts:.3f}.",
+        f"{num_experts} experts, {each} for each token: entropies are at most {log(most):.3f} (chosen) and "
+        f"{log(num_experts):.3f} nats{by_chance}.",
         "The last line is the sum over layers of experts used, dead and near-dead (less than a tenth of the mean "
         "load), and the mean over layers of all else.",
     ]

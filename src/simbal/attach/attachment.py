@@ -264,6 +264,12 @@ def refuse(parts: Mapping[str, Balancing], routers: Sequence[HostRouter]) -> Non
         for refused, reason in REASONS.items():
             if isinstance(part, refused):
                 raise UserError(f"{name} cannot be attached: {reason}")
+        if part.ragged:
+            raise UserError(f"{name} cannot be attached: the model computes K experts for each token, no more or fewer")
+        if type(part).logits is not Balancing.logits:
+            raise UserError(f"{name} cannot be attached: it takes the place of the product that the router computes")
+        if part.needs_experts:
+            raise UserError(f"{name} cannot be attached: it looks at experts' weights, and here are the routers' alone")
         if frozen and part.properties.scope == "weights" and part.coef:
             raise UserError(f"{name} acts on the router weights, and all of them are frozen: set their requires_grad")
 

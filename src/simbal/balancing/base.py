@@ -1,7 +1,7 @@
 """The interface of a balancing strategy: the properties that it declares, and the hooks that it overrides.
 
-A run calls the hooks in this order: `prepare` once, `adjust_logits` and `choice_scores` in each forward pass, then
-`measure` and `losses`, and `update` after each optimizer step.
+A run calls the hooks in this order: `prepare` once; `logits`, `adjust_logits` and `choice_scores` in each forward pass,
+then `measure` and `losses`; and `update` after each optimizer step.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, D model width.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Routing, device_only
+from simbal.model.router import Candidates, Router, Routing, device_only, product
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Properties:
 class FinishedStep:
     """An optimizer step as a strategy sees it afterwards, over all its micro-batches and ranks."""
 
-    measured_LE: Tensor  # the sum of what `measure` returned
+    measured_LE: Tensor  # the sum of what `measure` returned, of its shape
     num_measured: int  # how often: micro-batches times ranks
     router_weights: Sequence[Tensor]  # (E, D) of each layer, as the optimizer has left them
     lr: float
@@ -56,8 +56,20 @@ class Balancing(nn.Module):
     unit: str = "the formula in one layer"  # what the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: as optim.aux_layer_reduce says
     router_init: str = "normal"  # the start that router.init=auto takes
+    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # under which it can choose experts
     sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
     needs_lr: bool = False  # `update` looks at the learning rate
+    needs_experts: bool = False  # the loss is one of the experts' weights, `Routing.experts`
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a token's experts are all whose `choice_scores` are not -inf, instead of K."""
+        return False
+
+    @property
+    def drops(self) -> bool:
+        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        return False
 
     def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
         super().__init__()
@@ -69,12 +81,19 @@ class Balancing(nn.Module):
             UserError: the strategy cannot work on such routers.
         """
 
+    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
+        """Return the logits, (N, E), of the hidden states that a layer's router is given."""
+        return product(x_ND, weight_ED, layer)
+
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits, (N, E), that go into the gating."""
         return logits_NE
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return scores, (N, E): each token goes to the K experts with its largest, which get no gradient."""
+        """Return scores, (N, E), which get no gradient: each token goes to the K experts with its largest.
+
+        With `ragged` it goes to all whose score is not -inf, be it none or every one.
+        """
         return candidates.logits_NE
 
     def loss(self, routing: Routing) -> Tensor:
@@ -99,7 +118,7 @@ class Balancing(nn.Module):
         return False
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return what is summed over the step's micro-batches and ranks, (L, E); here the tokens of each expert."""
+        """Return what is summed over the step's micro-batches and ranks, (L, ...); here the tokens of each expert."""
         return torch.stack([routing.tokens_per_expert_E for routing in routings])
 
     def update(self, step: FinishedStep) -> None:

@@ -22,7 +22,7 @@ from simbal.balancing.base import Balancing, FinishedStep
 from simbal.config.schedule import Schedule
 from simbal.config.values import check_arguments
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Routing
+from simbal.model.router import Candidates, Router, Routing, product
 
 GROUP = "simbal.strategies"  # of entry points: NAME = "module:Class"
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -52,6 +52,7 @@ class Composition(nn.Module):
         self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # the latter for its state and its device
         self.schedules, self.layer_reduce = dict(schedules), layer_reduce
         self.chooser = _only("choose a token's experts", self._overriding("choice_scores"))
+        self.mapper = _only("map hidden states to logits", self._overriding("logits"))
         self.adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))
         _only("set the router's weight", [name for name, part in parts.items() if part.sets_router_weight])
 
@@ -62,7 +63,17 @@ class Composition(nn.Module):
     @property
     def steers(self) -> bool:
         """Whether a router decides otherwise than it would alone."""
-        return self.chooser is not None or self.adjuster is not None
+        return any(name is not None for name in (self.chooser, self.mapper, self.adjuster))
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a token may have any number of experts."""
+        return self.chooser is not None and self.parts[self.chooser].ragged
+
+    @property
+    def drops(self) -> bool:
+        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        return self.chooser is not None and self.parts[self.chooser].drops
 
     @property
     def router_init(self) -> str:
@@ -82,10 +93,22 @@ class Composition(nn.Module):
         """
         for part in self.parts.values():
             part.prepare(routers)
+        chooser = Balancing if self.chooser is None else self.parts[self.chooser]
+        if "relu" not in chooser.gatings and any(router.gating == "relu" for router in routers):
+            raise UserError(
+                "router=relu gives an expert whose logit is not above 0 the weight 0, and only balancing=remoe leaves "
+                "it out: add it, or use router=softmax"
+            )
         frozen = bool(routers) and not any(p.requires_grad for router in routers for p in router.parameters())
         for name, part in self.parts.items():
-            if frozen and part.properties.differentiable and part.properties.scope == "weights":
+            of_router = part.properties.scope == "weights" and not part.needs_experts
+            if frozen and part.properties.differentiable and of_router:
                 raise UserError(f"balancing: {name} is a loss on the router's weight, and here nothing trains it")
+
+    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
+        """Return the logits, (N, E), by the strategy that maps hidden states to them; x W^T if none does."""
+        map_to_logits = product if self.mapper is None else self.parts[self.mapper].logits
+        return map_to_logits(x_ND, weight_ED, layer)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the logits, (N, E), as the strategy adjusts them that does so; unchanged if none does."""
@@ -123,7 +146,7 @@ class Composition(nn.Module):
 
     @torch.no_grad()
     def measure(self, routings: Sequence[Routing]) -> dict[str, Tensor]:
-        """Return what each strategy measures, (L, E), to be summed over the step; nothing for a dense model."""
+        """Return what each strategy measures, (L, ...), to be summed over the step; nothing for a dense model."""
         return {name: part.measure(routings) for name, part in self.parts.items()} if routings else {}
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from simbal.balancing.base import Balancing, Properties, require_unchosen
 from simbal.config.values import not_negative, one_of
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, log_scores
+from simbal.model.router import Router, Routing, topk_weights
 
 GATES = {
     "dense": "probability of i",
@@ -97,7 +97,7 @@ class LoadBalancingLoss(Balancing):
         """Return every layer's loss, (L,); with scope=global, f is taken from `step_counts_LE`."""
         if step_counts_LE is None:
             return super().losses(routings, None)
-        f_LE = step_counts_LE / step_counts_LE.sum(1, keepdim=True) * routings[0].topk_experts_NK.shape[1]
+        f_LE = step_counts_LE / step_counts_LE.sum(1, keepdim=True) * routings[0].top_k
         return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
     def loss(self, routing: Routing) -> Tensor:
@@ -110,7 +110,7 @@ class LoadBalancingLoss(Balancing):
         shape = (groups, -1, routing.probs_NE.shape[-1])
         f_BE = chosen(experts_NK, routing).view(shape).mean(1) if f_E is None else f_E
         p_BE = gates(routing, experts_NK, self.gates).view(shape).mean(1)
-        scale = self.coef * shape[-1] / (1 if self.norm == "E" else experts_NK.shape[1])
+        scale = self.coef * shape[-1] / (1 if self.norm == "E" else routing.top_k)
         return scale * (f_BE * p_BE).sum(-1).mean()
 
     def _experts(self, routing: Routing) -> Tensor:
@@ -123,7 +123,7 @@ class LoadBalancingLoss(Balancing):
 
 def chosen(experts_NK: Tensor, routing: Routing) -> Tensor:
     """Return 1 where the expert is among `experts_NK`, else 0, (N, E); by index, so that a weight may underflow."""
-    return torch.zeros_like(routing.probs_NE).scatter_(-1, experts_NK, 1.0)
+    return at_experts(experts_NK, torch.ones_like(experts_NK, dtype=routing.probs_NE.dtype), routing)
 
 
 def gates(routing: Routing, experts_NK: Tensor, kind: str) -> Tensor:
@@ -131,8 +131,14 @@ def gates(routing: Routing, experts_NK: Tensor, kind: str) -> Tensor:
     if kind == "dense":
         return routing.distribution_NE
     if kind == "layer":
-        return torch.zeros_like(routing.probs_NE).scatter(-1, experts_NK, routing.topk_probs_NK)
+        return at_experts(experts_NK, routing.topk_probs_NK, routing)
     if kind == "sparse_raw":
         return routing.distribution_NE * chosen(experts_NK, routing)
-    weights_NK = log_scores(routing.logits_NE.gather(-1, experts_NK), routing.gating).softmax(-1)
-    return torch.zeros_like(routing.probs_NE).scatter(-1, experts_NK, weights_NK)
+    weights_NK = topk_weights(routing.logits_NE, routing.probs_NE, experts_NK, routing.gating, renormalize=True)
+    return at_experts(experts_NK, weights_NK, routing)
+
+
+def at_experts(experts_NK: Tensor, values_NK: Tensor, routing: Routing) -> Tensor:
+    """Return the value of each chosen expert in its column, else 0, (N, E); those of empty slots are dropped."""
+    num_tokens, num_experts = routing.probs_NE.shape
+    return values_NK.new_zeros(num_tokens, num_experts + 1).scatter(-1, experts_NK, values_NK)[:, :num_experts]

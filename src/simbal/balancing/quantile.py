@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
-from simbal.balancing.loss_free import layer_bias
+from simbal.balancing.choice_bias import layer_bias
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing
 
@@ -55,7 +55,7 @@ class QuantileBalancing(Balancing):
         """Return the bias that would balance these tokens, (L, E)."""
         return torch.stack(
             [
-                surplus(routing.probs_NE.detach(), bias_E, routing.topk_experts_NK.shape[1])
+                surplus(routing.probs_NE.detach(), bias_E, routing.top_k)
                 for routing, bias_E in zip(routings, self.bias_LE, strict=True)
             ]
         )

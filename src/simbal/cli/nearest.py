@@ -18,6 +18,7 @@ OTHER_NAMES = {
     "model.tie_embeddings": "tie_word_embeddings tied_embeddings weight_tying",
     "model.d_expert": "d_ff ffn_dim ffn_hidden_size intermediate_size moe_intermediate_size expert_dim",
     "model.num_experts": "experts n_experts num_local_experts n_routed_experts expert_count",
+    "model.num_shared_experts": "shared_experts num_shared n_shared_experts moe_num_shared_experts",
     "model.top_k": "k topk n_active_experts num_experts_per_tok num_experts_per_token",
     "data.files": "path paths file files dataset data_path data_dir data_file train_file train_files input corpus",
     "data.seq_len": "context ctx ctx_len context_length block_size max_length max_seq_len seq_length sequence_length",

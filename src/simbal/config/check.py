@@ -173,6 +173,11 @@ def check_sizes(model: ModelConfig) -> None:
             f"model.num_kv_heads={model.num_kv_heads} must divide model.num_heads={model.num_heads}, or be null for "
             "as many"
         )
+    if model.num_shared_experts and not model.num_experts:
+        raise UserError(
+            f"model.num_shared_experts={model.num_shared_experts} stand beside experts that are chosen, and "
+            "model.num_experts=0 has none: use model.num_shared_experts=0"
+        )
     if model.num_experts and not 1 <= model.top_k <= model.num_experts:
         raise UserError(f"model.top_k={model.top_k} must lie between 1 and model.num_experts={model.num_experts}")
 

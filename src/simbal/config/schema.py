@@ -65,6 +65,9 @@ class ModelConfig:
     d_expert: Annotated[int, Key("hidden width of one expert", least=1)]
     num_experts: Annotated[int, Key("0: dense, one feed-forward of width top_k * d_expert in every layer", least=0)]
     top_k: Annotated[int, Key("experts of each token", least=0)]
+    num_shared_experts: Annotated[
+        int, Key("experts that every token has beside them, neither chosen nor balanced", least=0, before=0)
+    ]
     rope_theta: Annotated[float, Key("base of the rotary embeddings", above=0)]
     norm_eps: Annotated[float, Key("added to the mean square in RMSNorm", least=0)]
     init_std: Annotated[float, Key("standard deviation of the initial weights, truncated at three", above=0)]
@@ -77,7 +80,8 @@ class RouterConfig:
     """The router: how logits become the choice of experts and their weights, and how it starts."""
 
     gating: Annotated[
-        Literal["softmax", "sigmoid"], Key("softmax over all experts, or a sigmoid for each; then the top k")
+        Literal["softmax", "sigmoid", "relu"],
+        Key("softmax over all experts or a sigmoid for each, then the top k; or relu, all above 0"),
     ]
     renormalize: Annotated[bool, Key("the weights of the chosen experts are divided by their sum")]
     init: Annotated[

@@ -8,9 +8,9 @@
 Each check raises AssertionError if a promise is broken, or one that is declared broken is not.
 """
 
-from simbal.conformance import loss_checks, training_checks
+from simbal.conformance import choice_checks, loss_checks, training_checks
 from simbal.conformance.case import Case, cases_of, cases_of_file
 
-CHECKS = [*loss_checks.CHECKS, *training_checks.CHECKS]
+CHECKS = [*loss_checks.CHECKS, *choice_checks.CHECKS, *training_checks.CHECKS]
 
 __all__ = ["CHECKS", "Case", "cases_of", "cases_of_file"]

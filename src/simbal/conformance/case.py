@@ -24,12 +24,17 @@ class Case:
     make: Callable[[], Balancing]
     gating: str = "softmax"
 
+    @property
+    def renormalize(self) -> bool:
+        """Whether weights are divided by their sum: not those of relu, which stay as they are."""
+        return self.gating != "relu"
+
     def __str__(self) -> str:
         return f"{self.name}-{self.gating}"
 
 
 def cases_of(name: str, keys: Mapping[str, Any], changes: Mapping[str, Any] = NO_CHANGE) -> list[Case]:
-    """Return a strategy under both gatings, or one if it looks at weights alone.
+    """Return a strategy under the gatings that it takes, or the first if it looks at weights alone.
 
     Args:
         name: the strategy's.
@@ -38,7 +43,8 @@ def cases_of(name: str, keys: Mapping[str, Any], changes: Mapping[str, Any] = NO
     """
     label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
     make = partial(build_strategy, name, {**keys, **changes}, FACTS)
-    gatings = ("softmax",) if make().properties.scope == "weights" else ("softmax", "sigmoid")
+    strategy = make()
+    gatings = strategy.gatings[:1] if strategy.properties.scope == "weights" else strategy.gatings
     return [Case(label, make, gating) for gating in gatings]
 
 

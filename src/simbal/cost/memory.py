@@ -1,8 +1,8 @@
 """The memory of one training step, on one device or on several that share it, counted before anything is made.
 
 Shapes: B sequences of S tokens in a micro-batch, N = B*S, V vocabulary, D model width, L layers, H heads, G heads of
-keys and values, P head width, E experts, K experts per token, F expert hidden width (K*F in a dense layer), R = N*K
-routed rows.
+keys and values, P head width, E experts, K experts per token, Z shared experts, F expert hidden width (K*F in a dense
+layer), R = N*K routed rows.
 """
 
 import math
@@ -92,8 +92,9 @@ def activation_bytes(shape: TransformerShape, step: Step) -> int:
                    16 N E + 4 N K        logits, probabilities (fp32), experts in order (int64); weights
         experts    c (N D + 2 R F) + 16 R   input, gate and up; order and its inverse (int64): backend torch
         dense      c (N D + 4 N K F)     input, gate, up, silu(gate), their product
+        shared     c 4 N Z F             the same, but its input, c N D, only where the experts keep another
         head       8 N D + 4 N + c (N D + V D)   the last norm; the gradients of its input and of its weight
-    bf16-mixed adds c for each weight that is multiplied in bf16: 2 D P (H + G) and 3 D F E in a layer. With
+    bf16-mixed adds c for each weight that is multiplied in bf16: 2 D P (H + G) and 3 D F (E + Z) in a layer. With
     trainer.activation_checkpointing a layer keeps its input alone.
     """
     N, D, c = step.tokens, shape.d_model, step.compute
@@ -177,7 +178,7 @@ def _mixture(shape: TransformerShape, step: Step) -> int:
     """Return the bytes that the router and the experts of one layer keep."""
     N, D, E, K, F, c = step.tokens, shape.d_model, shape.num_experts, shape.top_k, shape.d_expert, step.compute
     R = N * K
-    router = (2 * FP32 + INT64) * N * E + FP32 * R
+    router = 2 * FP32 * N * E + (FP32 + INT64 + 1) * R  # with the chosen experts, and which slots are empty
     if c != FP32:
         router += FP32 * N * D
     if step.precision == "bf16-true":
@@ -189,7 +190,19 @@ def _mixture(shape: TransformerShape, step: Step) -> int:
         # the input twice, gate, up, silu(gate), their product, the output, and this weighted
         "reference": 4 * c * R * (D + F) + INT64 * R,
     }
-    return router + c * N * D + experts[step.backend or "reference"]
+    return router + c * N * D + experts[step.backend or "reference"] + _shared(shape, step)
+
+
+def _shared(shape: TransformerShape, step: Step) -> int:
+    """Return the bytes that the shared experts of one layer keep.
+
+    Their input is one that the mixture keeps, unless both cast it, or that keeps it in fp32 and its rows alone.
+    """
+    if not shape.num_shared_experts:
+        return 0
+    alone = step.precision == "bf16-mixed" or (step.precision == "bf16-true" and step.backend == "reference")
+    width = 4 * shape.num_shared_experts * shape.d_expert + (shape.d_model if alone else 0)
+    return step.compute * step.tokens * width
 
 
 def _dense(shape: TransformerShape, step: Step) -> int:
@@ -198,7 +211,8 @@ def _dense(shape: TransformerShape, step: Step) -> int:
 
 def _feed_forward_weights(shape: TransformerShape) -> int:
     """Return the parameters of one layer's experts, or of its dense feed-forward."""
-    return 3 * shape.d_model * shape.d_expert * (shape.num_experts or max(1, shape.top_k))
+    experts = shape.num_experts + shape.num_shared_experts if shape.num_experts else max(1, shape.top_k)
+    return 3 * shape.d_model * shape.d_expert * experts
 
 
 def _head_working(shape: TransformerShape, step: Step) -> int:
@@ -218,6 +232,6 @@ def _feed_forward_working(shape: TransformerShape, step: Step) -> int:
     They are the rows of the output's and input's gradients, seven hidden widths of rows, and the gradient of its
     weights in the compute dtype.
     """
-    rows = step.tokens * max(1, shape.top_k)
+    rows = step.tokens * max(1, shape.top_k, shape.num_shared_experts)
     width = 2 * shape.d_model + 7 * shape.d_expert
     return step.compute * (rows * width + _feed_forward_weights(shape))

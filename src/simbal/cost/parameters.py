@@ -1,12 +1,12 @@
 """The number of parameters of a model, their bytes and their FLOPs, counted for any shape; no model is made.
 
-Shapes: V vocabulary, D model width, L layers, H heads, G heads of keys and values, P head width, E experts, F expert
-hidden width (K*F in a dense layer).
+Shapes: V vocabulary, D model width, L layers, H heads, G heads of keys and values, P head width, E experts, of which a
+token chooses K, Z shared experts, F expert hidden width (K*F in a dense layer).
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from simbal.model.transformer import Transformer, TransformerShape
@@ -40,12 +40,12 @@ class Parameters:
     embedding: int  # V D
     head: int  # V D, a weight of its own beside the embedding; 0 if they are tied
     attention: int  # 2 D P (H + G) L, which is 4 D^2 L in the paper's models
-    ffn: int  # 3 D F L, times E of a mixture
-    ffn_active: int  # 3 D F L, times K of a mixture
+    ffn: int  # 3 D F L, times E + Z of a mixture
+    ffn_active: int  # 3 D F L, times K + Z of a mixture
     router: int  # D E L
     norms: int  # (2 L + 1) D; with model.qk_norm also 2 P L (head), or P (H + G) L (projection)
-    bias: int  # (2 F + D) L, times E of a mixture; 0 without
-    bias_active: int  # (2 F + D) L, times K of a mixture; 0 without
+    bias: int  # (2 F + D) L, times E of a mixture, and (2 Z F + D) L of shared experts; 0 without
+    bias_active: int  # the same with K for E
 
     @property
     def total(self) -> int:
@@ -83,9 +83,11 @@ class Parameters:
         The first is what `model.bias=true` makes, and the paper prints 627M for MoE-M, which is true with biases alone.
         """
         shape = self.shape
-        experts = shape.num_layers * max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
-        of_attention = shape.num_layers * (qkv_width(shape) + shape.d_model)
-        return self.total - self.bias + experts + (of_attention if attention else 0)
+        experts = max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
+        if shape.num_shared_experts:
+            experts += 2 * shape.num_shared_experts * shape.d_expert + shape.d_model
+        of_attention = qkv_width(shape) + shape.d_model if attention else 0
+        return self.total - self.bias + shape.num_layers * (experts + of_attention)
 
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), with H P = D in the paper's models.
@@ -118,25 +120,34 @@ def qkv_width(shape: TransformerShape) -> int:
 
 def weights_of(shape: TransformerShape) -> list[Weights]:
     """Return every weight of a model of this shape."""
-    V, D, L, E = shape.vocab_size, shape.d_model, shape.num_layers, shape.num_experts
-    width = max(1, shape.top_k) * shape.d_expert
-    feed_forward = [
-        Weights("router", L, (E, D)),
-        Weights("ffn", L, (E, 2, shape.d_expert, D)),
-        Weights("ffn", L, (E, shape.d_expert, D)),
-    ] if E else [Weights("ffn", L, (2, width, D)), Weights("ffn", L, (width, D))]  # fmt: skip
-    if shape.bias:
-        of_mixture = [Weights("bias", L, (E, 2, shape.d_expert)), Weights("bias", L, (E, D))]
-        feed_forward += of_mixture if E else [Weights("bias", L, (2, width)), Weights("bias", L, (D,))]
+    V, D, L = shape.vocab_size, shape.d_model, shape.num_layers
     return [
         Weights("embedding", 1, (V, D)),
         *([] if shape.tie_embeddings else [Weights("head", 1, (V, D))]),
         Weights("attention", L, (qkv_width(shape), D)),
         Weights("attention", L, (D, heads_width(shape))),
-        *feed_forward,
+        *_feed_forward(shape),
         Weights("norms", 2 * L + 1, (D,)),
         *_qk_norms(shape),
     ]
+
+
+def _feed_forward(shape: TransformerShape) -> list[Weights]:
+    """Return the weights of experts and router, or of dense feed-forwards."""
+    D, L, E, width = shape.d_model, shape.num_layers, shape.num_experts, shape.d_expert
+    if not E:
+        return _dense(shape, max(1, shape.top_k) * width)
+    mixture = [Weights("router", L, (E, D)), Weights("ffn", L, (E, 2, width, D)), Weights("ffn", L, (E, width, D))]
+    if shape.bias:
+        mixture += [Weights("bias", L, (E, 2, width)), Weights("bias", L, (E, D))]
+    return mixture + (_dense(shape, shape.num_shared_experts * width) if shape.num_shared_experts else [])
+
+
+def _dense(shape: TransformerShape, width: int) -> list[Weights]:
+    """Return the weights of a feed-forward in each layer that computes every token."""
+    D, L = shape.d_model, shape.num_layers
+    biases = [Weights("bias", L, (2, width)), Weights("bias", L, (D,))] if shape.bias else []
+    return [Weights("ffn", L, (2, width, D)), Weights("ffn", L, (width, D)), *biases]
 
 
 def _qk_norms(shape: TransformerShape) -> list[Weights]:
@@ -151,8 +162,8 @@ def parameters(shape: TransformerShape) -> Parameters:
     """Return the parameter counts of a model of this shape, which is not built."""
     weights = weights_of(shape)
     of_part = {part: count(weights, part) for part in PARTS}
-    chosen, of = (shape.top_k, shape.num_experts) if shape.num_experts else (1, 1)
-    active = {f"{part}_active": of_part[part] * chosen // of for part in ("ffn", "bias")}
+    of_a_token = weights_of(replace(shape, num_experts=shape.top_k)) if shape.num_experts else weights
+    active = {f"{part}_active": count(of_a_token, part) for part in ("ffn", "bias")}
     return Parameters(shape, **active, **of_part)
 
 
@@ -170,8 +181,8 @@ def count_parameters(model: Transformer) -> dict[str, int]:
     """Count the parameters of a built model.
 
     Returns:
-        `total`, `active` (those that one token passes through, K of the E experts), `embedding`, `experts` and
-            `router`.
+        `total`, `active` (those that one token passes through, K of the E experts), `embedding`, `experts` (shared
+            ones among them) and `router`.
     """
     counted = parameters(model.shape)
     return {

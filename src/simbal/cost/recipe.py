@@ -19,7 +19,7 @@ PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and w
 # pysource's 82 held-out documents; one shard of DCLM
 HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
 MOST = 2**40  # the largest count that can be planned
-COUNTS = ("num_layers", "d_model", "num_heads", "d_expert")
+COUNTS = ("num_layers", "d_model", "num_heads", "d_expert", "num_shared_experts")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class ForwardPass:
             return Routing(
                 wide_NE, gate(wide_NE, router.gating), experts_NK, probs_NK.to(wide_NE.dtype),
                 count(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
-                router.gating, decision.steered,
+                router.gating, decision.steered, router.top_k,
             )  # fmt: skip
 
 

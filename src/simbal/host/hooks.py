@@ -153,7 +153,8 @@ def steer(
             if before is not None and _recomputed(adjusted_NE, before.logits_NE):
                 experts_NK, steered = before.topk_experts_NK, before.steered
             else:
-                scores_NE = steering.choice_scores(Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE))
+                candidates = Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
+                scores_NE = steering.choice_scores(candidates)
                 if scores_NE.is_meta:
                     name = getattr(steering, "chooser", "the steering")
                     raise UserError(

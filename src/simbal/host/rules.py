@@ -3,43 +3,24 @@
 A rule is never believed by the name of a class: a router is run on random numbers, and that rule is taken which gives
 the same numbers. Names of classes and keys of configs have changed their meaning between versions of transformers.
 
-References: groups of experts, arXiv 2405.04434 (DeepSeek-V2) and 2412.19437 (V3); bias on the choice, 2408.15664.
-Shapes: N tokens, E experts, K experts per token, G groups of experts.
+Reference: bias on the choice, arXiv 2408.15664.
+Shapes: N tokens, E experts, K experts per token.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from simbal.model.expert_groups import Groups
 from simbal.model.router import gate, largest, topk_weights
 
 SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")  # attributes of routers
 GROUPS = (("num_group", "topk_group"), ("n_group", "topk_group"))
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The limit of a token's choice to experts of its `chosen` best groups.
-
-    A group is as good as its best expert (`score=best`) or its two best together (`best two`).
-    """
-
-    count: int
-    chosen: int
-    score: Literal["best", "best two"]
-
-    def limited(self, scores_NE: Tensor) -> Tensor:
-        """Return the scores with -inf for the experts of all other groups."""
-        scores_NGe = scores_NE.view(len(scores_NE), self.count, -1)
-        best_NGk = scores_NGe.topk(1 if self.score == "best" else min(2, scores_NGe.shape[2]), dim=2).values
-        chosen_NG = best_NGk.sum(2).topk(self.chosen, dim=1).indices
-        open_NG = torch.zeros_like(scores_NGe[:, :, 0], dtype=torch.bool).scatter(1, chosen_NG, True)
-        return scores_NGe.masked_fill(~open_NG[:, :, None], -math.inf).flatten(1)
 
 
 @dataclass(frozen=True)

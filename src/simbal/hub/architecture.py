@@ -66,6 +66,8 @@ def require_expressible(shape: TransformerShape) -> None:
         raise UserError("data.document_mask=true: attention there goes beyond the document")
     if shape.bias:
         raise UserError(f"model.bias=true: feed-forwards of {name} as it is written have no biases")
+    if shape.num_shared_experts:
+        raise UserError(f"model.num_shared_experts={shape.num_shared_experts}: every expert of {name} is chosen")
     if shape.num_experts and shape.gating != "softmax":
         raise UserError(f"router.gating={shape.gating}: {name} gates by a softmax")
     if shape.num_experts and not shape.renormalize and not found.free_renormalize:

@@ -68,6 +68,11 @@ def require_unsteered(balancing: Composition, shape: TransformerShape, where: ob
     """
     logits_NE, tokens_BS = torch.zeros(1, shape.num_experts), torch.zeros(1, 1, dtype=torch.int64)
     theirs = architecture(shape).name
+    if balancing.mapper is not None:
+        raise UserError(
+            f"{where} cannot be exported, for its balancing.{balancing.mapper} maps hidden states to logits: {theirs} "
+            "multiplies them by a matrix"
+        )
     for name, part in balancing.eval().parts.items():
         if part.adjust_logits(logits_NE) is not logits_NE:
             raise UserError(
@@ -75,7 +80,7 @@ def require_unsteered(balancing: Composition, shape: TransformerShape, where: ob
                 "them as they are"
             )
         for layer in range(shape.num_layers):
-            candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"))
+            candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"), shape.top_k)
             if part.choice_scores(candidates) is not logits_NE:
                 raise UserError(
                     f"{where} cannot be exported, for its balancing.{name} steers the choice of experts: {theirs} "

@@ -1,7 +1,8 @@
 """Measures of how a router spreads a sequence or a token over experts, and of how evenly the experts are loaded.
 
 Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
-Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence.
+Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence, G
+groups of experts.
 The measures of load c take any leading dimensions (layers, say) and keep them.
 
 No torch at run time: `report.py` reads the table of metrics, which names these functions, without it.
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
 def sequence_expert_use(topk_experts_NK: Tensor, num_sequences: int, num_experts: int) -> Tensor:
     """Return the SEU of each sequence, (B,): distinct experts chosen in it / E. It grows with the sequence's length."""
     experts_BR = topk_experts_NK.reshape(num_sequences, -1)
-    used_BE = experts_BR.new_zeros(num_sequences, num_experts)
-    return used_BE.scatter_(1, experts_BR, 1).double().mean(1)
+    used = experts_BR.new_zeros(num_sequences, num_experts + 1)  # the last of empty slots
+    return used.scatter_(1, experts_BR, 1)[:, :num_experts].double().mean(1)
 
 
 def topk_entropy(topk_probs_NK: Tensor) -> Tensor:
-    """Return each token's entropy -sum_k w_k ln w_k, (N,), in nats, w the chosen weights by their sum: at most ln K."""
-    return full_entropy(topk_probs_NK / topk_probs_NK.sum(-1, keepdim=True))
+    """Return each token's entropy -sum_k w_k ln w_k, (N,), in nats, w the chosen weights by their sum: at most ln K.
+
+    A token without any expert has 0.
+    """
+    sum_N1 = topk_probs_NK.sum(-1, keepdim=True)
+    return full_entropy(topk_probs_NK / sum_N1.where(sum_N1 != 0, 1))
 
 
 def full_entropy(distribution_NE: Tensor) -> Tensor:
@@ -40,10 +45,20 @@ def mutual_information(mean_distribution_E: Tensor, mean_entropy: Tensor) -> Ten
     return full_entropy(mean_distribution_E) - mean_entropy
 
 
-def choice_overlap(experts_NK: Tensor, others_NK: Tensor) -> Tensor:
-    """Return the share of a token's K experts that the other choice has too, (N,); by chance it is K/E on average."""
-    same_NKK = experts_NK[:, :, None] == others_NK[:, None, :]
-    return same_NKK.sum((1, 2)).double() / experts_NK.shape[1]
+def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> Tensor:
+    """Return the share of a token's K experts that the other choice has too, (N,); by chance it is K/E on average.
+
+    Empty slots, which hold `num_experts`, are left out; a token without any expert has 0.
+    """
+    real_NK = experts_NK < num_experts
+    same_NKK = (experts_NK[:, :, None] == others_NK[:, None, :]) & real_NK[:, :, None]
+    return same_NKK.sum((1, 2)).double() / real_NK.sum(1).clamp(min=1)
+
+
+def chosen_experts(topk_experts_NK: Tensor, num_experts: int) -> Tensor:
+    """Return whether each token has chosen each expert, (N, E), bool; the index E stands for no expert."""
+    empty_NE1 = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)
+    return empty_NE1.scatter_(1, topk_experts_NK, 1)[:, :num_experts].bool()
 
 
 def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
@@ -53,6 +68,16 @@ def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
     """
     counts_E = tokens_per_expert_E.double()
     return counts_E.amax(-1) / counts_E.mean(-1) - 1
+
+
+def overload(tokens_per_expert_E: Tensor, num_groups: int) -> Tensor:
+    """Return the overload of groups of experts: the largest sum of their load c over the mean of the G sums.
+
+    A group is E/G neighbours, as expert parallelism puts them on a device. It is 1 if balanced, G if one group takes
+    everything; with a group for each expert it is MaxVio + 1.
+    """
+    sums_G = tokens_per_expert_E.double().reshape(*tokens_per_expert_E.shape[:-1], num_groups, -1).sum(-1)
+    return sums_G.amax(-1) / sums_G.mean(-1)
 
 
 def unique_experts(tokens_per_expert_E: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Sums(Protocol):
     tokens: int
     num_bytes: int  # UTF-8, of the text that the tokens stand for
     sequences: int
-    counts_LE: Tensor  # tokens per expert; a token counts K times
+    counts_LE: Tensor  # tokens per expert; a token counts for each of its experts
     seu_L: Tensor  # over sequences
     entropy_L: Tensor  # of the top-k weights, over tokens
     router_weights: list[Tensor]  # (E, D) of each layer
@@ -109,8 +109,13 @@ VALIDATION = (
     ),
     Metric(
         "tokens_per_expert", "load",
-        "tokens of the validation split that chose each expert, by layer; a token counts K times",
+        "tokens of the validation split that chose each expert, by layer; a token counts for each of its experts",
         "tokens", by_layer=lambda sums: sums.counts_LE,
+    ),
+    Metric(
+        "experts_per_token", "experts/token",
+        "experts that a token of the validation split goes to, mean over tokens and layers",
+        "experts", "{:.3f}", by_layer=lambda sums: sums.counts_LE.sum(1) / sums.tokens, over_layers=_mean,
     ),
     Metric(
         "unique_experts", "experts used",

@@ -1,5 +1,7 @@
 """Initialises the weights; the routers' come from a generator of their own, so no strategy can shift any other weight.
 
+So do those of shared experts, without which all others are the same.
+
 Reference: router starts in arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the rest is not stated there.
 Shapes: E experts, D model width.
 """
@@ -24,12 +26,13 @@ def generator(seed: int, stream: str) -> torch.Generator:
 def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
     """Set biases to 0, routers as `init_router` does, and matrices to normal with `std`, truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
-    weights = generator(seed, "weights")
+    weights, of_shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
+        source = of_shared if "shared" in name.split(".") else weights
         if name.rpartition(".")[2] in BIASES:
             parameter.zero_()
         elif parameter.ndim > 1 and id(parameter) not in routers:
-            nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=weights)
+            nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=source)
     router_weights = generator(seed, "router")
     for router in model.routers:
         init_router(router.weight_ED, router_init, std, router_weights)

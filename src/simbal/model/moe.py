@@ -1,8 +1,11 @@
 """The feed-forward of a block: a mixture of SwiGLU experts, or one dense SwiGLU.
 
-Reference: arXiv 2506.14038, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202).
+Reference: arXiv 2506.14038, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202); shared experts: DeepSeekMoE
+(arXiv 2401.06066).
 Shapes: B batch, S sequence, N = B*S tokens, D model width, E experts, F hidden width.
 """
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,7 @@ from simbal.experts.backends import Biases
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.model.matmul import linear
-from simbal.model.router import Router, Routing, Steering
+from simbal.model.router import ExpertWeights, Router, Routing, Steering
 
 BIASES = ("b13_E2F", "b2_ED", "b13_2F", "b2_D")  # the names of those below
 
@@ -22,10 +25,22 @@ class MoELayer(nn.Module):
 
     With `bias`, each of an expert's three matrices adds one, as in the paper's equation 1.
 
-    It is dropless: every chosen expert computes every token sent to it.
+    It is dropless: every chosen expert computes every token sent to it. A token without any expert gets 0, and keeps
+    what the residual connection carries.
+
+    Shared experts compute every token, whatever the router says, and their output is added with weight 1: `num_shared`
+    of them are one dense SwiGLU that is as many times as wide.
     """
 
-    def __init__(self, router: Router, d_model: int, d_expert: int, backend: str | None, bias: bool = False) -> None:
+    def __init__(
+        self,
+        router: Router,
+        d_model: int,
+        d_expert: int,
+        backend: str | None,
+        bias: bool = False,
+        num_shared: int = 0,
+    ) -> None:
         super().__init__()
         num_experts = len(router.weight_ED)
         assert backend is not None, "a mixture of experts needs a backend"
@@ -34,6 +49,7 @@ class MoELayer(nn.Module):
         self.w2_EFD = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
         self.b13_E2F = nn.Parameter(torch.empty(num_experts, 2, d_expert)) if bias else None
         self.b2_ED = nn.Parameter(torch.empty(num_experts, d_model)) if bias else None
+        self.shared = FeedForward(d_model, num_shared * d_expert, bias) if num_shared else None
 
     @property
     def biases(self) -> Biases | None:
@@ -41,12 +57,35 @@ class MoELayer(nn.Module):
         return None if self.b13_E2F is None or self.b2_ED is None else (self.b13_E2F, self.b2_ED)
 
     def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        """Return the experts' weighted sum, (B, S, D), and the router's decisions."""
+        """Return the experts' sum, (B, S, D), and the router's decisions."""
         x_ND = x_BSD.flatten(0, 1)
         routing = self.router(x_ND, tokens_BS, steering)
-        plan = RoutingPlan.build(routing.topk_experts_NK, routing.topk_probs_NK, len(self.w2_EFD))
-        y_ND = self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD, self.biases)
-        return y_ND.view_as(x_BSD), routing
+        combine = self._ragged if routing.ragged else self._combined
+        y_ND = combine(x_ND, routing.topk_experts_NK, routing.topk_probs_NK)
+        y_BSD = self.with_shared(y_ND.view_as(x_BSD), x_BSD)
+        return y_BSD, replace(routing, experts=ExpertWeights(self.w13_E2FD, self.w2_EFD))
+
+    def with_shared(self, y_BSD: Tensor, x_BSD: Tensor) -> Tensor:
+        """Return the sum of the chosen experts plus the output of the shared ones, if there are any."""
+        return y_BSD if self.shared is None else y_BSD + self.shared(x_BSD)
+
+    def _combined(self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        plan = RoutingPlan.build(experts_NK, weights_NK, len(self.w2_EFD))
+        return self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD, self.biases)
+
+    def _ragged(self, x_ND: Tensor, experts_NE: Tensor, weights_NE: Tensor) -> Tensor:
+        """Compute every slot that is not empty as a token of its own with one expert, so that no backend knows of it.
+
+        On a GPU this waits for the device, to learn how many there are.
+        """
+        token_R, slot_R = (experts_NE < len(self.w2_EFD)).nonzero(as_tuple=True)
+        if not len(token_R):
+            return x_ND * 0  # a sum without terms
+        chosen_R1, weights_R1 = (table_NE[token_R, slot_R, None] for table_NE in (experts_NE, weights_NE))
+        y_RD = self._combined(x_ND[token_R], chosen_R1, weights_R1)
+        wide = torch.promote_types(y_RD.dtype, torch.float32)
+        y_ND = torch.zeros(x_ND.shape, dtype=wide, device=x_ND.device).index_add(0, token_R, y_RD.to(wide))
+        return y_ND.to(y_RD.dtype)
 
 
 class FeedForward(nn.Module):

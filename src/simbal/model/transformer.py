@@ -45,6 +45,7 @@ class TransformerShape:
     head_dim: int | None = None  # None: d_model / num_heads
     qk_norm: str = "none"  # none | head | projection
     tie_embeddings: bool = False  # the head's weight is the embedding
+    num_shared_experts: int = 0  # beside the chosen ones, for every token
 
     @property
     def kv_heads(self) -> int:
@@ -70,7 +71,7 @@ class Block(nn.Module):
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
                 Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer),
-                shape.d_model, shape.d_expert, backend, shape.bias,
+                shape.d_model, shape.d_expert, backend, shape.bias, shape.num_shared_experts,
             )
             if shape.num_experts
             else FeedForward(shape.d_model, max(1, shape.top_k) * shape.d_expert, shape.bias)

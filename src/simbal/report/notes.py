@@ -1,10 +1,11 @@
 """The notes below a table: why an arm is not compared, what so few seeds cannot say, and what the numbers mean."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
-from simbal.report.arms import seed_spans
+from simbal.report.arms import Arm, seed_spans
 from simbal.report.collect import Run
 from simbal.report.comparison import Row, rivals
 from simbal.report.controls import of_controls
@@ -16,6 +17,7 @@ from simbal.report.tokens_to_loss import PAPER_SAVING
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
+SAME_COMPUTE = 0.01  # by which experts per token may differ, as they do at random where their number varies
 
 
 def notes(table: Table) -> list[str]:
@@ -30,6 +32,7 @@ def remarks(table: Table) -> list[str]:
         *_of_seeds(table.rows, _compared(table)),
         *_of_tokens(table.rows, table.baseline),
         *of_controls([row.arm for row in table.rows], table.metrics),
+        *_of_compute([row.arm for row in table.rows]),
         *_of_runs(table.rows),
         *notes_on_models(table.models),
     ]
@@ -104,6 +107,20 @@ def _of_runs(rows: Sequence[Row]) -> list[str]:
     source, fingerprint = finished[0].spec.config.data.source, records[0]["data"]["tokens"]
     notes.append(f"{steps} steps and {tokens} tokens per run; data {source}, tokens {fingerprint[:16]}.")
     return notes
+
+
+def _of_compute(arms: Sequence[Arm]) -> list[str]:
+    """Return a note if a token goes to more experts in one arm than in another; runs of old versions all went to K."""
+    used = {}
+    for arm in arms:
+        model = arm.runs[0].spec.config.model
+        if model.num_experts:
+            values = arm.values("val/experts_per_token").values()
+            used[arm.name] = fmean(values) if values else float(model.top_k)
+    if not used or max(used.values()) <= (1 + SAME_COMPUTE) * min(used.values()):
+        return []
+    listed = ", ".join(f"{number:.2f} in {name}" for name, number in used.items())
+    return [f"Arms differ in compute: a token goes to {listed} experts on average."]
 
 
 def _of_seeds(rows: Sequence[Row], differences: Sequence[PairedDifference]) -> list[str]:

@@ -88,6 +88,7 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
         d_expert=model.d_expert,
         num_experts=model.num_experts,
         top_k=model.top_k,
+        num_shared_experts=model.num_shared_experts,
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
         bias=model.bias,
@@ -111,6 +112,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
     group, layer_reduce = spec.config.balancing, optim.aux_layer_reduce
     balancing = build_balancing(group, facts, trainer.max_steps, layer_reduce, spec.trusted)
+    if trainer.strategy == "fsdp" and trainer.devices > 1:
+        require_no_experts_seen(balancing)
     choice = choose_backend(spec, device, precision)
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
     router_init = resolve_router_init(spec.config.router.init, balancing)
@@ -120,6 +123,16 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         compile_blocks(model)
     bytes_of_token_V = torch.from_numpy(store.byte_len.astype("int64"))
     return LitMoE(model, balancing, optim, trainer.max_steps, bytes_of_token_V, trainer.skip_nonfinite)
+
+
+def require_no_experts_seen(balancing: Composition) -> None:
+    """Raise `UserError` if a strategy looks at experts' weights: fsdp has given them up when a loss is computed."""
+    for name, part in balancing.parts.items():
+        if part.needs_experts:
+            raise UserError(
+                f"balancing.{name} needs the weights of all experts, of which trainer=fsdp leaves each device a part: "
+                "use trainer=ddp"
+            )
 
 
 def compile_blocks(model: Transformer) -> None:

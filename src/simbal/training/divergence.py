@@ -34,6 +34,8 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
     moe_layers = [layer for layer in model.feed_forwards if isinstance(layer, MoELayer)]
     for layer, moe in enumerate(moe_layers):
         weights = {"router": list(moe.router.parameters()), "experts": [moe.w13_E2FD, moe.w2_EFD, *(moe.biases or ())]}
+        if moe.shared is not None:
+            weights["shared"] = list(moe.shared.parameters())
         statistics: dict[str, float | None] = {}
         for name, parameters in weights.items():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -3,8 +3,9 @@
 Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import lightning as L
@@ -17,7 +18,7 @@ from simbal.config.schema import OptimConfig
 from simbal.data.loader import HeldOut, TrainBatches
 from simbal.distributed import sum_over_ranks, whole, world_size
 from simbal.model.head import HeadLoss, head_loss
-from simbal.model.router import Routing
+from simbal.model.router import Router, Routing
 from simbal.model.transformer import Transformer
 from simbal.training.divergence import DivergedError, layer_statistics
 from simbal.training.optimizer import build_optimizer
@@ -139,9 +140,8 @@ class LitMoE(L.LightningModule):
         `window_BT` holds the inputs and, shifted by one, the targets.
         """
         measured = any(observer.wants_aux_gradient(self.global_step + 1) for observer in self.observers)
-        for router in self.model.routers:
-            router.keeps_input = measured
-        head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
+        with keeping_inputs(self.model.routers, measured):
+            head, routings = self(window_BT[:, :-1], window_BT[:, 1:])
         self.balancing_step.add(routings)
         aux = self.balancing_step.losses(routings, self.global_step)
         if measured and aux:
@@ -161,7 +161,7 @@ class LitMoE(L.LightningModule):
             return []
         weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # fsdp sees only its own
         again = [
-            router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing)
+            replace(router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing), experts=routing.experts)
             for router, routing, weight_ED in zip(self.model.routers, routings, weights, strict=True)
             if routing.x_ND is not None
         ]
@@ -261,3 +261,14 @@ class LitMoE(L.LightningModule):
             raise DivergedError("the validation loss", self.global_step, statistics) from None
         for observer in self.observers:
             observer.observe_validation(validation)
+
+
+@contextmanager
+def keeping_inputs(routers: Sequence[Router], wanted: bool) -> Iterator[None]:
+    """Let every router keep its input within the block if `wanted`; else those that a strategy has asked to."""
+    asked = [router.keeps_input for router in routers]
+    for router in routers:
+        router.keeps_input |= wanted
+    yield
+    for router, keeps in zip(routers, asked, strict=True):
+        router.keeps_input = keeps

@@ -9,25 +9,21 @@ import torch
 from torch import Tensor
 
 from simbal.model.attention import KeyValueCache
-from simbal.model.router import Candidates, Steering
+from simbal.model.router import Candidates, Steering, SteeringAround
 from simbal.model.transformer import Transformer
 
 
-class WholePrefix:
+class WholePrefix(SteeringAround):
     """A `Steering` around another that sees what every token so far had, and chooses for the new ones.
 
     With this even a choice by a hash of the sequence so far is that of a forward pass over the whole sequence, as long
     as a later token cannot change an earlier one's experts, which in evaluation holds for every strategy.
     """
 
-    def __init__(self, steering: Steering, cache: KeyValueCache) -> None:
-        """Wrap `steering`; `cache` is that of the same forward passes, which knows the tokens."""
-        self.steering, self.cache = steering, cache
+    def __init__(self, strategy: Steering, cache: KeyValueCache) -> None:
+        """Wrap `strategy`; `cache` is that of the same forward passes, which knows the tokens."""
+        self.strategy, self.cache = strategy, cache
         self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as `steering` adjusts them, each token's alone."""
-        return self.steering.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the last Q rows of each sequence's scores, (B*Q, E)."""
@@ -39,8 +35,8 @@ class WholePrefix:
         self._past[candidates.layer] = all_2BSE
         logits_NE, probs_NE = all_2BSE.flatten(1, 2)
         assert self.cache.tokens_BS is not None, "the model appends the tokens before it routes them"
-        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE)
-        scores_NE = self.steering.choice_scores(whole)
+        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE, candidates.top_k)
+        scores_NE = self.strategy.choice_scores(whole)
         return scores_NE.reshape(num_sequences, -1, scores_NE.shape[1])[:, -new:].flatten(0, 1)
 
 

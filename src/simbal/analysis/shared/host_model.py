@@ -32,14 +32,10 @@ LOGITS_IN_FP32 = 1 << 24
 
 
 @dataclass(frozen=True)
-class OwnChoice:
+class OwnChoice(Steering):
     """The choice that the routers of a host make by themselves, as a `Steering` that others can stand around."""
 
     routers: Sequence[HostRouter]
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits as they are."""
-        return logits_NE
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the scores by which the router's rule chooses, with its bias and its groups, (N, E)."""

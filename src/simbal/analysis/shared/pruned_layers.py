@@ -52,8 +52,8 @@ def _forward(layer: MoELayer, pruning: Pruned, kept_L: list[int], index: int) ->
         plan = kept_plan(routing.topk_experts_NK, weights_NK, kept_NK, len(layer.w2_EFD))
         kept_L[index] += len(plan.order_R)
         if not len(plan.order_R):
-            return torch.zeros_like(x_BSD), routing
+            return layer.with_shared(torch.zeros_like(x_BSD), x_BSD), routing
         y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD, layer.biases)
-        return y_ND.view_as(x_BSD), routing
+        return layer.with_shared(y_ND.view_as(x_BSD), x_BSD), routing
 
     return forward

@@ -19,7 +19,7 @@ from simbal.metrics import routing
 from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
 from simbal.model.init import generator
 from simbal.model.moe import MoELayer
-from simbal.model.router import Routing, log_scores
+from simbal.model.router import Routing, topk_weights
 
 PIECES = (128, 512)  # tokens; SEU grows with the length, so it is compared at lengths that many runs have
 SUMMED = ("unique_experts", "dead_experts", "near_dead_experts")  # over layers; of all else the mean
@@ -48,7 +48,7 @@ class RoutingTotals:
         self._add("entropy_full", [full_entropy(routing.distribution_NE.double()).sum() for routing in routings])
         if others is not None:
             pairs = zip(routings, others, strict=True)
-            overlaps = [choice_overlap(ours.topk_experts_NK, theirs.topk_experts_NK).sum() for ours, theirs in pairs]
+            overlaps = [_overlap(ours, theirs.topk_experts_NK).sum() for ours, theirs in pairs]
             self._add("saturation", overlaps)
 
     def layers(self) -> dict[str, list[float]]:
@@ -122,7 +122,7 @@ class TokenPairs:
             logits_QE = x_QD @ weight_ED.detach().cpu().double().T
             inputs.append(F.cosine_similarity(x_QD[first_C], x_QD[second_C]))
             logits.append(F.cosine_similarity(logits_QE[first_C], logits_QE[second_C]))
-            overlaps.append(choice_overlap(experts_QK[first_C], experts_QK[second_C]))
+            overlaps.append(choice_overlap(experts_QK[first_C], experts_QK[second_C], len(weight_ED)))
         return torch.stack(inputs), torch.stack(logits), torch.stack(overlaps)
 
 
@@ -172,7 +172,12 @@ def mean_in_bins(cosines_C: Tensor, values_C: Tensor, bins: int) -> tuple[list[i
 
 def _weights_NK(routing: Routing) -> Tensor:
     """Return the chosen weights divided by their sum, (N, K); from the logits, as a sum of scores can be 0."""
-    return log_scores(routing.logits_NE.gather(-1, routing.topk_experts_NK), routing.gating).double().softmax(-1)
+    logits_NE = routing.logits_NE.double()
+    return topk_weights(logits_NE, logits_NE, routing.topk_experts_NK, routing.gating, renormalize=True)
+
+
+def _overlap(routing: Routing, others_NK: Tensor) -> Tensor:
+    return choice_overlap(routing.topk_experts_NK, others_NK, routing.logits_NE.shape[1])
 
 
 def _use_of_pieces(routing: Routing, seq_len: int, length: int) -> Tensor:

@@ -44,6 +44,10 @@ class LayerRouter(Protocol):
     def top_k(self) -> int:
         """Experts per token."""
 
+    @property
+    def gating(self) -> str:
+        """What makes probabilities of logits: softmax or sigmoid."""
+
 
 class Pruned(Protocol):
     """A rule for which chosen experts are computed."""
@@ -192,3 +196,14 @@ def routers_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
     if not subject.routers:
         raise UserError(f"{subject.path} is a dense model: analysis={analysis} works on routers")
     return subject.routers
+
+
+def fixed_choices_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
+    """Return the routers; `UserError` for a dense model, or one that gives a token any number of experts."""
+    routers = routers_of(subject, analysis)
+    if subject.steering.ragged:
+        raise UserError(
+            f"analysis={analysis} is of K experts for every token, and the strategy of {subject.path} gives a token "
+            "any number"
+        )
+    return routers

@@ -1,0 +1,146 @@
+"""Controllers of the bias on the choice: one equation, of which published rules are settings.
+
+Reference: loss-free balancing (arXiv 2408.15664); SMEBU of Trinity Large (arXiv 2602.17004); LongCat-Flash (arXiv
+2509.01322); the PI controller is ours. Groups of experts: DeepSeek-V3 (arXiv 2412.19437).
+Shapes: N tokens, L MoE layers, E experts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from simbal.balancing.base import FinishedStep
+from simbal.balancing.choice_bias import ChoiceBias, layer_bias
+from simbal.config.values import not_negative, one_of, whole_number
+from simbal.errors import UserError
+from simbal.model.expert_groups import Groups
+from simbal.model.router import Candidates, Router
+
+ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "sign": ("sign(v_i)", torch.sign),
+    "linear": ("kappa v_i", lambda scaled_LE: scaled_LE),
+    "clip": ("clip(kappa v_i, -1, 1)", lambda scaled_LE: scaled_LE.clamp(-1, 1)),
+    "tanh": ("tanh(kappa v_i)", torch.tanh),
+}
+
+
+class BiasController(ChoiceBias):
+    """choice = top K of s + b; after each optimizer step b_i += update_rate m_i + proportional (m_i - its last value).
+
+    v_i = 1 - E f_i is how far expert i is below the mean load, f_i its share of all choices in that step; the error
+    e_i is a function of kappa v_i, and m_i = momentum m_i + (1 - momentum) e_i. Without a schedule, b is that of a PI
+    controller: proportional times m plus update_rate times the sum of all m so far.
+    """
+
+    citation = "arXiv 2408.15664; arXiv 2602.17004; arXiv 2509.01322; groups: arXiv 2412.19437"
+
+    def __init__(
+        self,
+        num_layers: int = 0,
+        num_experts: int = 0,
+        update_rate: float = 0.01,
+        bias_on: str = "logits",
+        error: str = "clip",
+        kappa: float = 1.0,
+        center: bool = False,
+        momentum: float = 0.0,
+        proportional: float = 0.0,
+        groups: int = 1,
+        group_top_k: int = 1,
+    ) -> None:
+        """Set the rule; without `num_layers` and `num_experts`, `prepare` takes those of its routers.
+
+        Args:
+            num_layers: L of the model.
+            num_experts: E of the model.
+            update_rate: the step at an error of 1, in units of a logit, or of a score between 0 and 1.
+            bias_on: logits or scores, after the gating.
+            error: sign (arXiv 2408.15664), linear (arXiv 2509.01322), clip (linear within [-1, 1]) or tanh (SMEBU).
+            kappa: the gain of v in the error; the sign has none.
+            center: subtract the error's mean over the experts.
+            momentum: the share of the last error that stays, in [0, 1).
+            proportional: what the bias has of the error itself, in units of `update_rate`.
+            groups: of neighbouring experts; 1: no restriction.
+            group_top_k: groups that a token may choose experts from, those with the best two experts.
+
+        Raises:
+            UserError: a key has another value.
+        """
+        super().__init__(num_layers, num_experts, bias_on)
+        self.update_rate = not_negative("update_rate", update_rate)
+        self.proportional = not_negative("proportional", proportional)
+        self.error, self.kappa = one_of("error", error, [*ERRORS]), not_negative("kappa", kappa)
+        if not kappa:
+            raise UserError(f"kappa={kappa} must be above 0: the bias would never move")
+        if not 0 <= momentum < 1:
+            raise UserError(f"momentum={momentum} must be at least 0 and below 1")
+        self.center, self.momentum = center, momentum
+        self.groups = _groups(groups, group_top_k)
+        self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        # groups are of neighbours in the order of the experts
+        self.properties = replace(type(self).properties, equivariant=group_top_k == groups)
+        self.formula = self._formula()
+
+    def _formula(self) -> str:
+        """Return the equations of its settings."""
+        chosen, count = self.groups.chosen, self.groups.count
+        within = "" if chosen == count else f" in the {chosen} of {count} groups with the best two experts"
+        error = ERRORS[self.error][0] + (" less its mean" if self.center else "")
+        smoothed = f"m_i = {self.momentum} m_i + {1 - self.momentum:g} e_i" if self.momentum else "m_i = e_i"
+        position = " + proportional * (change of m_i)" if self.proportional else ""
+        return (
+            f"no loss; choice by {self.bias_on} + b{within}, v_i = 1 - E f_i, e_i = {error}, {smoothed}, "
+            f"b_i += update_rate * m_i{position} after each optimizer step; sum_i f_i = 1"
+        )
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Make the bias and the error, one number each for every layer and expert.
+
+        Raises:
+            UserError: they were made for another model, or its experts do not fall into such groups.
+        """
+        super().prepare(routers)
+        self.error_LE = layer_bias(self.error_LE, routers)
+        for router in routers:
+            _require_groups(self.groups, len(router.weight_ED), router.top_k)
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return logits or gated scores plus the layer's bias, (N, E); -inf outside of a token's groups."""
+        return self.groups.limited(super().choice_scores(candidates))
+
+    def update(self, step: FinishedStep) -> None:
+        """Move the bias towards an even load."""
+        error_LE = ERRORS[self.error][1](self.kappa * shortage(step.measured_LE))
+        if self.center:
+            error_LE = error_LE - error_LE.mean(1, keepdim=True)
+        last_LE = self.error_LE.clone()
+        self.error_LE.lerp_(error_LE, 1 - self.momentum)
+        self.bias_LE.add_(self.error_LE, alpha=self.update_rate * step.factor)
+        self.bias_LE.add_(self.error_LE - last_LE, alpha=self.proportional * step.factor)
+
+
+def shortage(counts_LE: Tensor) -> Tensor:
+    """Return v_i = 1 - E f_i = (mean count - count_i) / mean count, (L, E), fp32; its lowest is -MaxVio.
+
+    The numerator is of whole numbers: at an exactly even load v is exactly 0. So it is without any tokens.
+    """
+    total_L1 = counts_LE.sum(1, keepdim=True)
+    return (total_L1 - counts_LE.shape[1] * counts_LE).float() / total_L1.clamp(min=1)
+
+
+def _groups(count: int, chosen: int) -> Groups:
+    whole_number("groups", count, least=1)
+    whole_number("group_top_k", chosen, least=1)
+    if chosen > count:
+        raise UserError(f"group_top_k={chosen} must be at most groups={count}")
+    return Groups(count, chosen, "best two")
+
+
+def _require_groups(groups: Groups, num_experts: int, top_k: int) -> None:
+    if num_experts % groups.count:
+        raise UserError(f"groups={groups.count} must divide model.num_experts={num_experts}")
+    most = groups.chosen * num_experts // groups.count
+    if most < top_k:
+        raise UserError(f"group_top_k={groups.chosen} leaves a token {most} experts, fewer than model.top_k={top_k}")

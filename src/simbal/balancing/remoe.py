@@ -1,0 +1,84 @@
+"""ReMoE: a token uses every expert whose logit is above 0, and a penalty on the logits holds their mean number at K.
+
+Reference: arXiv 2412.14711, and its authors' code.
+Shapes: N tokens, L MoE layers, E experts, K experts per token on average.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
+from simbal.config.values import not_negative
+from simbal.errors import UserError
+from simbal.model.router import Candidates, Router, Routing
+
+
+class ReMoE(Balancing):
+    """Token t uses expert i if z_ti > 0, with weight z_ti; loss = lambda E sum_i f_i P_i, P_i = mean over t of r_ti.
+
+    r = max(z, 0), and f_i is the number of tokens that use i divided by N K, without gradient. If not `balanced`, the
+    loss is lambda times the mean over t of sum_i r_ti. lambda = coef * alpha^m is one number for the model. m starts at
+    0; after a step it rises by 1 if more than K experts were used per token, mean over layers, micro-batches and ranks,
+    and falls by 1 if fewer were. Unlike a product of so many factors, lambda is never lost to underflow.
+    """
+
+    citation = "arXiv 2412.14711"
+    gatings = ("relu",)
+    ragged = True
+
+    def __init__(self, coef: float = 1e-8, alpha: float = 1.2, balanced: bool = True) -> None:
+        """Set the rule.
+
+        Args:
+            coef: lambda before the first step.
+            alpha: the factor of lambda in a step, above 1.
+            balanced: weigh each expert's part of the penalty by its load.
+        """
+        super().__init__()
+        if not alpha > 1:
+            raise UserError(f"alpha={alpha} must be above 1")
+        self.coef, self.alpha, self.balanced = not_negative("coef", coef), alpha, balanced
+        self.raised: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))  # m
+        self.unit = "E sum_i f_i r_i in one layer" if balanced else "sum_i r_i in one layer"
+        self.formula = (
+            f"lambda * {'E sum_i f_i r_i' if balanced else 'sum_i r_i'}, r_i: mean over tokens of max(z_ti, 0); "
+            f"{'f_i: uses of i / (N K); ' if balanced else ''}t uses i if z_ti > 0; lambda = coef at first, times "
+            f"{alpha:g} after a step with more than K experts per token, divided by it after one with fewer"
+        )
+        self.properties = Properties(
+            differentiable=True,
+            scope="micro" if balanced else "global",
+            causal=True,
+            revives_dead_experts=False,  # what is cut off at 0 has no gradient
+        )
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Raise `UserError` for routers whose weights are not the logits above 0 as they are."""
+        require_unchosen(routers)
+        if any(router.gating != "relu" or router.renormalize for router in routers):
+            raise UserError(
+                "balancing=remoe takes the logits above 0 for weights, as they are: add router=relu, and leave "
+                "router.renormalize=false as it has it"
+            )
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return the logits, (N, E), with -inf where they are not above 0."""
+        return candidates.logits_NE.masked_fill(candidates.logits_NE <= 0, -torch.inf)
+
+    def loss(self, routing: Routing) -> Tensor:
+        """Return one layer's loss, by lambda as the steps before have left it; a scalar."""
+        r_E = routing.probs_NE.mean(0)
+        if self.balanced:
+            num_tokens, num_experts = routing.probs_NE.shape
+            r_E = num_experts * routing.tokens_per_expert_E / (num_tokens * routing.top_k) * r_E
+        return self.coef * (self.alpha ** self.raised.double()).to(r_E.dtype) * r_E.sum()
+
+    def measure(self, routings: Sequence[Routing]) -> Tensor:
+        """Return how many more experts were used than K for each token, (L,), in whole numbers."""
+        return torch.stack([r.tokens_per_expert_E.sum() - len(r.probs_NE) * r.top_k for r in routings])
+
+    def update(self, step: FinishedStep) -> None:
+        """Raise or lower lambda."""
+        self.raised.add_(step.measured_LE.sum().sign())

@@ -1,0 +1,77 @@
+"""Which experts are chosen together: counts worked out by hand, counted one by one, and of a trained run."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.analysis import coactivation as module
+from simbal.analysis.coactivation import closest_pair, coactivation, companion, together
+from simbal.analysis.routing import routing
+from simbal.errors import UserError
+from simbal.model.router import Routing
+from tests.analysis.module_runs import dense_run, trained_run
+
+LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache_dir):
+    return trained_run(tmp_path_factory, cache_dir, "balancing=lf")
+
+
+def test_the_stated_tokens_have_the_counts_worked_out_by_hand():
+    together_EE = together(Routing.of_logits(LOGITS_NE, 2, torch.eye(4)))  # {0,1}, {0,2}, {1,0}, {0,1}
+    assert together_EE.tolist() == [[4, 3, 1, 0], [3, 3, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
+    assert (together_EE[0, 1] / together_EE[0, 0]).item() == 0.75
+    assert closest_pair(together_EE) == (1.0, 1, 0)
+    assert companion(together_EE) == (3 + 3 + 1 + 0) / 8
+
+
+@given(top_k=st.integers(2, 6), seed=st.integers(0, 999))
+def test_they_are_what_counting_one_by_one_gives_and_the_shares_of_an_expert_sum_to_k_less_1(top_k, seed):
+    logits_NE = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
+    its = Routing.of_logits(logits_NE, top_k, torch.eye(6))
+    together_EE = together(its)
+    sets = [set(experts) for experts in its.topk_experts_NK.tolist()]
+    for i in range(6):
+        assert together_EE[i].tolist() == [sum({i, j} <= chosen for chosen in sets) for j in range(6)]
+        assert together_EE[i].sum() == top_k * together_EE[i, i]  # K - 1 others, and itself
+    share, i, j = closest_pair(together_EE)
+    assert i != j
+    assert share == together_EE[i, j] / together_EE[i, i]
+    assert (top_k - 1) / 5 - 1e-12 <= share <= 1  # the largest is no less than the mean
+
+
+def test_a_run_has_the_counts_of_its_routing(run):
+    record = coactivation(run, None, 4).record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    expected = routing(run, None, 4, pairs=2, bins=1, seed=0, against=None).record
+    assert record["layers"]["tokens_per_expert"] == expected["layers"]["tokens_per_expert"]
+    assert record["tokens"] == expected["tokens"]
+    assert record["chance"] == pytest.approx(1 / 3)
+    for layer, rows in enumerate(record["together"]):
+        assert [len(row) for row in rows] == [4, 3, 2, 1]
+        assert [row[0] for row in rows] == record["layers"]["tokens_per_expert"][layer]
+        assert sum(map(sum, rows)) == record["tokens"] * 3  # two experts and a pair
+    assert record["metrics"]["largest"] == max(record["layers"]["largest"]) > 1 / 3
+    assert record == coactivation(run, None, 7).record
+
+
+def test_counts_that_no_reader_would_take_are_left_out_and_the_notes_say_so(run, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 20)
+    assert "together" in coactivation(run, 64, 4).record
+    monkeypatch.setattr(module, "MOST", 19)  # two layers of ten counts each
+    finding = coactivation(run, 64, 4)
+    assert "together" not in finding.record
+    assert finding.notes[-1].startswith("The counts of pairs are left out")
+
+
+def test_models_without_sets_of_experts_are_refused(tmp_path_factory, cache_dir):
+    with pytest.raises(UserError, match="is a dense model: analysis=coactivation works on routers"):
+        coactivation(dense_run(tmp_path_factory, cache_dir), None, 4)
+    one = trained_run(tmp_path_factory, cache_dir, "model.top_k=1", "trainer.max_steps=1")
+    with pytest.raises(UserError, match="gives each token one"):
+        coactivation(one, None, 4)

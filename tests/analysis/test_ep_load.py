@@ -1,0 +1,96 @@
+"""The load of devices: how steps are made up, and that the numbers are those of the run's own load."""
+
+import json
+
+import pytest
+import torch
+
+from simbal.analysis.ep_load import ep_load, sequence_counts, step_counts
+from simbal.errors import UserError
+from simbal.metrics.routing import max_vio
+from simbal.model.router import Routing
+from tests.analysis.module_runs import dense_run, trained_run
+
+KEYS = {"tokens": None, "batch_size": 4, "step": 2, "devices": None, "seed": 0}
+LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache_dir):
+    return trained_run(tmp_path_factory, cache_dir, "balancing=simbal")
+
+
+def test_every_sequence_has_a_load_of_its_own():
+    its = Routing.of_logits(LOGITS_NE, 2, torch.eye(4), num_sequences=2)  # {0,1}, {0,2}; {1,0}, {0,1}
+    counts_BLE = sequence_counts([its, its])
+    assert counts_BLE[:, 0].tolist() == counts_BLE[:, 1].tolist() == [[2, 1, 1, 0], [2, 2, 0, 0]]
+    assert torch.equal(counts_BLE.sum(0)[0], its.tokens_per_expert_E)
+
+
+def test_a_step_is_of_different_sequences_in_an_order_of_the_seed_alone():
+    counts_BLE = 2 ** torch.arange(7)[:, None, None]  # a sum says whose it is
+    counts_TLE = step_counts(counts_BLE, 3, seed=0)
+    assert counts_TLE.shape == (2, 1, 1)
+    whose = [f"{count:b}".count("1") for count in counts_TLE.flatten().tolist()]
+    assert whose == [3, 3]
+    assert counts_TLE[0] & counts_TLE[1] == 0
+    six_BLE = counts_BLE[:6]  # of which none is left out
+    assert torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=0))
+    assert not torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=1))
+
+
+def test_all_steps_together_have_the_load_of_the_runs_own_validation(run):
+    record = ep_load(run, **KEYS | {"step": 1}).record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["devices"] == [2, 4]
+    counts_LE = torch.tensor(run.record["layers"]["val/tokens_per_expert"])
+    pairs_L2 = counts_LE.double().view(2, 2, 2).sum(2)
+    assert record["layers"]["overload_total_2"] == pytest.approx((pairs_L2.amax(1) / pairs_L2.mean(1)).tolist())
+    assert record["layers"]["overload_total_4"] == pytest.approx((max_vio(counts_LE) + 1).tolist())
+
+
+def test_numbers_of_steps_are_those_of_each_step_counted_apart(run):
+    record = ep_load(run, **KEYS | {"step": 3, "batch_size": 1}).record
+    counts_BLE = torch.cat([sequence_counts(batch.routings) for batch in run.predict(16)])
+    counts_TLE = step_counts(counts_BLE, 3, seed=0)
+    overloads = [[(max(c) / (sum(c) / 4)) for c in layers] for layers in counts_TLE.tolist()]
+    flat = [value for layers in overloads for value in layers]
+    assert record["metrics"]["overload_4"] == pytest.approx(sum(flat) / len(flat))
+    assert record["metrics"]["overload_max_4"] == pytest.approx(max(flat))
+    assert record["layers"]["overload_max_4"][1] == pytest.approx(max(layers[1] for layers in overloads))
+    assert record["metrics"] == ep_load(run, **KEYS | {"step": 3, "batch_size": 5}).record["metrics"]
+    assert record["metrics"]["overload_total_4"] < record["metrics"]["overload_4"]  # small steps are less even
+
+
+def test_sequences_that_fill_no_step_are_left_out_and_the_notes_say_so(run):
+    sequences = len(run.validation.windows_WT)
+    finding = ep_load(run, **KEYS | {"step": sequences - 1})
+    assert finding.record["steps"] == 1
+    assert finding.record["tokens"] == (sequences - 1) * 16
+    assert finding.notes[-1] == "1 sequences that fill no step are left out."
+    assert len(ep_load(run, **KEYS | {"step": sequences}).notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"step": 0}, "step=0 must be a whole number of at least 1"),
+        ({"step": 10**6}, "step=1000000 sequences do not fit into the"),
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
+        ({"devices": [3]}, r"devices=\[3\] must be a list of divisors of num_experts=4: 1, 2, 4$"),
+        ({"devices": []}, r"devices=\[\] must be a list of divisors"),
+        ({"tokens": 0}, "tokens=0 must be a whole number of at least 1"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(run, change, sentence):
+    with pytest.raises(UserError, match=f"^analysis.ep_load.{sentence}"):
+        ep_load(run, **KEYS | change)
+
+
+def test_numbers_of_devices_are_sorted_and_said_once(run):
+    assert ep_load(run, **KEYS | {"devices": [4, 1, 4]}).record["devices"] == [1, 4]
+
+
+def test_a_dense_model_is_refused(tmp_path_factory, cache_dir):
+    with pytest.raises(UserError, match="is a dense model: analysis=ep_load works on routers"):
+        ep_load(dense_run(tmp_path_factory, cache_dir), **KEYS)

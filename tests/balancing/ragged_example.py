@@ -1,0 +1,87 @@
+"""One worked example of four tokens and four experts, of which a token has two on average."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simbal.balancing.base import FinishedStep
+from simbal.balancing.capacity import Capacity
+from simbal.balancing.composition import Composition
+from simbal.balancing.dynamic_quantile import DynamicQuantile
+from simbal.balancing.expert_choice import ExpertChoice
+from simbal.balancing.expert_threshold import ExpertThreshold
+from simbal.balancing.remoe import ReMoE
+from simbal.balancing.top_p import TopP
+from simbal.conformance import Case
+from simbal.model.router import Candidates, Router, Routing, gate
+
+LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
+IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
+TWO_LARGEST = [{0, 1}, {0, 2}, {0, 1}, {0, 1}]
+# the two largest of each expert, among the logits (or sigmoids) and among the softmax
+LARGEST_LOGITS = [{0, 1, 2}, {0, 2}, {3}, {1, 3}]
+LARGEST_SOFTMAX = [{0}, {0, 2}, {1, 3}, {1, 2, 3}]
+TOP_P = {
+    (0.4, "softmax"): [{0}, {0}, {1}, {0}],
+    (0.8, "softmax"): [{0, 1}, {0, 2}, {0, 1, 3}, {0, 1}],
+    (0.4, "sigmoid"): [{0, 1}, {0}, {0, 1}, {0, 1}],
+    (0.8, "sigmoid"): [{0, 1, 2}, {0, 1, 2}, {0, 1, 3}, {0, 1, 2}],
+}
+TAKEN = {
+    (1.0, "softmax"): LARGEST_SOFTMAX,
+    (0.5, "softmax"): [set(), {0, 2}, {1, 3}, set()],
+    (1.0, "sigmoid"): LARGEST_LOGITS,
+    (0.5, "sigmoid"): [{0, 1}, {2}, {3}, set()],
+}
+KEPT = {1.0: [{0, 1}, {0, 2}, {1}, set()], 1.25: [{0, 1}, {0, 2}, {1}, {0, 1}]}  # two, three tokens for an expert
+
+
+def candidates(logits_NE: Tensor = LOGITS_NE, top_k: int = 2, gating: str = "softmax") -> Candidates:
+    return Candidates(0, IDS_BS[:, : len(logits_NE)], logits_NE, gate(logits_NE, gating), top_k)
+
+
+def sets(scores_NE: Tensor) -> list[set[int]]:
+    """The experts of each token."""
+    return [{i for i, score in enumerate(row) if score > -torch.inf} for row in scores_NE.tolist()]
+
+
+def routing_by(strategy: Any, gating: str = "softmax", renormalize: bool = True) -> Routing:
+    router = Router(4, 4, 2, gating, renormalize, layer=0)
+    torch.nn.init.eye_(router.weight_ED)
+    routing: Routing = router(LOGITS_NE, IDS_BS, Composition({"it": strategy}, {}))
+    return routing
+
+
+def expected(strategy: Any, gating: str) -> list[set[int]] | None:
+    """The experts after a step on the same tokens, worked out by hand; None where no one has."""
+    known: dict[type, Any] = {
+        ExpertChoice: TAKEN.get((getattr(strategy, "capacity_factor", 0.0), gating)),
+        DynamicQuantile: LARGEST_SOFTMAX if gating == "softmax" else LARGEST_LOGITS,
+        ExpertThreshold: LARGEST_LOGITS,
+        TopP: TOP_P.get((getattr(strategy, "p", 0.0), gating)),
+        ReMoE: [{0, 1}, {0, 2}, {0, 1, 3}, {0, 1}],
+        Capacity: KEPT.get(getattr(strategy, "capacity_factor", 0.0)),
+    }
+    return next((known[kind] for kind in type(strategy).__mro__ if kind in known), None)
+
+
+def its_choice_on_the_example_is_the_one_worked_out_by_hand(case: Case) -> None:
+    strategy: Any = case.make()
+    if not strategy.ragged:
+        return
+    experts = expected(strategy, case.gating)
+    assert experts is not None
+    if hasattr(strategy, "threshold_LE"):
+        strategy.threshold_LE = torch.zeros(1, 4)
+    first = routing_by(strategy, case.gating, case.renormalize)
+    strategy.update(FinishedStep(strategy.measure([first]), 1, [], 0.1, 1.0))
+    routing = routing_by(strategy, case.gating, case.renormalize)
+    weighed = TWO_LARGEST if isinstance(strategy, Capacity) else experts
+    for token, (chosen, among) in enumerate(zip(experts, weighed, strict=True)):
+        share = sum(routing.probs_NE[token, i].item() for i in among) if case.renormalize else 1.0
+        weights = {i: routing.probs_NE[token, i].item() / share for i in chosen}
+        slots = zip(routing.topk_experts_NK[token].tolist(), routing.topk_probs_NK[token].tolist(), strict=True)
+        found = {i: weight for i, weight in slots if i < 4}
+        assert found.keys() == weights.keys()
+        assert all(abs(found[i] - weights[i]) < 1e-6 for i in weights)
