@@ -37,7 +37,7 @@ test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
 test-all: $(STAMP) ## all tests, slow ones too (ten times the examples: ARGS=--hypothesis-profile=thorough)
 	$(BIN)/pytest -n 3 --durations=10 $(ARGS)
 
-mutants: $(STAMP) ## does `make test` see each of 80 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
+mutants: $(STAMP) ## does `make test` see each of 115 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
