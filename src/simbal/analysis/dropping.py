@@ -75,7 +75,7 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
         "metrics": {f"ppl_drop_{point['drop']}": point["ppl"] for point in curve},
         "curve": curve,
     }
-    stand_in = "none stands in" if subject.steering.ragged else f"{subject.top_k} of those left are chosen"
+    stand_in = "none stands in" if subject.ragged else f"{subject.top_k} of those left are chosen"
     note = f"{counted:,} tokens; {subject.num_experts} experts, of which {stand_in}."
     return Finding([_table(curve)], [note], record)
 

@@ -91,7 +91,7 @@ def routing(
         for batch, its in _batches(subject, other, batch_size, tokens):
             totals.add(batch.routings, its.routings if its else None)
             sample.add(inputs, batch.routings)
-    record = _record(totals, sample, routers, bins) | {"ragged": totals.ragged}
+    record = _record(totals, sample, routers, bins) | {"ragged": subject.ragged}
     tables = routing_tables(record["layers"], record["metrics"], record["choice_overlap"], seq_len)
     return Finding(tables, routing_notes(record, totals.lengths, against), record)
 

@@ -31,7 +31,6 @@ class RoutingTotals:
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len, self.tokens, self.sequences = seq_len, 0, 0
-        self.ragged = False  # whether some token may have had more or fewer experts than K
         self.lengths = {f"seu_{length}": length for length in PIECES if length <= seq_len} | {"seu": seq_len}
         self._counts_LE, self._probs_LE = torch.tensor(0), torch.tensor(0.0)
         self._sums_L: dict[str, Tensor] = {}
@@ -40,7 +39,6 @@ class RoutingTotals:
         """Add one batch: the routing of each layer, and that of another run on the same tokens."""
         self.sequences += routings[0].num_sequences
         self.tokens += len(routings[0].logits_NE)
-        self.ragged |= routings[0].ragged
         self._counts_LE = self._counts_LE + torch.stack([r.tokens_per_expert_E for r in routings]).cpu()
         probs_LE = torch.stack([routing.distribution_NE.double().sum(0) for routing in routings])
         self._probs_LE = self._probs_LE + probs_LE.cpu()

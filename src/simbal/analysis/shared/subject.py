@@ -104,6 +104,11 @@ class Subject(ABC):
         """What says how its routers choose, as they do by themselves."""
 
     @property
+    def ragged(self) -> bool:
+        """Whether a token may have more or fewer experts than K, which no model of Hugging Face does."""
+        return False
+
+    @property
     @abstractmethod
     def backend(self) -> str | None:
         """What computes the experts; None in a dense model."""
@@ -201,7 +206,7 @@ def routers_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
 def fixed_choices_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
     """Return the routers; `UserError` for a dense model, or one that gives a token any number of experts."""
     routers = routers_of(subject, analysis)
-    if subject.steering.ragged:
+    if subject.ragged:
         raise UserError(
             f"analysis={analysis} is of K experts for every token, and the strategy of {subject.path} gives a token "
             "any number"

@@ -96,6 +96,11 @@ class TrainedRun(Subject):
         return self.module.balancing
 
     @property
+    def ragged(self) -> bool:
+        """Whether a token may have more or fewer experts than K."""
+        return self.steering.ragged
+
+    @property
     def backend(self) -> str | None:
         """The implementation of its experts."""
         return self.model.backend
