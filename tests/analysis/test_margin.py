@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simbal.analysis.coactivation import coactivation
+from simbal.analysis.counterfactual import counterfactual
 from simbal.analysis.margin import Watching, flips, margin, margins
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
@@ -139,3 +141,15 @@ def test_models_without_a_choice_are_refused(tmp_path_factory, cache_dir):
     every = trained_run(tmp_path_factory, cache_dir, "balancing=none", "model.top_k=4", "trainer.max_steps=1")
     with pytest.raises(UserError, match="takes all experts there are"):
         margin(every, **KEYS)
+
+
+def test_a_model_that_gives_tokens_any_number_of_experts_is_refused_by_analyses_of_k(tmp_path_factory, cache_dir):
+    run = trained_run(tmp_path_factory, cache_dir, "balancing=expert_threshold", "trainer.max_steps=1")
+    analyses = {
+        "margin": lambda: margin(run, **KEYS),
+        "coactivation": lambda: coactivation(run, 160, 3),
+        "counterfactual": lambda: counterfactual(run, 160, 3, draws=1, resamples=2, seed=0),
+    }
+    for name, analyse in analyses.items():
+        with pytest.raises(UserError, match=f"^analysis={name} is of K experts for every token, and the strategy of"):
+            analyse()
