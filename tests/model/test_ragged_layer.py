@@ -73,16 +73,3 @@ def test_a_layer_in_which_no_token_has_an_expert_is_zero_with_gradients_of_zero(
     assert not routing.tokens_per_expert_E.any()
     (gradient_BSD,) = torch.autograd.grad(y_BSD.sum(), x_BSD)
     assert not gradient_BSD.any()
-
-
-def test_what_stands_in_an_empty_slot_changes_nothing():
-    moe, x_BSD = layer(), states()
-    routing = moe.router(x_BSD.flatten(0, 1), TOKENS_BS, Above(0.0))
-    empty_NE = routing.topk_experts_NK == E
-    assert empty_NE.any()
-    other_NE = routing.topk_probs_NK.masked_fill(empty_NE, torch.nan)
-    outputs = [
-        moe._ragged(x_BSD.flatten(0, 1), routing.topk_experts_NK, weights_NE)
-        for weights_NE in (routing.topk_probs_NK, other_NE)
-    ]
-    assert torch.equal(*outputs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.balancing.cosine import positive_scale, row_cosines
 from simbal.errors import UserError
+from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Router, Routing
 
 
@@ -65,8 +66,6 @@ def sums_and_number(routing: Routing) -> Tensor:
     """Return, of each expert, the sum of the hidden states that chose it and their number, (E, D+1), fp32 at least."""
     assert routing.x_ND is not None, "the router was asked to keep its input"
     x_ND = routing.x_ND.to(torch.promote_types(routing.x_ND.dtype, torch.float32))
-    num_tokens, num_experts = routing.logits_NE.shape
-    # one more column, of slots without an expert
-    chosen_NE = x_ND.new_zeros(num_tokens, num_experts + 1).scatter_(1, routing.topk_experts_NK, 1)[:, :num_experts]
+    chosen_NE = chosen_experts(routing.topk_experts_NK, routing.logits_NE.shape[1]).to(x_ND.dtype)
     with torch.autocast(x_ND.device.type, enabled=False):
         return torch.cat([chosen_NE.T @ x_ND, chosen_NE.sum(0)[:, None]], 1)

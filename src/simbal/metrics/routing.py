@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def sequence_expert_use(topk_experts_NK: Tensor, num_sequences: int, num_experts: int) -> Tensor:
     """Return the SEU of each sequence, (B,): distinct experts chosen in it / E. It grows with the sequence's length."""
     experts_BR = topk_experts_NK.reshape(num_sequences, -1)
-    used = experts_BR.new_zeros(num_sequences, num_experts + 1)  # the last of empty slots
-    return used.scatter_(1, experts_BR, 1)[:, :num_experts].double().mean(1)
+    return chosen_experts(experts_BR, num_experts).double().mean(1)
 
 
 def topk_entropy(topk_probs_NK: Tensor) -> Tensor:
@@ -57,8 +56,8 @@ def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> T
 
 def chosen_experts(topk_experts_NK: Tensor, num_experts: int) -> Tensor:
     """Return whether each token has chosen each expert, (N, E), bool; the index E stands for no expert."""
-    empty_NE1 = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)
-    return empty_NE1.scatter_(1, topk_experts_NK, 1)[:, :num_experts].bool()
+    chosen = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)  # the last of empty slots
+    return chosen.scatter_(1, topk_experts_NK, 1)[:, :num_experts].bool()
 
 
 def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
