@@ -5,13 +5,14 @@ import json
 import pytest
 
 from simbal.errors import UserError
-from simbal.runs.documents import DocumentSums, document_sums
+from simbal.runs.documents import document_sums
 
 
 def test_the_sums_are_read_by_document(tmp_path):
     assert document_sums(tmp_path) is None
     (tmp_path / "documents.json").write_text('{"nats": [3.5, 0, 2], "tokens": [2, 0, 1], "bytes": [9, 0, 4]}')
-    assert document_sums(tmp_path) == DocumentSums([3.5, 0.0, 2.0], [2, 0, 1])
+    found = document_sums(tmp_path)
+    assert ([*found.nats], [*found.tokens]) == ([3.5, 0.0, 2.0], [2, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -45,4 +46,4 @@ def test_a_folder_in_its_place_cannot_be_read(tmp_path):
 def test_what_json_writes_of_floats_is_what_is_read(tmp_path):
     nats = [0.1 + 0.2, 1e-300, 2.0**60 / 2**10]
     (tmp_path / "documents.json").write_text(json.dumps({"nats": nats, "tokens": [1, 2, 3]}))
-    assert document_sums(tmp_path).nats == nats
+    assert [*document_sums(tmp_path).nats] == nats

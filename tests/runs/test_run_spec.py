@@ -20,6 +20,7 @@ LATER = {name: key.before for name, _, key in every_key() if key.before is not .
 ALWAYS = [name for name in dict.fromkeys(name for name, _, _ in every_key()) if name not in LATER]
 NO_MATTER = {
     "name", "baseline", "equivalence_margin", "columns", "dry_run", "until", "max_seeds", "retry_failed", "output_dir",
+    "store",
     "data.cache_dir", "data.tokenizer_path",
     "data.threads", "trainer.force_precision", "trainer.ckpt_every", "trainer.ckpt_seconds", "trainer.progress_bar",
     "logger", "logger.kind", "logger.tracking_uri", "logger.experiment", "logger.project", "logger.offline",

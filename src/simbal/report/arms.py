@@ -3,14 +3,17 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from simbal.config.schema import GROUPS
-from simbal.config.values import flatten
+from simbal.config.values import Shared, flatten
 from simbal.files.printable import printable
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec, config_hash, result_keys
+
+MOST_NAMED = 20  # arms in a sentence; the table has all
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Arm:
         """The names of its strategies, joined by underscores."""
         return self.runs[0].spec.choices["balancing"]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The label in one line."""
         return short_label(self.label)
@@ -67,6 +70,12 @@ def short_columns(columns: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else column for last, column in zip(lasts, columns, strict=True)]
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names for a sentence, of very many the first alone."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def seed_spans(seeds: Sequence[int]) -> str:
     """Return seeds as spans: `0-4,7` for 0, 1, 2, 3, 4 and 7."""
     spans: list[list[int]] = []
@@ -102,9 +111,16 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     others = [name for name in GROUPS if name not in ("balancing", "logger")]
     groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
     values: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
+    seen: set[tuple[str, str | None, int]] = set()
     for spec in specs:
-        for key, value in result_keys(spec.written).items():
-            values[key][spec.choices.get(key.partition(".")[0])].add(repr(value))
+        for name, part in spec.written.items():
+            option = spec.choices.get(name)
+            if (name, option, id(part)) in seen:
+                continue
+            if isinstance(part, Shared):
+                seen.add((name, option, id(part)))
+            for key, value in result_keys({name: part}).items():
+                values[key][option].add(repr(value))
     values.pop("seed", None)
     return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
 

@@ -12,7 +12,7 @@ from typing import Any
 from simbal.analysis.shared.finding import read_analysis
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.table import NUMBERS, SPEED
 from simbal.runs.curves import curve
 from simbal.runs.documents import DocumentSums, document_sums
 from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
@@ -48,7 +48,7 @@ class Run:
         assert self.record is not None and self.finished, self.path  # noqa: PT018
         return self.record
 
-    @property
+    @cached_property
     def analysed(self) -> dict[str, float | None]:
         """The numbers of its analyses, as `redundancy.min_pes`; the slash is for the run's own, such as `val/ppl`."""
         return numbers_of_analyses(self.analyses)
@@ -61,7 +61,7 @@ class Run:
     @cached_property
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens, read when it is first asked for; `UserError` if it is broken."""
-        return curve(self.path, "val/loss")
+        return curve(self.path, "val/loss", "curves" in self.result)
 
     @cached_property
     def documents(self) -> DocumentSums | None:
@@ -70,12 +70,10 @@ class Run:
 
     def value(self, metric: str) -> float | None:
         """Return a number of a finished run; None where it is missing or has no meaning, as load in a dense model."""
-        measured: dict[str, float | None] = {
-            **self.result["metrics"],
-            "tokens_per_second": self.result["tokens_per_second"],
-            **self.analysed,
-        }
-        return measured.get(metric)
+        if metric in self.analysed:
+            return self.analysed[metric]
+        own: dict[str, float | None] = self.result if metric == SPEED.key else self.result["metrics"]
+        return own.get(metric)
 
 
 def numbers_of_analyses(analyses: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:

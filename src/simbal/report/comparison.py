@@ -37,7 +37,7 @@ def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric]
         metrics: the columns.
         paper: whether to set the paper's numbers beside ours.
     """
-    rows = [_row(arm, rivals(arm, arms, baseline), metrics, paper) for arm in arms]
+    rows = [_row(arm, others, metrics, paper) for arm, others in zip(arms, rivals(arms, baseline), strict=True)]
     rows.sort(key=lambda row: not row.arm.answers_to(baseline))
     return rows
 
@@ -49,11 +49,15 @@ def every_pair(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Row]:
     return [Row(arm, {}, other, differences(arm, other, metrics)) for arm, other in pairs]
 
 
-def rivals(arm: Arm, arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
-    """Return the arms to compare with: the one of that name, or those of that balancing with all else the same."""
-    if any(other.balancing == baseline for other in arms):
-        return [other for other in arms if other.balancing == baseline and other.setting == arm.setting]
-    return [other for other in arms if other.name == baseline]
+def rivals(arms: Sequence[Arm], baseline: str | None) -> list[list[Arm]]:
+    """Return what to compare each arm with: the arm of that name, or those of that balancing with all else the same."""
+    by_setting = defaultdict(list)
+    for arm in arms:
+        if arm.balancing == baseline:
+            by_setting[arm.setting].append(arm)
+    if by_setting:
+        return [by_setting.get(arm.setting, []) for arm in arms]
+    return [[arm for arm in arms if arm.name == baseline]] * len(arms)
 
 
 def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool) -> Row:

@@ -1,9 +1,10 @@
 """The controls of a table: arms whose router learns nothing, which learnt routers have to beat."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from simbal.metrics.table import Metric
-from simbal.report.arms import Arm
+from simbal.report.arms import Arm, listed
 from simbal.report.comparison import differences
 from simbal.report.conclusion import ALPHA
 from simbal.report.statistics import holm
@@ -34,13 +35,16 @@ def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     decisive = next((metric for metric in metrics if metric.margin and metric.compared), None)
     if decisive is None:
         return []
+    learnt = defaultdict(list)
+    for arm in routed:
+        if not is_control(arm):
+            learnt[arm.setting].append(arm)
     notes = []
     for control in controls:
-        learnt = [arm for arm in routed if arm not in controls and arm.setting == control.setting]
-        if unbeaten := _not_worse_than(control, learnt, decisive):
+        if unbeaten := _not_worse_than(control, learnt[control.setting], decisive):
             notes.append(
                 f"{control.name}, a control, is not significantly worse in {decisive.title} than "
-                f"{', '.join(unbeaten)}: the table does not show that learning the router helps there."
+                f"{listed(unbeaten)}: the table does not show that learning the router helps there."
             )
     return notes
 
@@ -50,5 +54,5 @@ def _not_worse_than(control: Arm, learnt: Sequence[Arm], metric: Metric) -> list
     found = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learnt]
     tested = [(arm, one.mean, one.p) for arm, one in found if one and one.p is not None]
     corrected = holm([p for _, _, p in tested])
-    beaten = [arm for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA]
-    return [arm.name for arm in learnt if arm not in beaten]
+    beaten = {arm.name for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA}
+    return [arm.name for arm in learnt if arm.name not in beaten]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simbal.runs.documents import DocumentSums
 
 RESAMPLES = 10_000
+AT_ONCE = 256  # comparisons, whose resamples take 80 kB each
 CONFIDENCE = 0.95
 SEED = 0  # one generator for all, so that a table is the same whenever it is made
 
@@ -67,6 +68,11 @@ def bootstrap(found: Sequence[DocumentDifferences]) -> list[OverDocuments]:
     All seeds and both arms of a comparison are on the same documents, so a resample is of documents for all of them.
     The tokens are equal in all comparisons.
     """
+    blocks = [found[start : start + AT_ONCE] for start in range(0, len(found), AT_ONCE)]
+    return [spread for block in blocks for spread in _spreads(block)]
+
+
+def _spreads(found: Sequence[DocumentDifferences]) -> list[OverDocuments]:
     import numpy as np
 
     (tokens,) = {one.tokens for one in found}

@@ -34,7 +34,8 @@ SIGNS = {
     "\N{LEFT SINGLE QUOTATION MARK}": "`", "\N{RIGHT SINGLE QUOTATION MARK}": "'",
 }  # fmt: skip
 NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
-LIGATURE = re.compile(r"-(?=-)")
+# what LaTeX does not print as it stands
+LATEX = re.compile(f"-(?=-)|[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")
 
 
 def export(table: Table, folder: Path) -> None:
@@ -79,8 +80,7 @@ def latex(table: Table) -> str:
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands; a sign unknown to pdflatex becomes its code point, `U+4E2D`."""
-    plain = NEGATIVE.sub("\N{MINUS SIGN}", _line(text))
-    return "".join("-{}" if LIGATURE.match(plain, place) else _sign(letter) for place, letter in enumerate(plain))
+    return LATEX.sub(_sign, NEGATIVE.sub("\N{MINUS SIGN}", _line(text)))
 
 
 def tidy_csv(table: Table) -> str:
@@ -149,7 +149,7 @@ def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, An
     summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
     line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": " ".join(map(str, row.arm.values(metric.key)))}
     if summary:
-        line |= asdict(summary)
+        line |= vars(summary)
     if difference:
         line |= _difference_line(difference, baseline)
     if metric.key in row.reported:
@@ -196,7 +196,7 @@ def _arm(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
             }
             for run in row.arm.runs
         ],
-        "summaries": {key: summary and asdict(summary) for key, summary in row.summaries.items()},
+        "summaries": {key: summary and vars(summary) for key, summary in row.summaries.items()},
         "differences": _differences(row),
         "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
         "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
@@ -211,15 +211,14 @@ def _texts(label: Mapping[str, Cell]) -> dict[str, str | None]:
     return {column: None if cell.text == ABSENT else cell.text for column, cell in label.items()}
 
 
-def _sign(letter: str) -> str:
-    if letter in SIGNS:
-        return SIGNS[letter]
-    return letter if letter.isascii() or "\u00c0" <= letter <= "\u00ff" else f"U+{ord(letter):04X}"
+def _sign(found: re.Match[str]) -> str:
+    """Return what LaTeX prints as the sign; two hyphens in a row would become a dash."""
+    return "-{}" if found[0] == "-" else SIGNS.get(found[0], f"U+{ord(found[0]):04X}")
 
 
 def _line(text: str) -> str:
     """Return the text without line breaks and other control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _tabular(section: Section) -> str:

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
-from simbal.report.arms import Arm, seed_spans
+from simbal.report.arms import MOST_NAMED, Arm, listed, seed_spans
 from simbal.report.collect import Run
 from simbal.report.comparison import Row, rivals
 from simbal.report.controls import of_controls
@@ -63,8 +63,8 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
         return [f"No difference is shown: every arm is the baseline, {baseline}."]
     arms = [row.arm for row in rows]
     others = [
-        (row.arm.name, len(rivals(row.arm, arms, baseline)))
-        for row in rows
+        (row.arm.name, len(found))
+        for row, found in zip(rows, rivals(arms, baseline), strict=True)
         if not row.arm.answers_to(baseline) and not row.differences
     ]
     reasons = (
@@ -75,7 +75,7 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
         ([name for name, n in others if n > 1], f"several arms are the baseline, balancing={baseline}"),
         ([name for name, n in others if n == 1], "it shares no seed with the baseline"),
     )
-    return [f"No difference is shown for {', '.join(names)}: {why}." for names, why in reasons if names]
+    return [f"No difference is shown for {listed(names)}: {why}." for names, why in reasons if names]
 
 
 def of_paper(rows: Sequence[Row]) -> list[str]:
@@ -119,8 +119,8 @@ def _of_compute(arms: Sequence[Arm]) -> list[str]:
             used[arm.name] = fmean(values) if values else float(model.top_k)
     if not used or max(used.values()) <= (1 + SAME_COMPUTE) * min(used.values()):
         return []
-    listed = ", ".join(f"{number:.2f} in {name}" for name, number in used.items())
-    return [f"Arms differ in compute: a token goes to {listed} experts on average."]
+    experts = listed([f"{number:.2f} in {name}" for name, number in used.items()])
+    return [f"Arms differ in compute: a token goes to {experts} experts on average."]
 
 
 def _of_seeds(rows: Sequence[Row], differences: Sequence[PairedDifference]) -> list[str]:
@@ -194,20 +194,22 @@ def _of_conclusions(differences: Sequence[PairedDifference], margin: float | Non
 def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Return notes on losses not reached, on the paper's saving of tokens, and on too few validations."""
     found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
-    notes = [
+    missed = [
         f"{name} has not reached {baseline}'s final validation loss in {len(tokens.missed)} of {len(tokens.shares)} "
         f"seeds (seed={seed_spans(tokens.missed)}); a mean without them would flatter it, so none is given."
         for name, tokens in found
         if tokens.missed
     ]
+    saved = []
     for name, tokens in found:
         _, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
         if low is not None and high is not None:
             within = "includes" if low <= PAPER_SAVING <= high else "excludes"
-            notes.append(
+            saved.append(
                 f"{name}'s interval of the tokens saved by slope, {low:+.1%} to {high:+.1%}, {within} the paper's "
                 f"{PAPER_SAVING:.0%}."
             )
+    notes = [*_first(missed), *_first(saved)]
     fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
@@ -215,6 +217,13 @@ def _of_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
             "them (trainer.val_every) make it exact."
         )
     return notes
+
+
+def _first(notes: Sequence[str]) -> list[str]:
+    """Return the first of notes that are of an arm each, and how many more there are."""
+    more = len(notes) - MOST_NAMED
+    said = [f"{more:,} more arms have a note like this one; the table has their numbers."] if more > 0 else []
+    return [*notes[:MOST_NAMED], *said]
 
 
 def _of_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:

@@ -113,12 +113,13 @@ def differences(table: Table) -> Section:
     The corrected p stands there only where several arms are compared, and the interval over documents only where the
     runs have documents.
     """
-    rows, arms = [], []
+    rows: list[list[Cell]] = []
+    arms: list[str] = []
     for row, metric in compared(table):
         name = comparison_name(table, row)
         rows.append(
             [
-                Cell("" if name in arms else name),
+                Cell("" if arms[-1:] == [name] else name),
                 Cell(metric.heading),
                 *difference_cells(metric, row.differences[metric.key]),
             ]

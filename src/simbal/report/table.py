@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ class Table:
     def compared(self) -> list[Row]:
         """The rows that have differences."""
         return [row for row in self.pairs or self.rows if row.differences]
+
+    def of_best(self, most: int) -> "Table":
+        """Return the table of at most so many arms, for who cannot show very many: the lowest validation losses.
+
+        What an arm is compared with comes with it, and all arms of the baseline do if they are few.
+        """
+        if len(self.rows) <= most:
+            return self
+        baseline = [row.arm.name for row in self.rows if row.arm.answers_to(self.baseline)]
+        chosen = dict.fromkeys(baseline if len(baseline) <= most // 2 else [])
+        for row in sorted(self.rows, key=_loss):
+            more = dict.fromkeys([row.arm.name, *([row.other.name] if row.other else [])])
+            if len(chosen | more) <= most:
+                chosen |= more
+        rows = [row for row in self.rows if row.arm.name in chosen]
+        pairs = [row for row in self.pairs if row.other and {row.arm.name, row.other.name} <= chosen.keys()]
+        return replace(self, rows=rows, pairs=pairs)
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,11 @@ def build(
     absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
     never = dict(missing or {})
     return Table(name, columns, metrics, rows, baseline, absent, paper, never, margin, every, models=models)
+
+
+def _loss(row: Row) -> float:
+    losses = row.arm.values("val/loss").values()
+    return sum(losses) / len(losses) if losses else inf
 
 
 def own(runs: Sequence[Run], key: str) -> Any:

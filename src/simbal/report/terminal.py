@@ -20,6 +20,7 @@ from simbal.report.table import Table
 SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
 TEXT_WIDTHS = (None, 24, 16)  # tried in turn for columns of text; None: any
 NARROWEST = 12  # where not even the last part fits
+MOST_ARMS, MOST_ABSENT = 100, 100  # rows that somebody reads; drawing one takes a millisecond
 Part = tuple[list[str], Section]  # a section, and the headings that it is without
 
 
@@ -31,16 +32,22 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
     for note in [*(explanations(table) if explain else []), *remarks(table)]:
         out.print(note, style="dim")
     out.print()
+    table, whole = table.of_best(MOST_ARMS), table
     left_out = []
     for section in (sections.differences(table), sections.tokens_to_loss(table)):
         if section.rows:
             left_out += show_fitting(_without_spare(section), out)
     if (absent := sections.absent(table)).rows:
-        out.print(Layout(absent).grid())
+        out.print(Layout(replace(absent, rows=absent.rows[:MOST_ABSENT])).grid())
+        if more := len(absent.rows[MOST_ABSENT:]):
+            out.print(f"and {more:,} more runs without a result")
     if table.rows or table.models:
         left_out += show_fitting(_means(table), out)
     if any(cell.muted for row in sections.means(table).rows for cell in row):
         out.print(f"Faint: the difference to {table.baseline} is not resolved.", style="dim")
+    if len(table.rows) < len(whole.rows):
+        said = f"{len(table.rows)} of {len(whole.rows):,} arms stand here, those of the lowest validation loss"
+        out.print(f"{said}{'; the files have all' * in_files}.", style="dim")
     if left_out:
         has = "the files have all" if in_files else "a wider terminal has all"
         out.print(f"Left out at this width: {', '.join(left_out)}; {has}.", style="dim")

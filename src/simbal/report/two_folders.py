@@ -85,8 +85,8 @@ def why_not(first: Side, second: Side) -> str:
 
 def in_both(first: Side, second: Side) -> list[str]:
     """Return the folders of the second side's runs that are copies of the first's."""
-    records = [run.record for run in first.finished]
-    return [run.path.name for run in second.finished if run.record in records]
+    records = {run.spec.hash: run.record for run in first.finished}
+    return [run.path.name for run in second.finished if run.record == records.get(run.spec.hash)]
 
 
 def build_both(
@@ -151,14 +151,16 @@ def _compared(
     for arms in sides:
         alone = any(arm.answers_to(baseline) for arm in arms)
         among = compare(arms if alone else [*sides[0], *sides[1]], baseline, metrics, paper)
-        rows += [row for row in among if any(row.arm is arm for arm in arms)]
+        own_arms = {*map(id, arms)}
+        rows += [row for row in among if id(row.arm) in own_arms]
     return rows
 
 
 def _same_arms(sides: tuple[list[Arm], list[Arm]], metrics: Sequence[Metric]) -> list[Row]:
     """Return a row for each arm of the second side that the first has too, by its name without a folder."""
     first, second = ([_of_no_folder(arm) for arm in arms] for arms in sides)
-    pairs = [(ours, theirs) for ours in first for theirs in second if ours.name == theirs.name]
+    by_name = {arm.name: arm for arm in second}
+    pairs = [(ours, by_name[ours.name]) for ours in first if ours.name in by_name]
     return [Row(theirs, {}, ours, differences(theirs, ours, metrics)) for ours, theirs in pairs]
 
 

@@ -1,6 +1,7 @@
 """Writes folders of runs into one compressed file, from which tar brings them back."""
 
 import tarfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tarfile import TarInfo
@@ -25,7 +26,7 @@ def write_archive(paths: Sequence[Path], file: Path) -> int:
     runs = run_folders(paths)
     refuse_busy(runs)
     names = [f"{run.absolute().parent.name}/{run.absolute().name}" for run in runs]
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"two of these runs would be {min(twice)} in the archive: write one archive for each")
     with refusals_of_disk(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,14 @@ from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
 from simbal.runs.record import LARGEST, is_number
 
 
-def rows(run_path: Path) -> list[dict[str, Any]]:
+def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
     """Return every row of a run's metrics.jsonl in the order of writing; none if the file is missing.
 
     What a killed process left of its last line, which no newline ends, is ignored.
+
+    Args:
+        run_path: the run's folder.
+        key: a number; lines in which its name does not occur, most of a file, are then not looked at.
 
     Raises:
         UserError: any other line is not a row; it names the file and the line.
@@ -29,9 +33,10 @@ def rows(run_path: Path) -> list[dict[str, Any]]:
         *whole, last = _lines(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    looked_at = [line for line in whole if key.encode() in line] if key else whole
     try:
-        found = strict_json.parse(b"[" + b",".join(whole) + b"]", False)  # all at once: half the time of one by one
-        if len(found) == len(whole) and all(map(_is_row, found)):
+        found = strict_json.parse(b"[" + b",".join(looked_at) + b"]", False)  # all at once: half the time of one by one
+        if len(found) == len(looked_at) and all(map(_is_row, found)):
             return [*map(renamed_row, found), *_parsed(last)]
     except ValueError:
         pass
@@ -41,13 +46,18 @@ def rows(run_path: Path) -> list[dict[str, Any]]:
     raise UserError(f"{file} is broken: its lines are no rows of a curve")
 
 
-def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
+def curve(run_path: Path, key: str, vouched: bool = False) -> list[tuple[int, float]]:
     """Return the rows that have `key`, as (training tokens, value), by tokens; empty if there is none.
+
+    Args:
+        run_path: the run's folder.
+        key: the number.
+        vouched: the run's record has the sha256 of the file, so that no line of it need be looked at for damage alone.
 
     Raises:
         UserError: as `rows` does, and if a value is no finite number.
     """
-    points = [(row["tokens"], row[key]) for row in rows(run_path) if key in row]
+    points = [(row["tokens"], row[key]) for row in rows(run_path, key if vouched else "") if key in row]
     if not all(is_number(value) for _, value in points):
         raise UserError(f"{run_path / CURVES_FILE} is broken: {key} is not a number everywhere")
     return sorted(points)

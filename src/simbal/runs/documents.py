@@ -3,6 +3,8 @@
 No torch here: `report.py` reads documents without it.
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,15 @@ from simbal.errors import UserError
 from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.runs.folder import DOCUMENTS_FILE, LARGEST_CURVES
-from simbal.runs.record import LARGEST, is_number
+from simbal.runs.record import LARGEST
 
 
 @dataclass(frozen=True)
 class DocumentSums:
     """The sums of each document, in the order of the split; a document that was not seen has 0 tokens."""
 
-    nats: list[float]  # cross-entropy over its tokens
-    tokens: list[int]
+    nats: Sequence[float]  # cross-entropy over its tokens
+    tokens: Sequence[int]
 
 
 def document_sums(run_path: Path) -> DocumentSums | None:
@@ -42,7 +44,7 @@ def document_sums(run_path: Path) -> DocumentSums | None:
         raise UserError(f"{file} is broken: it must have nats and tokens of each document, none below 0")
     if len(nats) != len(tokens):
         raise UserError(f"{file} is broken: it has nats of {len(nats):,} documents and tokens of {len(tokens):,}")
-    return DocumentSums([*map(float, nats)], tokens)
+    return DocumentSums(array("d", nats), array("q", tokens))  # a quarter of the memory of lists
 
 
 def _lists(said: Any) -> tuple[Any, Any]:
@@ -51,4 +53,6 @@ def _lists(said: Any) -> tuple[Any, Any]:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(is_number(value) and 0 <= value <= LARGEST for value in values)
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        return False
+    return not values or (min(values) >= 0 and max(values) <= LARGEST)

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from simbal.config.values import Shared
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json, write_text
 from simbal.files.locks import Lock, TakenError
@@ -75,8 +76,12 @@ class RunFolder:
         return True
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Make the folder this run's own; refuse one that belongs to another config."""
-        if self.belongs_to(spec):
+        """Make the folder this run's own; refuse one that belongs to another config.
+
+        Keys that cannot change the result get the values that they have now, as on another machine, unless there is a
+        record, which has the checksum of the file.
+        """
+        if self.belongs_to(spec) and (self.path / RECORD_FILE).exists():
             return
         with refusals_of_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -125,7 +130,9 @@ class RunFolder:
             record = parse_record(read_bytes(file, LARGEST_RECORD))
             self._require_written(record)
             numbers = {key: record[key] for key in ("metrics", "definitions", "layers") if key in record}
-            return record | {key: renamed(part) for key, part in numbers.items() if isinstance(part, dict)}
+            record |= {key: renamed(part) for key, part in numbers.items() if isinstance(part, dict)}
+            texts = {key: record[key] for key in ("choices", "definitions") if key in record}
+            return record | {key: _shared(tuple(part.items())) for key, part in texts.items()}
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -168,10 +175,15 @@ class RunFolder:
         The config names its data but does not hold them: files can change, packages can be upgraded.
         """
         record = self.read_record()
-        if record is not None and record["status"] == "finished" and record["data"]["tokens"] != tokens:
+        if record is not None and record["status"] == "finished":
+            self.require_same_data(record["data"]["tokens"], tokens)
+
+    def require_same_data(self, before: str, now: str) -> None:
+        """Raise `UserError` unless the data that a finished run was trained on are those that there are now."""
+        if before != now:
             raise UserError(
-                f"{self.path} was finished on other data (tokens {record['data']['tokens'][:12]}, "
-                f"now {tokens[:12]}): move it away, or choose another name="
+                f"{self.path} was finished on other data (tokens {before[:12]}, now {now[:12]}): move it away, or "
+                "choose another name="
             )
 
     @contextmanager
@@ -200,6 +212,12 @@ class RunFolder:
         return self._lock.looks_held()
 
 
+@lru_cache(maxsize=256)
+def _shared(texts: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return texts by name, the same object for all of thousands of runs that have the same."""
+    return dict(texts)
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder has what a run has written; whether it is whole, its reader finds out."""
     return any((path / file).exists() for file in (CONFIG_FILE, RECORD_FILE))
@@ -220,7 +238,7 @@ def parse_config(text: str) -> dict[str, Any]:
         return dict(_plain(text))
     whole: dict[str, Any] = {}
     for block in blocks:
-        whole |= _block(block)  # shared by its readers, as no one changes a config
+        whole |= _block(block)
     return whole
 
 
@@ -234,9 +252,12 @@ class _WrittenOut(yaml.SafeDumper):
         return True
 
 
+_WrittenOut.add_representer(Shared, _WrittenOut.represent_dict)
+
+
 @lru_cache(maxsize=4096)
 def _block(text: str) -> dict[str, Any]:
-    return dict(_plain(text))
+    return {key: Shared(value) if isinstance(value, dict) else value for key, value in dict(_plain(text)).items()}
 
 
 def _plain(text: str) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from simbal.config.check import checked, resolved, typed
 from simbal.config.schema import GROUPS, Config, addresses, as_dict, can_change_result
-from simbal.config.values import flatten
+from simbal.config.values import Shared, changed, flatten
 from simbal.errors import redacted
 
 FROM_ENVIRONMENT = "${oc.env:"
@@ -23,7 +23,19 @@ FROM_ENVIRONMENT = "${oc.env:"
 
 def result_keys(written: dict[str, Any]) -> dict[str, Any]:
     """Return the dotted keys of a written config that can change the result, with their values."""
-    return {key: value for key, value in flatten(written).items() if can_change_result(key)}
+    keys: dict[str, Any] = {}
+    for name, value in written.items():
+        keys |= _keys_once(name, value) if isinstance(value, Shared) else _keys(name, value)
+    return keys
+
+
+@lru_cache(maxsize=4096)
+def _keys_once(name: str, group: Shared) -> dict[str, Any]:
+    return _keys(name, group)
+
+
+def _keys(name: str, value: Any) -> dict[str, Any]:
+    return {key: leaf for key, leaf in flatten({name: value}).items() if can_change_result(key)}
 
 
 def config_hash(written: dict[str, Any]) -> str:
@@ -93,11 +105,12 @@ class RunSpec:
         """Return a run that was read from a folder as the user's own, with `secrets`: its addresses by dotted key."""
         config = self.config
         for key, address in secrets.items():
-            group, _, name = key.partition(".")
-            config = replace(config, **{group: replace(getattr(config, group), **{name: address})})
+            group, _, name = key.rpartition(".")
+            changes = {group: replace(getattr(config, group), **{name: address})} if group else {name: address}
+            config = replace(config, **changes)
         return replace(self, config=config, trusted=True)
 
-    @property
+    @cached_property
     def path(self) -> Path:
         """The folder of the run; the readable part of its name is for people, the hash tells runs apart."""
         if self.folder is not None:
@@ -109,13 +122,14 @@ class RunSpec:
 
 def _written(cfg: DictConfig, plain: dict[str, Any]) -> dict[str, Any]:
     """Return `plain` without the secrets of its addresses."""
-    written = dict(plain)
+    written, flat = plain, flatten(plain)
     for key in addresses():
-        group, _, name = key.partition(".")
-        if address := plain[group].get(name):
-            unresolved = OmegaConf.to_container(cfg[group], resolve=False)
+        if address := flat.get(key):
+            group, _, name = key.rpartition(".")
+            node = OmegaConf.masked_copy(cfg[group] if group else cfg, [name])
+            unresolved = OmegaConf.to_container(node, resolve=False)
             assert isinstance(unresolved, dict)
-            written[group] = {**written[group], name: _without_secrets(unresolved[name], address)}
+            written = changed(written, {key: _without_secrets(unresolved[name], address)})
     return written
 
 

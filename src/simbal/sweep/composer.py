@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from simbal.config.check import checked
 from simbal.config.schema import GROUPS, addresses, as_dict
-from simbal.config.values import changed, flatten
+from simbal.config.values import Shared, changed, flatten
 from simbal.errors import UserError
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
@@ -44,7 +44,8 @@ class Composer:
         """Set Hydra's loader and `master`, the config of the sweep."""
         self.loader, self.master = loader, master
         self.groups = frozenset(loader.list_groups(""))
-        self.first: dict[Hashable, RunSpec | None] = {}  # the first of each kind of job; None: Hydra composes all
+        # the first of each kind of job, and its config as plain values; None: Hydra composes all
+        self.first: dict[Hashable, tuple[RunSpec, dict[str, Any]] | None] = {}
         self.of_options: dict[Hashable, Any] = {}  # what options compose to by themselves
 
     def job(self, overrides: Sequence[str]) -> Job:
@@ -92,11 +93,11 @@ class Composer:
         kind = (others, frozenset((key, isinstance(value, list)) for key, value in values.items()))
         first = self.first.get(kind) if values else None
         if first is not None:
-            return _with_values(first, values)
+            return _with_values(*first, values)
         composed = self.loader.load_sweep_config(self.master, lines)
         spec = RunSpec.from_hydra(composed)
         if values and kind not in self.first:
-            self.first[kind] = spec if _stands_for_others(spec, composed, values) else None
+            self.first[kind] = _shared(spec) if _stands_for_others(spec, composed, values) else None
         return spec
 
     def _plain_values(self, lines: Sequence[str]) -> Values:
@@ -157,7 +158,16 @@ def _stands_for_others(spec: RunSpec, composed: DictConfig, values: Values) -> b
     )
 
 
-def _with_values(spec: RunSpec, values: Values) -> RunSpec:
+def _shared(spec: RunSpec) -> tuple[RunSpec, dict[str, Any]]:
+    """Return a run and its config as plain values, both with groups that others of its kind may share."""
+    written, plain = (
+        {name: Shared(value) if isinstance(value, dict) else value for name, value in config.items()}
+        for config in (spec.written, as_dict(spec.config))
+    )
+    return replace(spec, written=written), plain
+
+
+def _with_values(spec: RunSpec, plain: dict[str, Any], values: Values) -> RunSpec:
     """Return the same run with other values; no address is among them, so that they are written as they are."""
-    config = checked(changed(as_dict(spec.config), values))
+    config = checked(changed(plain, values))
     return replace(spec, config=config, written=changed(spec.written, values))

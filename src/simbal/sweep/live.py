@@ -15,6 +15,7 @@ from simbal.sweep.composer import Job
 from simbal.sweep.resume import labels
 
 LEAST_SECONDS = 3.0  # between two writings
+MOST_SECONDS = 60.0  # after the first look at very many runs, which takes seconds
 SHARE = 0.005  # of a core, at most: the jobs need the rest
 
 
@@ -58,4 +59,4 @@ class LivePages:
             for page in self.pages:
                 with suppress(UserError):  # of a full disk, say, of which the jobs speak
                     page.write(self.every)
-            self.every = max(LEAST_SECONDS, (time.thread_time() - before) / SHARE)
+            self.every = min(MOST_SECONDS, max(LEAST_SECONDS, (time.thread_time() - before) / SHARE))

@@ -194,3 +194,34 @@ def test_broken_lines_and_files_do_not_stop_it(page, specs, sweep):
         )
     (specs[0].path / "record.json").write_text("{")
     assert cells(html(page, sweep))["balancing=lbl seed=0"][0] == "running"
+
+
+def test_a_look_goes_to_the_runs_that_run_and_to_a_few_of_the_others_in_turn(base_spec, tmp_path, sweep, monkeypatch):
+    monkeypatch.setattr(live, "LOOKS", 2)
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text(json.dumps({"command": "", "runs": {}}))
+    os.utime(sweep / "sweep.json", (1e9, 1e9))
+    specs = [fake_spec(base_spec, tmp_path, "lbl", seed, {"trainer.max_steps": 40}) for seed in range(12)]
+    page = LivePage(sweep, [(f"seed={spec.config.seed}", spec) for spec in specs])
+    for spec in specs[:4]:
+        begin(spec, 10)
+        finish(spec)
+    begin(specs[4], 10)
+    page.write(3.0)
+    begin(specs[11], 10)  # not the next one
+    looked, real = [], live.Follower.look
+    monkeypatch.setattr(live.Follower, "look", lambda each, started: looked.append(each) or real(each, started))
+    for _ in range(3):
+        looked.clear()
+        page.write(3.0)
+        assert len(looked) <= 2 + 2 + 2
+        assert not any(each.state == "done" for each in looked)
+    assert cells(html(page, sweep))["seed=11"][:2] == ["running", "10 / 40"]
+
+
+def test_of_very_many_jobs_the_most_urgent_are_listed_and_the_others_counted(page, specs, sweep, monkeypatch):
+    monkeypatch.setattr(live, "MOST_JOBS", 1)
+    begin(specs[2], 10)
+    text = html(page, sweep)
+    assert [*cells(text)] == ["balancing=simbal seed=0"]
+    assert "3 more jobs are not listed." in text

@@ -10,7 +10,7 @@ import pytest
 
 from simbal.errors import UserError
 from simbal.metrics.table import NUMBERS
-from simbal.report.page import page
+from simbal.report.page import page, tables
 from simbal.report.page.styles import MOST_ARMS
 from simbal.report.report import report
 from tests.report.page.conftest import write_rows
@@ -246,3 +246,21 @@ def long_row(step, noise):
 
 def curves_in(text):
     return json.loads(re.search('id="curves">(.*?)</script>', text)[1])
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_very_many_runs_are_links_beside_their_arm_of_some_bytes_each(write_run, sweep, html, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_LINKED", 3)
+    monkeypatch.setattr(tables, "MOST_MEANS", 2)
+    for seed in range(4):
+        paths = [write_run("lbl", seed, keys={"optim.lr": lr}) for lr in (0.1, 0.2, 0.3)]
+    few = html()
+    for seed in range(4, 24):
+        paths += [write_run("lbl", seed, keys={"optim.lr": 0.3})]
+    many = html()
+    assert (len(many) - len(few)) / 20 < 80
+    folders = many.partition('id="runs"')[2]
+    assert re.findall(r"(lbl lr=[^<>]+)</th>", folders) == [f"lbl lr=0.{i}" for i in (1, 2, 3)]
+    assert re.findall(r"<summary>(\d+ runs)</summary>", folders) == ["24 runs"]
+    assert all(f'<a href="./{path.name}/">' in folders for path in paths)
+    assert "1 more are in the files below, and by name under Run folders" in many

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from simbal.report.arms import group, label_columns
 from simbal.report.collect import Run
 from simbal.report.page import series
 from simbal.report.page.chart import Chart, curves_json, thinned
-from simbal.report.page.series import Bins, Curve, History, ShownArm
+from simbal.report.page.series import MOST_SEEDS, Bins, Curve, History, ShownArm
 from simbal.report.page.styles import MOST_ARMS, styles
 from simbal.report.page.template import render
 from simbal.report.sections import folder_link
@@ -44,6 +45,8 @@ SHOWN = {  # what is kept of a validation, by figure: its title and the unit
     "val/mean_pes": ("pes", "Mean expert similarity (PES)", "PES"),
 }
 FOLLOWED = re.compile(rb'<span id="live" data-every="(?P<every>[0-9.]+)" data-written="(?P<written>[0-9.]+)">')
+MOST_JOBS = 100  # in the table
+LOOKS = 64  # at the next runs that wait, and as many in turn at all that have no result: folders cost time
 LARGEST_PAGE = 1 << 26  # bytes
 LATE_SECONDS, LATE = 120.0, 5  # a page that is older, also by so many times its usual age, is written no more
 MOST_NUMBERS = 18_000  # of all curves
@@ -70,17 +73,20 @@ class Follower:
     """Follows one run: it reads what its files have got since the last look."""
 
     def __init__(self, label: str, spec: RunSpec) -> None:
-        self.label, self.spec = label, spec
+        self.label, self.spec, self.drawn = label, spec, False
         self.run = Run(spec.path, spec, None, {})
         self.max_steps = int(spec.config.trainer.max_steps)
         self.folder = RunFolder(spec.path)
         self.state: State = "waiting"
+        self.loss: float | None = None
         self._record_stamp: tuple[int, int] | None = None
         self._record: dict[str, Any] | None = None
-        self._forget()
-
-    def _forget(self) -> None:
         self.read, self.step = 0, 0
+        self.forget()
+        self.job = Job(label, "waiting", 0, self.max_steps, {}, "", "", None)
+
+    def forget(self) -> None:
+        """Forget the curves."""
         self.rows: list[dict[str, Any]] = []
         self.bins = Bins(self.max_steps)
 
@@ -89,15 +95,20 @@ class Follower:
         """The curves so far."""
         return History(self.run, self.rows, self.bins.points())
 
-    def look(self, started: float) -> Job:
-        """Return how far the run is; `started`: when the sweep was, by the clock of its files."""
-        self._read_curves()
+    def look(self, started: float) -> None:
+        """Find out how far the run is, which `job` then says; `started`: when the sweep was, by the clock of its files.
+
+        A run that is not drawn is followed while it runs.
+        """
         self.state, error = self._state(started)
+        if self.drawn or self.state == "running":
+            self._read_curves()
+        else:
+            self.forget()
         progress = read_progress(self.spec.path) if self.state == "running" else {}
         step = self.max_steps if self.state == "done" else max(self.step, int(progress.get("step", 0)))
         link = folder_link(self.run) if self.spec.path.is_dir() else ""
-        loss = next((row["val/loss"] for row in reversed(self.rows) if "val/loss" in row), None)
-        return Job(self.label, self.state, step, self.max_steps, progress, error, link, loss)
+        self.job = Job(self.label, self.state, step, self.max_steps, progress, error, link, self.loss)
 
     def _state(self, started: float) -> tuple[State, str]:
         record = self._read_record()
@@ -145,7 +156,8 @@ class Follower:
             if size == self.read or not file.is_file():
                 return
             if size < self.read:
-                self._forget()
+                self.read, self.step = 0, 0
+                self.forget()
             with file.open("rb") as opened:
                 opened.seek(self.read)
                 new = opened.read(LONGEST_READ)
@@ -163,6 +175,7 @@ class Follower:
         numbers = {key: series.number(row[key], self.run) for key in SHOWN if key in row}
         if numbers:
             self.rows.append(place | numbers)
+        self.loss = numbers.get("val/loss", self.loss)
         self.step = place["step"]
 
 
@@ -183,12 +196,17 @@ class LivePage:
         self.folder, self.written = folder, False
         self.followers = [Follower(label, spec) for label, spec in runs]
         arms = group([follower.run for follower in self.followers], label_columns([spec for _, spec in runs]))
-        self.arms = sorted(
-            arms, key=lambda arm: not arm.answers_to(runs[0][1].config.baseline)
-        )  # as the table has them
+        arms.sort(key=lambda arm: not arm.answers_to(runs[0][1].config.baseline))  # as the table has them
+        self.left_out = max(0, len(arms) - MOST_ARMS)
+        self.first_seeds = MOST_SEEDS if any(len(arm.runs) > MOST_SEEDS for arm in arms) else 0
+        by_path = {follower.spec.path: follower for follower in self.followers}
+        self.drawn = {arm.name: [by_path[run.path] for run in arm.runs[:MOST_SEEDS]] for arm in arms[:MOST_ARMS]}
+        for follower in chain.from_iterable(self.drawn.values()):
+            follower.drawn = True
         self.command = LastSweep.of(folder).command
         self.started = (folder / "sweep.json").stat().st_mtime
         self.begun_with: int | None = None  # steps that were done at the first look
+        self.turn = 0
 
     def write(self, every: float, stopped: bool = False) -> None:
         """Write index.html as things are; nothing before a job has started, as an older page may be there.
@@ -200,13 +218,29 @@ class LivePage:
         Raises:
             UserError: the disk refuses.
         """
-        jobs = [follower.look(self.started) for follower in self.followers]
+        for follower in self._due():
+            follower.look(self.started)
+        jobs = [follower.job for follower in self.followers]
         steps = sum(job.step for job in jobs)
         self.begun_with = steps if self.begun_with is None else self.begun_with
         if not self.written and not any(job.state == "running" for job in jobs):
             return
         write_text(self.folder / "index.html", self._html(jobs, every, stopped))
         self.written = True
+
+    def _due(self) -> list[Follower]:
+        """Return whom to look at: at first all, then those that run, the next that wait, and in turn the others.
+
+        Jobs may start in any order, and a failed one again. A finished run stays so.
+        """
+        if self.begun_with is None:
+            return self.followers
+        by_state: dict[State, list[Follower]] = {state: [] for state in STATES}
+        for follower in self.followers:
+            by_state[follower.state].append(follower)
+        others = by_state["waiting"][LOOKS:] + by_state["failed"]
+        self.turn = self.turn + LOOKS if self.turn + LOOKS < len(others) else 0
+        return by_state["running"] + by_state["waiting"][:LOOKS] + others[self.turn : self.turn + LOOKS]
 
     def _html(self, jobs: Sequence[Job], every: float, stopped: bool) -> str:
         charts = self._charts()
@@ -217,14 +251,16 @@ class LivePage:
             SCRIPTS,
             name=self.folder.resolve().name,
             command=self.command,
-            jobs=sorted(jobs, key=lambda job: STATES.index(job.state)),
+            jobs=sorted(jobs, key=lambda job: STATES.index(job.state))[:MOST_JOBS],
+            more_jobs=max(0, len(jobs) - MOST_JOBS),
             counts=[(state, counts[state]) for state in STATES if counts[state] or state in ("running", "done")],
             steps=sum(job.step for job in jobs),
             total=total,
             seconds_left=None if stopped else self._seconds_left(jobs),
             charts=charts,
             curves=Markup(curves_json(thinned([(name, chart) for name, _, chart in charts], MOST_NUMBERS))),
-            left_out=max(0, len(self.arms) - MOST_ARMS),
+            left_out=self.left_out,
+            first_seeds=self.first_seeds,
             written=time.time(),
             every=every,
             stopped=stopped,
@@ -240,12 +276,9 @@ class LivePage:
         return left * seconds / done if done > 0 and seconds > 0 else None
 
     def _arms(self, states: Container[State]) -> list[ShownArm]:
-        """Return the first arms, with the curves of the runs that are in one of these states."""
-        by_path = {follower.spec.path: follower for follower in self.followers}
-        arms = self.arms[:MOST_ARMS]
-        followers = [[by_path[run.path] for run in arm.runs] for arm in arms]
-        histories = [tuple(each.history for each in of_arm if each.state in states) for of_arm in followers]
-        names = [arm.name for arm in arms]
+        """Return the arms that are drawn, with the curves of the runs that are in one of these states."""
+        names = [*self.drawn]
+        histories = [tuple(each.history for each in of_arm if each.state in states) for of_arm in self.drawn.values()]
         return [ShownArm(*each) for each in zip(names, styles(names), histories, strict=True)]
 
     def _charts(self) -> list[tuple[str, str, Chart]]:

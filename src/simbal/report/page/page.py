@@ -14,7 +14,6 @@ from markupsafe import Markup
 from simbal.files.disk import write_text
 from simbal.report import sections
 from simbal.report.arms import Arm
-from simbal.report.comparison import Row
 from simbal.report.notes import notes
 from simbal.report.page import tables
 from simbal.report.page.cards import Card, cards
@@ -22,7 +21,7 @@ from simbal.report.page.chart import Chart, curves_json, thinned
 from simbal.report.page.figures import count
 from simbal.report.page.heat import heat_maps, scale
 from simbal.report.page.sensitivity import sensitivity
-from simbal.report.page.series import ShownArm, read
+from simbal.report.page.series import MOST_RUNS, ShownArm, read
 from simbal.report.page.styles import COLORS, MOST_ARMS
 from simbal.report.page.svg import inline, svg
 from simbal.report.page.template import render
@@ -42,6 +41,8 @@ def write(table: Table, folder: Path) -> None:
 def html(table: Table, folder: Path) -> str:
     """Return the page of a table whose runs lie in `folder`; the same text for the same folder."""
     shown = figure_arms(table)
+    means, compared = table.of_best(tables.MOST_MEANS), table.of_best(tables.MOST_COMPARED)
+    absent, folders = sections.absent(table), tables.folders(table)
     differences, bars, left_out = tables.differences(table)
     drawn = read(shown, table.baseline)
     found = _cards(table, drawn, folder)
@@ -52,14 +53,18 @@ def html(table: Table, folder: Path) -> str:
         notes=notes(table),
         command=LastSweep.of(folder).command,
         tiles=_tiles(table),
-        means=sections.means(table, short=True),
+        means=sections.means(means, short=True),
+        more_means=len(table.rows) - len(means.rows),
         differences=differences,
         bars=bars,
         left_out=left_out,
         sort_key=tables.sort_key,
-        tokens_to_loss=sections.tokens_to_loss(table),
-        without_result=sections.absent(table),
-        runs=tables.runs(table),
+        tokens_to_loss=sections.tokens_to_loss(compared),
+        more_compared=len(table.rows) - len(compared.rows),
+        without_result=replace(absent, rows=absent.rows[: tables.MOST_ROWS]),
+        more_without_result=len(absent.rows[tables.MOST_ROWS :]),
+        folders=folders,
+        runs=None if folders else tables.runs(table),
         config=tables.config_differences(shown),
         figures=_drawn([card for card in found if card.shows]),
         heat=heat_maps(drawn),
@@ -67,6 +72,7 @@ def html(table: Table, folder: Path) -> str:
         count=count,
         missing=[card for card in found if not card.shows],
         shown=shown,
+        first_seeds=MOST_RUNS if any(len(arm.runs) > MOST_RUNS for arm in shown) else 0,
         styles={arm.name: arm.style for arm in drawn},
         num_colors=len(COLORS),
         curves=Markup(curves_json(thinned(_charts(found), MOST_NUMBERS))),
@@ -79,14 +85,8 @@ def cards_of(table: Table, folder: Path) -> list[Card]:
 
 
 def figure_arms(table: Table) -> list[Arm]:
-    """Return the arms that figures show: all, or if they are too many the baseline's and the best by loss."""
-
-    def rank(row: Row) -> tuple[bool, float]:
-        losses = row.arm.values("val/loss").values()
-        return not row.arm.answers_to(table.baseline), sum(losses) / len(losses) if losses else float("inf")
-
-    best = sorted(table.rows, key=rank)[:MOST_ARMS]
-    return [row.arm for row in table.rows if row in best]
+    """Return the arms that figures show: all, or of too many the best by loss and what they are compared with."""
+    return [row.arm for row in table.of_best(MOST_ARMS).rows]
 
 
 def _cards(table: Table, drawn: Sequence[ShownArm], folder: Path) -> list[Card]:

@@ -1,7 +1,7 @@
 """The dependence of the perplexity at the end of training on a number of the config, such as a coefficient."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from simbal.report.arms import Arm, short_label
@@ -22,8 +22,9 @@ def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
         The lines, in the order of the arms; none if none has three points, or if they are more than can be told apart.
     """
     found: dict[str, dict[float | None, list[float]]] = defaultdict(lambda: defaultdict(list))
+    tried = _tried(arms)
     for arm in arms:
-        name, x = _place(arm, arms)
+        name, x = _place(arm, tried[arm.balancing])
         shown = x is not None or baseline in (arm.balancing, arm.name)
         if shown and (values := [*arm.values("val/ppl").values()]):
             found[name][x] += values
@@ -36,10 +37,17 @@ def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
     ]
 
 
-def _place(arm: Arm, arms: Sequence[Arm]) -> tuple[str, float | None]:
+def _tried(arms: Sequence[Arm]) -> dict[str, dict[str, int]]:
+    """Return how many values the arms of a balancing have, by label column."""
+    texts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for arm in arms:
+        for column, cell in arm.label.items():
+            texts[arm.balancing][column].add(cell.text)
+    return {balancing: {column: len(each) for column, each in of.items()} for balancing, of in texts.items()}
+
+
+def _place(arm: Arm, tried: Mapping[str, int]) -> tuple[str, float | None]:
     """Return the name of an arm's line, and the arm's x on it; None: all along it."""
-    kin = [other.label for other in arms if other.balancing == arm.balancing]
-    tried = {column: len({label[column].text for label in kin}) for column in arm.label}
     numbers = {column: cell.value for column, cell in arm.label.items() if cell.value is not None and tried[column] > 1}
     if not numbers:
         return arm.name, None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -16,7 +16,9 @@ from simbal.report.statistics import interval, summarize
 from simbal.runs.curves import rows
 
 Point = tuple[float, float]
+MOST_RUNS = 100  # of an arm that its lines are of: the first
 PER = 1e6  # tokens; of rates of change
+MOST_SEEDS = 20  # of an arm that can be drawn beside its mean; all others are in the mean alone
 BINS = 200  # of the training loss, as many as a figure has room for
 ANY, PERPLEXITIES = (-math.inf, math.inf), (1.0, math.inf)  # limits of what can be measured
 
@@ -81,7 +83,7 @@ class Curve:
     means: list[float]
     bands: list[float] | None  # half their height: a standard deviation over seeds, or with `rival` what `_paired` says
     rival: str | None = None  # the name of the arm that the bands are of the differences to
-    seeds: Mapping[int, Sequence[Point]] = field(default_factory=dict)  # the points of each seed
+    seeds: Mapping[int, Sequence[Point]] = field(default_factory=dict)  # the points of each of the first seeds
     limits: tuple[float, float] = ANY  # of what can be measured
 
     @property
@@ -105,13 +107,12 @@ def read(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
         UserError: a file is broken.
     """
     alone = {
-        arm.name: ShownArm(arm.name, style, tuple(map(_history, arm.runs)))
+        arm.name: ShownArm(arm.name, style, tuple(map(_history, arm.runs[:MOST_RUNS])))
         for style, arm in zip(styles([arm.name for arm in arms]), arms, strict=True)
     }
-    rival_names = {arm.name: [other.name for other in rivals(arm, arms, baseline)] for arm in arms}
     return [
-        replace(shown, rival=alone[others[0]]) if len(others) == 1 and others[0] != name else shown
-        for (name, shown), others in zip(alone.items(), rival_names.values(), strict=True)
+        replace(shown, rival=alone[others[0].name]) if len(others) == 1 and others[0].name != shown.name else shown
+        for shown, others in zip(alone.values(), rivals(arms, baseline), strict=True)
     ]
 
 
@@ -235,7 +236,7 @@ def _curves(
         if not xs:
             continue
         means = [fmean(of_seed[x] for of_seed in by_seed.values()) for x in xs]
-        seeds = {seed: [*of_seed.items()] for seed, of_seed in by_seed.items()}
+        seeds = {seed: [*of_seed.items()] for seed, of_seed in islice(by_seed.items(), MOST_SEEDS)}
         curve = Curve(arm.name, arm.style, xs, means, None, seeds=seeds, limits=limits(arm))
         if len(by_seed) > 1:
             paired = arm.rival and _paired(xs, by_seed, _by_seed(arm.rival, points))

@@ -1,3 +1,22 @@
+// A field above a long table leaves the rows that hold each word typed into it.
+for (const box of document.querySelectorAll(".scroll")) {
+  const body = box.querySelector(".grid tbody");
+  if (!body || body.rows.length <= 30) continue;
+  const field = document.createElement("input");
+  field.type = "search";
+  field.className = "filter";
+  field.placeholder = "rows with …";
+  field.setAttribute("aria-label", `rows of ${box.getAttribute("aria-label")} with these words`);
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/);
+    for (const row of body.rows) {
+      const text = [...row.cells].filter((cell) => !cell.querySelector("a")).map((cell) => cell.textContent).join(" ");
+      row.hidden = !words.every((word) => text.toLowerCase().includes(word));
+    }
+  });
+  box.before(field);
+}
+
 // A click on a heading, or Enter on it, sorts the rows of its table: once up, once more down.
 for (const button of document.querySelectorAll("th > button")) {
   button.addEventListener("click", () => {

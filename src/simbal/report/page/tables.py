@@ -14,11 +14,13 @@ from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 from simbal.report.comparison import Row
 from simbal.report.sections import Section
+from simbal.report.statistics import summarize
 from simbal.report.table import Table
 from simbal.runs.spec import result_keys
 
 FILES = ("config.yaml", "metrics.jsonl", "train.log")
-MOST_ROWS, MOST_LINKED = 250, 300  # differences, and runs that have links to their files
+MOST_ROWS, MOST_LINKED = 250, 300  # differences, and runs that have a row each, with links to their files
+MOST_MEANS, MOST_COMPARED = 300, 100  # arms whose numbers stand in the page, and whose differences do
 PLAIN = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?")
 
 
@@ -36,6 +38,8 @@ def differences(table: Table) -> tuple[Section, list[Bar | None], int]:
     """Return the differences to the baseline with the rows of a metric together, the bar of each row, and how many
     rows are left out: where there are very many, only the first metrics have theirs.
     """
+    every = len(sections.compared(table))
+    table = table.of_best(MOST_COMPARED)
     section, compared = sections.differences(table), sections.compared(table)
     by_metric = {metric.key: [row for row, m in compared if m is metric] for metric in table.metrics}
     bars = {key: iter(_bars(rows, key)) for key, rows in by_metric.items()}
@@ -45,22 +49,45 @@ def differences(table: Table) -> tuple[Section, list[Bar | None], int]:
     arms = [section.arms[place] for place in kept]
     rows = [[Cell(arm), *section.rows[place][1:]] for arm, place in zip(arms, kept, strict=True)]
     shown = [next(bars[compared[place][1].key]) for place in kept]
-    return Section(section.title, section.headings, rows, section.texts, arms), shown, len(order) - len(kept)
+    return Section(section.title, section.headings, rows, section.texts, arms), shown, every - len(kept)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The runs of an arm where runs are very many."""
+
+    arm: str
+    ppl: Cell  # their mean
+    links: list[tuple[int, str]]  # to the folder of each seed
+
+
+def folders(table: Table) -> list[Folders]:
+    """Return the runs of each arm if they are too many for a row each; else nothing."""
+    if sum(len(row.arm.runs) for row in table.rows) <= MOST_LINKED:
+        return []
+    ppl = NAMED["ppl"]
+    return [
+        Folders(
+            row.arm.name,
+            sections.mean_cell(ppl.number, summarize([*row.arm.values(ppl.key).values()])),
+            [(run.seed, sections.folder_link(run)) for run in row.arm.runs],
+        )
+        for row in table.rows
+    ]
 
 
 def runs(table: Table) -> Section:
-    """Return the table of finished runs, each with links to its folder and, unless runs are very many, its files."""
+    """Return the table of finished runs, each with links to its folder and its files."""
     metrics = [NAMED["ppl"], NAMED["tokens_per_second"]]
     rows, arms = [], []
-    names = FILES if sum(len(row.arm.runs) for row in table.rows) <= MOST_LINKED else ()
     for row in table.rows:
         for run in row.arm.runs:
             folder = Cell(run.path.name, href=sections.folder_link(run))
             numbers = [number_cell(metric.number, run.value(metric.key)) for metric in metrics]
-            files = [_file_link(run, name) for name in names]
+            files = [_file_link(run, name) for name in FILES]
             rows.append([Cell(row.arm.name), folder, number_cell("{}", run.seed), *numbers, *files])
             arms.append(row.arm.name)
-    return Section("runs", ["arm", "folder", "seed", *(metric.heading for metric in metrics), *names], rows, 2, arms)
+    return Section("runs", ["arm", "folder", "seed", *(metric.heading for metric in metrics), *FILES], rows, 2, arms)
 
 
 def _file_link(run: Run, name: str) -> Cell:

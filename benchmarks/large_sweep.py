@@ -1,0 +1,139 @@
+"""What a sweep of very many runs takes: python benchmarks/large_sweep.py [arms] [seeds]
+
+One small run is trained. Its folder, with noise on its losses, then stands for every run of a sweep: two strategies at
+as many learning rates, on the same seeds. Each command is a process of its own, of which the processor seconds and the
+largest resident size are printed; temporary folders lie where TMPDIR says.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from composing import spec_of
+
+from simbal.config.check import checked
+from simbal.config.values import changed
+from simbal.files.disk import write_json
+from simbal.report.page.live import LivePage
+from simbal.runs.folder import RunFolder
+from simbal.runs.record import digest
+from simbal.runs.spec import RunSpec
+from simbal.sweep.attempt import Attempt
+from simbal.sweep.composer import Job
+from simbal.sweep.view import Tally, draw
+
+REPOSITORY = Path(__file__).parents[1]
+SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
+STRATEGIES = ("lbl", "simbal")
+DOCUMENTS = 82  # of `data=pysource`
+CLAIMING = """
+import os, sys
+from simbal.cli.train import main
+from simbal.sweep.attempt import Attempt
+Attempt.claim = lambda attempt: os._exit(0)
+main(sys.argv[1:])
+"""  # train.py up to where the first job would start
+
+
+def main(arms: int = 100, seeds: int = 100) -> None:
+    """Print what each command takes, and the size of the page."""
+    print(f"{arms * seeds:,} runs: {arms:,} arms of {seeds:,} seeds")
+    with tempfile.TemporaryDirectory() as temporary:
+        keys = [*SMALL, f"output_dir={temporary}/outputs", f"data.cache_dir={temporary}/data"]
+        train(*keys, "name=template", "baseline=lbl")
+        (template,) = Path(temporary, "outputs", "template").glob("*/")
+        rates = [f"{(place + 1) * 1e-5:.6g}" for place in range(arms // len(STRATEGIES))]
+        grid = (f"balancing={','.join(STRATEGIES)}", f"optim.lr={','.join(rates)}", f"seed=0-{seeds - 1}")
+        command = ["-m", *keys, *grid]
+        show("to the first claim, nothing done", measured("-c", CLAIMING, *command))
+        runs = [*specs(keys, rates, seeds)]
+        for spec in runs[1:]:
+            write_run(spec, template)
+        show("to the first claim, all but one done", measured("-c", CLAIMING, *command))
+        sweep = Path(temporary, "outputs", "default")
+        show_polls(runs, sweep)
+        write_run(runs[0], template)
+        del runs
+        show("report.py", measured("report.py", str(sweep)))
+        show("simbal runs", measured("-m", "simbal.cli.main", "runs", str(sweep)))
+        print(f"index.html: {(sweep / 'index.html').stat().st_size / 1e6:.2f} MB")
+
+
+def train(*arguments: str) -> None:
+    """Train one run."""
+    subprocess.run([sys.executable, "train.py", *arguments], check=True, capture_output=True, cwd=REPOSITORY)
+
+
+def specs(keys: Sequence[str], rates: Sequence[str], seeds: int) -> Iterator[RunSpec]:
+    """Yield the runs that the command of the sweep composes to."""
+    for strategy in STRATEGIES:
+        base = spec_of(*keys, f"balancing={strategy}")
+        for rate in rates:
+            for seed in range(seeds):
+                plain = changed(base.written, {"optim.lr": float(rate), "seed": seed})
+                yield RunSpec(checked(plain), base.choices, plain)
+
+
+def write_run(spec: RunSpec, template: Path) -> None:
+    """Write a finished run, as the template is, with losses of its own."""
+    folder, noise = RunFolder(spec.path), random.Random(spec.hash)
+    folder.write_spec(spec)
+    shift = noise.gauss(0, 0.05)
+    rows = [json.loads(line) for line in (template / "metrics.jsonl").read_text().splitlines()]
+    curves = "".join(json.dumps(shifted(row, shift)) + "\n" for row in rows).encode()
+    nats = [1000 * (5 + shift + noise.gauss(0, 0.01)) for _ in range(DOCUMENTS)]
+    documents = json.dumps({"nats": nats, "tokens": [1000] * DOCUMENTS, "bytes": [3000] * DOCUMENTS}).encode()
+    (folder.path / "metrics.jsonl").write_bytes(curves)
+    (folder.path / "documents.json").write_bytes(documents)
+    record = RunFolder(template).read_record()
+    assert record
+    own = {"config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
+    digests = {"curves": digest(curves), "documents": digest(documents)}
+    folder.write_record(record | own | digests | {"metrics": shifted(record["metrics"], shift)})
+
+
+def shifted(numbers: dict[str, Any], shift: float) -> dict[str, Any]:
+    """Return a row of a curve, or a record's numbers, with other losses."""
+    return numbers | {key: numbers[key] + shift for key in ("val/loss", "val/ppl", "train/ce") if key in numbers}
+
+
+def show_polls(runs: Sequence[RunSpec], sweep: Path) -> None:
+    """Print what the live view and the live page take each time while the first run goes on and all others are done."""
+    attempts = [Attempt(Job([], spec), spec.path.name, "done") for spec in runs]
+    attempts[0].state = "running"
+    tally, page = Tally(attempts), LivePage(sweep, [(spec.path.name, spec) for spec in runs])
+    RunFolder(runs[0].path).write_spec(runs[0])
+    write_json(runs[0].path / "progress.json", {"phase": "train", "step": 10, "max_steps": 500})
+    for what, look in (("live view", lambda: draw(tally, 2, 40)), ("live page", lambda: page.write(3.0))):
+        took = []
+        for _ in range(5):
+            before = time.process_time()
+            look()
+            took.append(time.process_time() - before)
+        print(f"{what}: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
+
+
+def measured(*command: str) -> tuple[float, float]:
+    """Return the processor seconds of a Python program, and the MB that it was at its largest."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, cwd=REPOSITORY, env=environment)
+    _, status, used = os.wait4(program.pid, 0)
+    if status:
+        raise SystemExit(f"{command[:3]} ended with {status}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
+
+
+def show(what: str, took: tuple[float, float]) -> None:
+    """Print one line."""
+    print(f"{what}: {took[0]:.1f} s, {took[1]:.0f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
