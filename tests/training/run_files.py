@@ -4,6 +4,8 @@ import json
 
 import torch
 
+from simbal.training import checkpoint
+
 OTHER_HEADS = (  # other people's attention: shared heads of their own width, QK-norm and tied embeddings
     "model.num_kv_heads=1", "model.head_dim=6", "model.qk_norm=head", "model.tie_embeddings=true",
 )  # fmt: skip
@@ -18,8 +20,7 @@ def without_speed(spec) -> list[dict]:
 
 
 def weights(spec) -> dict[str, torch.Tensor]:
-    checkpoint = torch.load(spec.path / "checkpoints" / "final.ckpt", weights_only=True)
-    return checkpoint["state_dict"]
+    return checkpoint.read(spec.path / "checkpoints" / "final.ckpt")["state_dict"]
 
 
 def assert_same_run(first, second) -> None:

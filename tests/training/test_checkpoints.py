@@ -16,6 +16,7 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
 from simbal.training import checkpoint as saving
+from simbal.training.checkpoint_file import DamagedCheckpointError
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run
@@ -186,7 +187,7 @@ def test_a_fault_of_the_disk_is_not_taken_for_damage(one, tmp_path, monkeypatch)
     def broken_disk(*_, **__):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint.zipfile, "ZipFile", broken_disk)
+    monkeypatch.setattr(zipfile, "ZipFile", broken_disk)
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint.newest(tmp_path, "hash", lambda curves: None)
     assert path.exists()
@@ -235,7 +236,7 @@ def test_kept_weights_are_those_of_the_step_in_their_name(tmp_path):
     saved_at(4, tmp_path / "weights-00000004.ckpt")
     assert checkpoint.read(tmp_path / "weights-00000004.ckpt")["global_step"] == 4
     (tmp_path / "weights-00000004.ckpt").rename(tmp_path / "weights-00000008.ckpt")
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="it is that of step 4"):
+    with pytest.raises(DamagedCheckpointError, match="it is that of step 4"):
         checkpoint.read(tmp_path / "weights-00000008.ckpt")
 
 
@@ -263,7 +264,7 @@ def test_compressed_parts_are_refused_before_they_are_inflated(tmp_path, monkeyp
             squeezed.writestr(name, archive.read(name))
     bomb.replace(path)
     monkeypatch.setattr(zipfile.ZipFile, "open", None)  # nothing of it is read
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="a part of it is compressed, which ours are not"):
+    with pytest.raises(DamagedCheckpointError, match="a part of it is compressed, which ours are not"):
         checkpoint.read(path)
 
 
@@ -277,5 +278,5 @@ def test_parts_that_lie_one_over_the_other_are_refused_before_they_are_read(tmp_
             another.filename = f"a/{number}"
             archive.filelist.append(another)
     monkeypatch.setattr(zipfile.ZipFile, "open", None)
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="its parts are larger than the file"):
+    with pytest.raises(DamagedCheckpointError, match="its parts are larger than the file"):
         checkpoint.read(path)

@@ -1,11 +1,8 @@
 """Checkpoints: written whole or not at all, verified when they are read, and the one to continue a run from."""
 
-import errno
 import logging
-import os
 import re
 import time
-import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,18 +10,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
 from simbal.data.loader import ValidationBatches
 from simbal.distributed import from_first, is_first, largest
 from simbal.errors import UserError
-from simbal.files.disk import replacing
+from simbal.training import shards
+from simbal.training.checkpoint_file import DamagedCheckpointError, read_file, write_file
 from simbal.training.stop import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
-WHOLE = {"state_dict", "config_hash", "global_step"}  # keys of every checkpoint, also of one with weights alone
 STEP = re.compile(r"(?:step|weights)-(\d{8,15})\.ckpt")
 DAMAGED = ".damaged"  # the suffix of a checkpoint that cannot be used
 KEPT = 2  # checkpoints: the older is there if the newer is damaged
@@ -46,12 +42,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint with the config's hash to `path`; called by Lightning."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
-            torch.save(checkpoint | {"config_hash": self.config_hash}, file)
+        if target.is_dir():  # of another number of devices
+            shards.remove(target)
+        write_file(checkpoint | {"config_hash": self.config_hash}, target)
 
-
-class DamagedCheckpointError(Exception):
-    """A file is not what was written, or never was a checkpoint; the message says why in a few words."""
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint for one device, or for a copy of the model on each of several; called by Lightning."""
+        if Path(path).is_dir():
+            return shards.assembled(Path(path))
+        return super().load_checkpoint(path, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, A
     """
     for path in in_folder(folder):
         try:
-            saved = read(path)
+            saved = facts(path)
             curves = saved.get("callbacks", {}).get("Telemetry")
             trouble = curves_trouble(curves) if curves else "it holds weights alone"
         except DamagedCheckpointError as error:
@@ -102,37 +101,31 @@ def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, A
             if trouble is None:
                 return Start(path, saved["global_step"], curves)
         log.warning("%s cannot be used: %s", path, trouble)
-        path.replace(path.with_name(path.name + DAMAGED))
+        aside = path.with_name(path.name + DAMAGED)
+        shards.remove(aside)  # of the same step, from before: a folder gives no way to another
+        path.replace(aside)
     return Start(None, 0, {})
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return all of a checkpoint, once its checksums are verified; tensors are mapped, and nothing in it is executed.
+    """Return all of a checkpoint, a file or a folder of shards, once its checksums are verified.
 
-    The zip format has a checksum for each tensor, which torch does not look at.
+    Tensors of a file are mapped, those of shards put together. Nothing in it is executed.
 
     Raises:
         DamagedCheckpointError: it is not what was written, or not what its name says.
         OSError: the disk's fault.
     """
-    if not path.is_file():  # reading a pipe would wait, and reading a device never end
-        if not path.exists() and not path.is_symlink():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        raise DamagedCheckpointError("it is no file")
-    try:
-        _require_whole_parts(path)
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not saved.keys() >= WHOLE:
-            raise DamagedCheckpointError(f"it has no {' and no '.join(sorted(WHOLE - saved.keys()))}")
-        if (named := STEP.fullmatch(path.name)) and saved["global_step"] != int(named[1]):
-            raise DamagedCheckpointError(f"it is that of step {saved['global_step']!r:.20}")
-    except (MemoryError, DamagedCheckpointError):
-        raise
-    except Exception as error:  # damage shows in as many ways as there are bytes
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
-        raise DamagedCheckpointError(type(error).__name__) from None
-    return dict(saved)
+    saved = facts(path)
+    return shards.assembled(path) if path.is_dir() else saved
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Return a checkpoint as `read` does, but without the tensors of one in shards."""
+    saved = shards.verified(path) if path.is_dir() else read_file(path)
+    if (named := STEP.fullmatch(path.name)) and saved["global_step"] != int(named[1]):
+        raise DamagedCheckpointError(f"it is that of step {saved['global_step']!r:.20}")
+    return saved
 
 
 def warnings(folder: Path) -> list[str]:
@@ -146,8 +139,7 @@ def warnings(folder: Path) -> list[str]:
 def remove_periodic(folder: Path) -> None:
     """Remove the periodic and the damaged checkpoints of a finished run, which needs them no more."""
     for path in [*in_folder(folder), *folder.glob(f"*{DAMAGED}")]:
-        if path.is_symlink() or not path.is_dir():  # a folder is not ours to remove
-            path.unlink(missing_ok=True)
+        shards.remove(path)
 
 
 class Saving(Checkpoint):
@@ -166,6 +158,7 @@ class Saving(Checkpoint):
             keep_weights_every: steps between weights that all stay, for analyses; 0: never.
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
+        self.saved: Callable[[], None] = lambda: None  # called on the first rank once a checkpoint is there
         self.request = StopRequest()
         self._listening = ExitStack()
 
@@ -227,19 +220,5 @@ class Saving(Checkpoint):
         self._saved = time.monotonic()
         if is_first():
             for old in in_folder(self.folder)[KEPT:]:
-                old.unlink()
-
-
-def _require_whole_parts(path: Path) -> None:
-    """Raise `DamagedCheckpointError` unless every part of the zip file is stored uncompressed and has its checksum.
-
-    Sizes are checked before a part is read, as a compressed one could be of any size.
-    """
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise DamagedCheckpointError("a part of it is compressed, which ours are not")
-        if sum(part.file_size for part in parts) > path.stat().st_size:
-            raise DamagedCheckpointError("its parts are larger than the file")
-        if (bad := archive.testzip()) is not None:
-            raise DamagedCheckpointError(f"its part {bad} is damaged")
+                shards.remove(old)
+            self.saved()

@@ -8,63 +8,105 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from simbal.distributed import whole
+from simbal.distributed import whole, world_size
 from simbal.model.moe import MoELayer
 from simbal.model.router import Router
 from simbal.model.transformer import Transformer
-from simbal.training.ranks import local_devices
+from simbal.training.ranks import launched, local_devices
+from simbal.training.shards import Sharded
 
 
 class Joined(LightningEnvironment):
-    """A cluster environment that tells Lightning that all processes run already, `local_size` of them here."""
+    """A cluster environment that tells Lightning that all processes run already.
 
-    def __init__(self, local_size: int) -> None:
-        super().__init__()
-        self.local_size = local_size
+    Left to itself, Lightning would take a Slurm job's tasks for the ranks, and refuse to train in a job of several.
+    """
 
     @property
     def creates_processes_externally(self) -> bool:
         """True, as nothing is left to start."""
         return True
 
+    def world_size(self) -> int:
+        """Return the number of ranks, which Lightning would work out from even nodes."""
+        return world_size()
+
+    def global_rank(self) -> int:
+        """Return this process's rank, which Lightning would work out from nodes filled one after another."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
     def local_rank(self) -> int:
         """Return the index of this process's device on its machine."""
-        return dist.get_rank() % self.local_size
-
-    def node_rank(self) -> int:
-        """Return the index of this machine."""
-        return dist.get_rank() // self.local_size
+        here = launched()
+        return here.local_rank if here else self.global_rank()
 
     def teardown(self) -> None:
         """Do nothing, as Lightning's own method would change the environment."""
 
 
-def on_devices(devices: int, strategy: str) -> dict[str, Any]:
+class DeviceCount(Callback):
+    """A callback that lets a run go on with another number of devices, and keeps on how many each step was made."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, int] = {}  # devices by the number of steps that were done before
+
+    @property
+    def warnings(self) -> list[str]:
+        """The sentence of a run that has changed their number, as that changes the rounding."""
+        spans = [f"{devices} from step {step}" for step, devices in self.since.items()]
+        return [f"devices changed, and the rounding with them: {', '.join(spans)}"] if len(spans) > 1 else []
+
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Note the number of devices if it is another one."""
+        if not self.since or [*self.since.values()][-1] != world_size():
+            self.since[trainer.global_step] = world_size()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"since": self.since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the checkpoint was saved."""
+        self.since = {**state_dict["since"]}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Count the micro-batches that are done as if there had always been this many devices.
+
+        Lightning finds the last micro-batch of a step by that number.
+        """
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            more = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
+            counts |= {name: count + more for name, count in counts.items()}
+
+
+def on_devices(devices: int, strategy: str, config_hash: str) -> dict[str, Any]:
     """Return the arguments of Lightning's Trainer for `devices` and `strategy`.
 
-    They stand for one device, for a copy of the model on each of several, or for a part of it on each.
+    They stand for one device, for a copy of the model on each of several, or for a part of it on each, which puts the
+    run's `config_hash` into its checkpoints.
     """
     if devices == 1:
         return {"devices": 1}
     local = local_devices(devices)
-    joined = Joined(local)
     if strategy == "fsdp":
-        sharing: Any = ModelParallelStrategy(devices, 1, save_distributed_checkpoint=False)
-        sharing.cluster_environment = joined
+        sharing: Any = Sharded(devices, config_hash)
     else:
         # strategies keep their buffers equal; buckets of gradients that are made anew after the first step would sum in
         # another order after a restart, and they are not where unused parameters are looked for
-        sharing = DDPStrategy(cluster_environment=joined, broadcast_buffers=False, find_unused_parameters=True)
+        sharing = DDPStrategy(broadcast_buffers=False, find_unused_parameters=True)
     return {"devices": local, "num_nodes": devices // local, "strategy": sharing}
 
 

@@ -1,0 +1,70 @@
+"""One file of a checkpoint: written whole or not at all, and verified when it is read."""
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simbal.files.disk import replacing
+
+WHOLE = {"state_dict", "config_hash", "global_step"}  # keys of every checkpoint, also of one with weights alone
+
+
+class DamagedCheckpointError(Exception):
+    """A file is not what was written, or never was a checkpoint; the message says why in a few words."""
+
+
+def write_file(content: dict[str, Any], file: Path) -> None:
+    """Write a file of a checkpoint beside its target, sync and rename it: a kill at any moment leaves the old one."""
+    with replacing(file) as opened:
+        torch.save(content, opened)
+
+
+def opened_file(file: Path) -> dict[str, Any]:
+    """Return what a file holds, of whose checksums nobody asks; tensors are mapped, and nothing in it is executed."""
+    return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """Return what `opened_file` does, once the file's checksums are verified.
+
+    The zip format has a checksum for each tensor, which torch does not look at.
+
+    Raises:
+        DamagedCheckpointError: it is not what was written.
+        OSError: the disk's fault.
+    """
+    if not file.is_file():  # reading a pipe would wait, and reading a device never end
+        if not file.exists() and not file.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        raise DamagedCheckpointError("it is no file")
+    try:
+        _require_whole_parts(file)
+        saved = opened_file(file)
+        if not saved.keys() >= WHOLE:
+            raise DamagedCheckpointError(f"it has no {' and no '.join(sorted(WHOLE - saved.keys()))}")
+    except (MemoryError, DamagedCheckpointError):
+        raise
+    except Exception as error:  # damage shows in as many ways as there are bytes
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise DamagedCheckpointError(type(error).__name__) from None
+    return saved
+
+
+def _require_whole_parts(file: Path) -> None:
+    """Raise `DamagedCheckpointError` unless every part of the zip file is stored uncompressed and has its checksum.
+
+    Sizes are checked before a part is read, as a compressed one could be of any size.
+    """
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise DamagedCheckpointError("a part of it is compressed, which ours are not")
+        if sum(part.file_size for part in parts) > file.stat().st_size:
+            raise DamagedCheckpointError("its parts are larger than the file")
+        if (bad := archive.testzip()) is not None:
+            raise DamagedCheckpointError(f"its part {bad} is damaged")
