@@ -9,7 +9,6 @@ import yaml
 
 from simbal.config.check import checked_data
 from simbal.config.schema import DataConfig
-from simbal.data.sources import remote
 from simbal.data.store import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
@@ -71,4 +70,4 @@ def read_url(keys):
 @pytest.fixture
 def no_pauses(monkeypatch):
     """A connection that is lost is tried again at once."""
-    monkeypatch.setattr(remote, "PAUSES", (0, 0, 0))
+    monkeypatch.setattr("simbal.files.remote.PAUSES", (0, 0, 0))

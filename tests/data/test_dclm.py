@@ -8,7 +8,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.config.catalogue import first_comment
-from simbal.data.sources import remote
 from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 
@@ -31,7 +30,7 @@ def shards(tmp_path, jsonl, keys):
 
 @pytest.fixture
 def unreachable(monkeypatch):
-    monkeypatch.setattr(remote, "PAUSES", ())
+    monkeypatch.setattr("simbal.files.remote.PAUSES", ())
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (Unreachable(), url))
 
 

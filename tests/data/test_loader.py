@@ -101,7 +101,7 @@ def test_a_step_that_ranks_cannot_share_evenly_is_refused():
         batches(micro_batch=3)
 
 
-@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8), (2, 8)])
+@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8), (8, 2)])
 def test_a_restored_loader_goes_on_with_the_next_step(before, after):
     first, second = batches(micro_batch=before), batches(micro_batch=after)
     iterator = iter(first)
@@ -128,11 +128,6 @@ def test_a_state_taken_inside_a_step_is_refused():
     next(iter(loader))
     with pytest.raises(UserError, match="taken inside step 0"):
         batches().load_state_dict(loader.state_dict())
-
-
-def test_a_state_that_lightning_would_accumulate_out_of_phase_is_refused():
-    with pytest.raises(UserError, match="trained with 1 micro-batches per step on a device, not 2"):
-        batches(micro_batch=4).load_state_dict(batches().state_dict())
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -9,6 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
+from simbal.training.parallel import DeviceCount
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +102,12 @@ def fit(tokens: TokenData, micro_batch: int, folder, *callbacks, checkpoint=None
     return module
 
 
-@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (4, 8), (8, 2)])  # as on twice or a quarter of devices
 def test_a_resumed_lightning_run_sees_the_batches_of_an_uninterrupted_one(data, tmp_path, before, after):
     whole = fit(data(micro_batch=after), after, tmp_path).by_step()
     checkpoint = tmp_path / "step.ckpt"
     begun = fit(data(micro_batch=before), before, tmp_path, SaveAndStop(7, checkpoint))
-    resumed = fit(data(micro_batch=after), after, tmp_path, checkpoint=checkpoint)
+    resumed = fit(data(micro_batch=after), after, tmp_path, DeviceCount(), checkpoint=checkpoint)
     assert sorted(begun.by_step()) == list(range(7))
     assert {**begun.by_step(), **resumed.by_step()} == whole
     assert sorted(whole) == list(range(20))

@@ -15,6 +15,7 @@ from simbal.data.check import prepare_or_check
 from simbal.data.sources import remote
 from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
+from simbal.files.remote import LostError
 from tests.data.remote_files import CONTENT, TEXTS
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -79,7 +80,7 @@ def test_a_page_that_is_not_there_is_asked_for_once(read_url, web):
 
 def test_a_server_that_is_gone_or_never_answers_does_not_hang(read_url, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT", (0.1, 0.1))
-    monkeypatch.setattr(remote, "PAUSES", ())
+    monkeypatch.setattr("simbal.files.remote.PAUSES", ())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UserError, match="a.jsonl cannot be fetched .TimeoutError: timed out; 1 attempts"):
@@ -152,7 +153,7 @@ def test_what_packages_say_of_a_url_holds_no_secret(web, monkeypatch):
         "HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /a.jsonl?token=T0KEN&part=7",
         f"{'x' * (199 - len('http://anna:p4ssw0rd'))} {url}",
     ):
-        told = str(remote._LostError.by(RuntimeError(said), url))
+        told = str(LostError.by(RuntimeError(said), url))
         assert told.startswith("RuntimeError: ")
         assert not [secret for secret in SECRETS if secret in told], told
 

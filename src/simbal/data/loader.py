@@ -105,7 +105,7 @@ class TrainBatches:
         content.
         """
         step, part = divmod(self._yielded, self.accumulation)
-        return {"step": step, "part": part, "accumulation": self.accumulation, **self._identity}
+        return {"step": step, "part": part, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the saved step.
@@ -118,11 +118,6 @@ class TrainBatches:
                 raise UserError(f"the checkpoint was trained with {key}={state[key]}, not {value}: start a new run")
         if state["part"]:
             raise UserError(f"the checkpoint was taken inside step {state['step']}, not after it: start a new run")
-        if self.accumulation not in (1, state["accumulation"]):  # Lightning goes on counting the old ones
-            raise UserError(
-                f"the checkpoint was trained with {state['accumulation']} micro-batches per step on a device, not "
-                f"{self.accumulation}: use as many devices as before, or enough for one micro-batch each"
-            )
         self._yielded = state["step"] * self.accumulation
 
 

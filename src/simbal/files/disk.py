@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,12 +29,12 @@ def read_bytes(file: Path, largest: int) -> bytes:
         OSError: it cannot be read, or is a folder.
     """
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123  a descriptor
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        about = os.fstat(opened.fileno())
+        if not stat.S_ISREG(about.st_mode):
             raise ValueError("it is no regular file")
-        content = opened.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"it is larger than {largest >> 20} MiB")
-    return content
+        if about.st_size > largest:
+            raise ValueError(f"it is larger than {largest >> 20} MiB")
+        return opened.read(about.st_size)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -103,9 +104,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the temporary files that killed writers have left in `folder`; nobody else may be writing there."""
+    """Remove what killed writers have left in `folder`, files and folders; nobody else may be writing there."""
     for temporary in folder.glob(f".*{PART}"):
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

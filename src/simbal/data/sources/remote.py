@@ -4,17 +4,15 @@ A file is fetched whole before it is read, so that a lost connection can be trie
 """
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from simbal.errors import UserError, redacted
+from simbal.files.remote import LostError, filesystem_of, persist
 
-PAUSES = (1.0, 2.0, 4.0)  # seconds before each further attempt
 CHUNK = 1 << 20  # bytes
 TIMEOUT = (10, 60)  # seconds to connect, and between two pieces
-EXTRAS = {"hf": "'simbal[hub]'", "s3": "'simbal[s3]'", "s3a": "'simbal[s3]'", "gs": "gcsfs", "gcs": "gcsfs"}
 BY_HAND = {
     "http": "curl -LO '{url}'",
     "https": "curl -LO '{url}'",
@@ -22,28 +20,6 @@ BY_HAND = {
     "gs": "gcloud storage cp '{url}' .",
 }
 _HUB = re.compile(r"hf://datasets/([^/]+/[^/@]+)(?:@([^/]*))?/(.+)")  # repository, revision and file
-_Result = TypeVar("_Result")
-
-
-class UnreachableError(Exception):
-    """A URL cannot be read; the message says why."""
-
-
-class _LostError(Exception):
-    """One attempt failed; `final`: another would fail in the same way."""
-
-    def __init__(self, reason: str, *, final: bool) -> None:
-        super().__init__(reason)
-        self.final = final
-
-    @classmethod
-    def by(cls, error: Exception, url: str) -> "_LostError":
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
-            return cls("there is no such file", final=True)
-        if isinstance(error, PermissionError) or status in (401, 403):
-            return cls("access is refused", final=True)
-        return cls(_reason(error, url), final=False)
 
 
 def is_url(name: str) -> bool:
@@ -79,7 +55,7 @@ def fetch(url: str, file: BinaryIO) -> None:
             file.write(chunk)
         file.seek(0)
 
-    _persist(attempt)
+    persist(attempt)
 
 
 def matches(pattern: str) -> list[str]:
@@ -93,14 +69,14 @@ def matches(pattern: str) -> list[str]:
         raise UserError(f"{redacted(pattern)}: a web server has no list of files to match * with: name each file")
 
     def attempt() -> list[str]:
-        filesystem, path = _filesystem(pattern)
+        filesystem, path = filesystem_of(pattern)
         try:
             found = filesystem.glob(path, detail=True)
         except Exception as error:
-            raise _LostError.by(error, pattern) from error
+            raise LostError.by(error, pattern) from error
         return sorted(filesystem.unstrip_protocol(name) for name, about in found.items() if about["type"] == "file")
 
-    return _persist(attempt)
+    return persist(attempt)
 
 
 def fetched_by_hand(url: str) -> str:
@@ -125,28 +101,15 @@ def hub_file(url: str) -> tuple[str, str, str] | None:
     return repository, f"--repo-type dataset{at}", file
 
 
-def _persist(attempt: Callable[[], _Result]) -> _Result:
-    for pause in (*PAUSES, None):
-        try:
-            return attempt()
-        except _LostError as error:
-            if error.final:
-                raise UnreachableError(str(error)) from error
-            if pause is None:
-                raise UnreachableError(f"{error}; {len(PAUSES) + 1} attempts") from error
-            time.sleep(pause)
-    raise AssertionError
-
-
 def _chunks(url: str) -> Iterator[bytes]:
-    """Yield all bytes in one attempt; an error of whichever package becomes a `_LostError`."""
-    filesystem, path = (None, url) if _is_web(url) else _filesystem(url)
+    """Yield all bytes in one attempt; an error of whichever package becomes a `LostError`."""
+    filesystem, path = (None, url) if _is_web(url) else filesystem_of(url)
     try:
         yield from _from_web(url) if filesystem is None else _from_filesystem(filesystem, path)
-    except _LostError:
+    except LostError:
         raise
     except Exception as error:
-        raise _LostError.by(error, url) from error
+        raise LostError.by(error, url) from error
 
 
 def _from_web(url: str) -> Iterator[bytes]:
@@ -169,38 +132,7 @@ def _from_filesystem(filesystem: Any, path: str) -> Iterator[bytes]:
             received += len(chunk)
             yield chunk
     if size is not None and received != size:
-        raise _LostError(f"{received} bytes came instead of {size}", final=False)
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    """Return fsspec's filesystem of a URL, and the path in it."""
-    from fsspec.core import url_to_fs
-
-    protocol = url.partition("://")[0]
-    try:
-        filesystem, path = url_to_fs(url)
-    except ImportError as error:
-        package = EXTRAS.get(protocol)
-        remedy = f"pip install {package}" if package else str(error)
-        raise UserError(f"{redacted(url)} needs a package that is not installed: {remedy}") from None
-    except ValueError as error:
-        raise UserError(f"{redacted(url)} is no URL that fsspec knows: {error}") from None
-    except Exception as error:
-        raise _LostError.by(error, url) from error
-    return filesystem, path
-
-
-def _reason(error: BaseException, url: str) -> str:
-    """Return the reason of an error, in the operating system's words if those are at the bottom of its causes."""
-    cause = error.__context__
-    while cause:
-        error, cause = cause if isinstance(cause, OSError) else error, cause.__context__
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # packages tell parts of the URL, which are known for such only behind its beginning
-    scheme = f"{url.partition('://')[0]}://"
-    line = redacted(scheme + (str(error).splitlines() or [""])[0].replace(url, redacted(url))).removeprefix(scheme)
-    return f"{type(error).__name__}: {line[:200]}".removesuffix(": ")
+        raise LostError(f"{received} bytes came instead of {size}", final=False)
 
 
 def _is_web(url: str) -> bool:
