@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from simbal.errors import BUSY
+from simbal.processes.start import Local
 from simbal.runs.folder import RunFolder
 from simbal.sweep import ending
 from simbal.sweep.attempt import Attempt
@@ -109,7 +110,8 @@ class Code:
         self.programs = programs
 
     def start(self, task, environment):
-        return subprocess.Popen([sys.executable, "-c", self.programs[task["hash"]]], start_new_session=True)
+        program = [sys.executable, "-c", self.programs[task["hash"]]]
+        return Local(subprocess.Popen(program, start_new_session=True))
 
 
 def test_a_sweep_says_which_job_was_killed_as_memory_ran_out(kernel, small_spec):

@@ -36,13 +36,6 @@ def test_its_arms_are_trained_and_labelled_and_found_again(app):
     assert "10 finished, 0 resumed, 0 new" in again.stdout
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_it_holds_for_other_launchers(app, launcher):
-    done = app.run("-m", f"hydra/launcher={launcher}", "balancing=simbal,lbl", "balancing.simbal.coef=0.1,1")
-    assert done.returncode == 0, done.stderr
-    assert balancings(app) == ["lbl", "simbal", "simbal"]
-
-
 def test_it_holds_for_a_key_of_a_source_of_data():
     assert composer().own_keys(
         [["data=synthetic", "data.documents=64"], ["data=pysource", "data.documents=64"]], {"data.documents"}

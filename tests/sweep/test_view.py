@@ -9,7 +9,7 @@ from rich.console import Console
 from simbal.files.console import clock
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.view import View, draw, seconds_left
+from simbal.sweep.view import Tally, View, draw, seconds_left
 from tests.run_folders import changed_spec
 
 
@@ -45,7 +45,7 @@ def text_of(table, width=100):
 
 
 def test_the_live_view_shows_state_step_loss_speed_and_time_left_of_every_job(attempts):
-    text = text_of(draw(attempts, slots=2, height=40))
+    text = text_of(draw(Tally(attempts), slots=2, height=40))
     (done, failed, running, silent, *queued) = [line for line in text.splitlines() if "seed=" in line]
     assert "done" in done
     assert "1:40" in done
@@ -59,7 +59,7 @@ def test_the_live_view_shows_state_step_loss_speed_and_time_left_of_every_job(at
 def test_a_finished_row_keeps_its_step_and_its_loss_and_has_no_time_left(attempts):
     said = {"phase": "validate", "step": 100, "max_steps": 100, "loss": 3.25, "seconds_left": 7.0}
     (attempts[0].folder.path / "progress.json").write_text(json.dumps(said))
-    (done,) = [line for line in text_of(draw(attempts, slots=2, height=40)).splitlines() if "seed=0" in line]
+    (done,) = [line for line in text_of(draw(Tally(attempts), slots=2, height=40)).splitlines() if "seed=0" in line]
     assert done.split() == ["seed=0", "done", "100/100", "3.250", "1:40"]
 
 
@@ -69,7 +69,7 @@ def test_what_is_kept_is_said_when_a_sweep_is_stopped(attempts, capsys):
 
 
 def test_what_does_not_fit_is_counted_and_the_most_urgent_stays(attempts):
-    text = text_of(draw(attempts, slots=2, height=9))
+    text = text_of(draw(Tally(attempts), slots=2, height=9))
     assert "seed=2" in text
     assert "seed=3" in text
     assert "seed=1" in text
@@ -81,25 +81,26 @@ def test_the_time_left_counts_running_and_queued_jobs_over_the_slots(attempts):
     running, silent = attempts[2], attempts[3]
     progress = {id(running): {"seconds_left": 30.0}, id(silent): {}}
     # lengths known: 100 and 30, so 65 for each that has said nothing and for each in the queue
-    assert seconds_left(attempts, progress, slots=2) == (30 + 65 + 2 * 65) / 2
-    assert seconds_left(attempts, progress, slots=100) == 65
+    assert seconds_left(Tally(attempts), progress, slots=2) == (30 + 65 + 2 * 65) / 2
+    assert seconds_left(Tally(attempts), progress, slots=100) == 65
 
 
 def test_a_run_that_was_done_elsewhere_tells_nothing_of_the_time_left(attempts):
     elsewhere = attempts[4]
     elsewhere.state, elsewhere.ended = "done", 7.0
     progress = {id(attempt): {} for attempt in attempts[2:4]}
-    assert seconds_left(attempts, progress, slots=1) == 3 * 100  # two running that have not begun to count, one queued
+    # two running that have not begun to count, one queued
+    assert seconds_left(Tally(attempts), progress, slots=1) == 3 * 100
 
 
 def test_nothing_is_known_of_the_time_left_before_a_job_says_something(attempts):
-    assert seconds_left(attempts[3:], {id(attempts[3]): {}}, slots=2) is None
+    assert seconds_left(Tally(attempts[3:]), {id(attempts[3]): {}}, slots=2) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"phase": "validate"}'])
 def test_a_half_written_progress_file_is_no_error(attempts, text):
     (attempts[3].folder.path / "progress.json").write_text(text)
-    assert "seed=3" in text_of(draw(attempts, slots=2, height=40))
+    assert "seed=3" in text_of(draw(Tally(attempts), slots=2, height=40))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
@@ -116,7 +117,7 @@ def test_a_progress_file_that_is_none_is_left_unread(attempts, kind):
 
 def test_a_phase_commands_no_terminal(attempts):
     (attempts[3].folder.path / "progress.json").write_text(json.dumps({"phase": "\x1b]0;title\x07train"}))
-    assert "\x1b" not in text_of(draw(attempts, slots=2, height=40))
+    assert "\x1b" not in text_of(draw(Tally(attempts), slots=2, height=40))
 
 
 def test_without_a_terminal_there_is_one_line_per_change(attempts):
@@ -130,8 +131,9 @@ def test_without_a_terminal_there_is_one_line_per_change(attempts):
 
 def test_on_a_terminal_the_last_state_stays_on_the_screen(attempts):
     console = Console(width=100, height=40, force_terminal=True)
-    with console.capture() as capture, View(attempts, 2, console):
+    with console.capture() as capture, View(attempts, 2, console) as view:
         attempts[2].state = "done"
+        view.changed(attempts[2])
     assert "1 running, 2 queued, 2 done, 1 failed" in capture.get()
 
 

@@ -16,7 +16,6 @@ from simbal.sweep.worker import CONSOLE_FILE, Assignment, output_to, work
 from tests.sweep.conftest import BOTH_STARTS
 
 NOTING = str(Path(__file__).with_name("noting"))  # for PYTHONPATH
-JOBLIB, SUBMITIT = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), ("hydra/launcher=submitit_local",)
 PASSWORD = "p4ssw0rd"
 
 
@@ -34,16 +33,6 @@ def test_a_job_reads_the_config_of_its_folder_and_no_other(app, preload):
     files = {(app.folder / file).resolve() for pid, file in opened if pid in jobs}
     assert files == {app.run_folder(seed) / "config.yaml" for seed in (0, 1)}
     assert not [line for pid, _, line in noted(app, "parsed")[0] if pid in jobs]
-
-
-@pytest.mark.slow
-def test_a_job_of_joblib_reads_none_of_its_overrides(app):
-    sweep = app.run("-m", "seed=0-1", "optim.lr=0.1", *JOBLIB, PYTHONPATH=NOTING)
-    assert sweep.returncode == 0, sweep.stderr
-    parsed, jobs = noted(app, "parsed")
-    assert jobs
-    assert not [line for pid, _, line in parsed if pid in jobs and not line.startswith("hydra")]
-    assert {RunFolder(app.run_folder(seed)).read_spec().config.optim.lr for seed in (0, 1)} == {0.1}
 
 
 def test_a_sweep_takes_each_override_apart_once_beside_hydra(app):
@@ -92,18 +81,10 @@ def test_a_config_that_was_changed_since_the_sweep_has_looked_is_refused(assignm
     assert not (folder / "train.log").exists()
 
 
-@pytest.mark.parametrize(
-    ("launcher", "preload"),
-    [
-        pytest.param((), "[]", id="forked"),
-        pytest.param((), "null", id="afresh", marks=pytest.mark.slow),
-        pytest.param(JOBLIB, "[]", id="joblib", marks=pytest.mark.slow),
-        pytest.param(SUBMITIT, "[]", id="submitit", marks=pytest.mark.slow),
-    ],
-)
-def test_what_a_job_says_last_is_in_its_console_and_its_record(app, launcher, preload):
+@BOTH_STARTS
+def test_what_a_job_says_last_is_in_its_console_and_its_record(app, preload):
     app.behave({0: "crash", 1: "refuse"})
-    sweep = app.run("-m", "seed=0-1", *launcher, preload=preload)
+    sweep = app.run("-m", "seed=0-1", preload=preload)
     assert sweep.returncode == 1
     ends = {0: "RuntimeError: the loss is nan", 1: "no space left"}
     consoles = [(app.run_folder(seed) / CONSOLE_FILE).read_text().splitlines() for seed in ends]

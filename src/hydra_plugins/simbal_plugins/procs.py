@@ -6,14 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+
+from hydra_plugins.simbal_plugins.launcher import PoolLauncher
 
 if TYPE_CHECKING:
     from simbal.processes.start import Starter
-    from simbal.sweep.attempt import Attempt
     from simbal.sweep.composer import Job
 
 
@@ -32,41 +29,16 @@ class ProcsConf:
 ConfigStore.instance().store(group="hydra/launcher", name="procs", node=ProcsConf, provider="simbal")
 
 
-class ProcsLauncher(Launcher):
-    """A launcher that judges a job by its record alone; a job that crashes or is killed does not touch others."""
+class ProcsLauncher(PoolLauncher):
+    """A launcher of processes on this machine."""
 
     def __init__(
         self, n_jobs: int | None, threads: int | None, gpus: list[str] | None, preload: list[str] | None
     ) -> None:
         self.n_jobs, self.threads, self.gpus, self.preload = n_jobs, threads, gpus and [*gpus], preload
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what composes a job; the task function runs in the jobs' own processes."""
-        self.hydra_context, self.config = hydra_context, config
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Compose every job, then run those that are not finished.
-
-        Raises:
-            UserError: before any job starts.
-        """
-        from simbal.files.console import console
-        from simbal.sweep.composer import Composer
-        from simbal.sweep.launchers import job_returns
-        from simbal.sweep.pool import Pool
-        from simbal.sweep.resume import launch
-        from simbal.sweep.view import View
-
-        jobs = [*map(Composer(self.hydra_context.config_loader, self.config).job, job_overrides)]
-        slots, out = self.slots(jobs), console()
-
-        def pool(waiting: "Sequence[Attempt]") -> Pool:
-            return Pool(slots, self._starter(slots[0]), View(waiting, len(slots), out))
-
-        return job_returns(launch(jobs, pool, out))
-
     def slots(self, jobs: "Sequence[Job]") -> list[dict[str, str]]:
-        """Return the environment of each job that may run at once; `UserError` for a GPU that is missing."""
+        """Return the threads and GPUs of each job that may run at once; `UserError` for a GPU that is missing."""
         from simbal.processes.slots import cpu_slots, gpu_slots, usable_cores, visible_gpus
 
         on_cpu = all(job.spec.config.trainer.accelerator == "cpu" for job in jobs)
@@ -75,7 +47,8 @@ class ProcsLauncher(Launcher):
             return gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
         return cpu_slots(usable_cores(), self.n_jobs, self.threads)
 
-    def _starter(self, slot: dict[str, str]) -> "Starter":
+    def starter(self, jobs: "Sequence[Job]", slot: dict[str, str]) -> "Starter":
+        """Return what starts processes: forks on CPUs, new Pythons with GPUs."""
         from simbal.processes.slots import VISIBLE
         from simbal.processes.start import ForkServer, Spawn
         from simbal.sweep import worker

@@ -2,6 +2,7 @@
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -13,11 +14,10 @@ class LaunchingSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the composer and the launcher."""
         from simbal.sweep.composer import Composer
-        from simbal.sweep.launchers import make_launcher
 
         self.config, self.loader = config, hydra_context.config_loader
         self.composer: Composer = Composer(self.loader, config)
-        self.launcher = make_launcher(hydra_context, task_function, config)
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def overrides(self, lines: list[str]) -> list[Override]:
         """Return lines such as `seed=0-4` as Hydra reads them, with their spans written out.

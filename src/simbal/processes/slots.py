@@ -42,6 +42,13 @@ def gpu_slots(
     return [{VISIBLE: slots[i % len(slots)], **environment} for i in range(n_jobs or len(slots))]
 
 
+def remote_slots(most: int, n_jobs: int | None, threads: int | None, on_gpus: bool) -> list[dict[str, str]]:
+    """Return the environments of the slots of other machines, `n_jobs` or `most`, where a cluster gives out GPUs."""
+    environment = cpu_slots(1, 1, threads)[0] if threads or not on_gpus else {}
+    _require_positive(n_jobs=n_jobs)
+    return [environment] * (n_jobs or most)
+
+
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs that a job could use, found without torch; none for a CPU build of torch or without a GPU."""
     if importlib.metadata.version("torch").endswith("+cpu"):

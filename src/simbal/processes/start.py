@@ -8,40 +8,80 @@ import atexit
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 Task = dict[str, Any]  # a process's work, in values that JSON can hold
+POLL_SECONDS = 0.1
 TRIES, RESTART_SECONDS = 5, 0.2  # to start a process while its server dies
 
 
-class Forked:
-    """A process of `ForkServer`."""
+class Process(Protocol):
+    """A started process, on this machine or another."""
 
-    def __init__(self, process: ForkServerProcess) -> None:
+    def poll(self) -> int | None:
+        """Return None while it runs, then its exit code; a negative one is the signal that ended it."""
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all that it has started, also if itself has ended."""
+
+
+class Local:
+    """A process of this machine; it leads a group."""
+
+    def __init__(self, process: "subprocess.Popen[bytes] | ForkServerProcess") -> None:
         assert process.pid is not None
         self.process, self.pid = process, process.pid
 
     def poll(self) -> int | None:
         """Return None while it runs, then its exit code; a negative one is the signal that ended it."""
-        return self.process.exitcode
+        return self.process.poll() if isinstance(self.process, subprocess.Popen) else self.process.exitcode
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.wait()
         self.process.join()
         assert self.process.exitcode is not None
         return self.process.exitcode
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        if self.poll() is None:  # a fork that does not lead its group yet
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
-Process = subprocess.Popen[bytes] | Forked
-"""A started process, which leads a process group: `pid`, `poll` and `wait`."""
+
+def end(processes: Sequence[Process], grace: float) -> None:
+    """End processes with all that they have started: SIGTERM, at which runs save, and `grace` seconds later SIGKILL."""
+    for process in processes:
+        process.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(POLL_SECONDS)
+    for process in processes:
+        process.signal(signal.SIGKILL)
+        process.wait()
+
+
+class Starter(Protocol):
+    """A way to start a process and give it one task."""
+
+    def start(self, task: Task, environment: Mapping[str, str]) -> Process:
+        """Start a process with these variables."""
 
 
 class Spawn:
@@ -51,7 +91,7 @@ class Spawn:
         """Set the module that runs by `python -m` and reads its task from standard input by `read_task`."""
         self.program = program
 
-    def start(self, task: Task, environment: Mapping[str, str]) -> Process:
+    def start(self, task: Task, environment: Mapping[str, str]) -> Local:
         """Start a process; its task, which may hold a password, does not appear in the list of processes."""
         process = subprocess.Popen(
             [sys.executable, "-m", self.program.__name__],
@@ -62,7 +102,7 @@ class Spawn:
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps(task).encode())
-        return process
+        return Local(process)
 
 
 def read_task() -> Task:
@@ -88,7 +128,7 @@ class ForkServer:
         with _added(self.environment):
             forkserver.ensure_running()
 
-    def start(self, task: Task, environment: Mapping[str, str]) -> Process:
+    def start(self, task: Task, environment: Mapping[str, str]) -> Local:
         """Fork a process that calls `work` with the task; a server that was killed is started again."""
         for left in reversed(range(TRIES)):
             process = self.context.Process(target=_lead, args=(self.work, task, dict(environment)), daemon=False)
@@ -100,11 +140,7 @@ class ForkServer:
                 if not left:
                     raise
                 time.sleep(RESTART_SECONDS)
-        return Forked(process)
-
-
-Starter = Spawn | ForkServer
-"""A way to start a process and give it one task."""
+        return Local(process)
 
 
 def _lead(work: Callable[[Task], int], task: Task, environment: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ def ends_with(process: int, grace: float = GRACE_SECONDS) -> Iterator[None]:
     """End this process when `process`, another one on this machine, ends within the `with` block.
 
     Its group ends too if it leads one, and with it all that it has started. The kernel's signal for this would not do:
-    it comes when the thread ends that has made a process, of which joblib has several.
+    it comes when the thread ends that has made a process, of which there may be several.
 
     Args:
         process: the id of the other process.

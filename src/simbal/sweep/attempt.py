@@ -8,6 +8,7 @@ from typing import Any, Literal
 from simbal.errors import BusyError, UserError
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.progress import read_progress
+from simbal.store.stored_run import StoredRun
 from simbal.sweep.composer import Job
 from simbal.sweep.ending import Outcome, recorded_outcome
 
@@ -28,10 +29,12 @@ class Attempt:
     ended: float | None = None
     kind: Kind = "new"  # as the sweep found it; a finished or failed one is left as it is
     note: str = ""  # a sentence for people, if there is anything to know
+    tokens: str = ""  # the fingerprint of the data that a finished run was trained on
     folder: RunFolder = field(init=False)
+    stored: StoredRun | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.folder = RunFolder(self.job.spec.path)
+        self.folder, self.stored = RunFolder(self.job.spec.path), StoredRun.of(self.job.spec)
 
     @property
     def seconds(self) -> float:
@@ -48,8 +51,12 @@ class Attempt:
         """
         folder, spec = self.folder, self.job.spec
         try:
+            if self.stored:
+                if holder := self.stored.holder():
+                    return "elsewhere", f"{holder} has it"
+                self.stored.look()
             with folder.lock():
-                folder.write_spec(spec)
+                folder.belongs_to(spec)
                 folder.set_aside_damaged_record()
                 record = folder.read_record()
                 if record is not None and record["status"] != "killed" and record != self.record:
@@ -58,6 +65,7 @@ class Attempt:
                     _require_file(folder.path / name)
                 for stale in ("record.json", "progress.json"):
                     (folder.path / stale).unlink(missing_ok=True)
+                folder.write_spec(spec)
                 return None
         except BusyError as busy:
             return "elsewhere", str(busy)

@@ -1,21 +1,22 @@
-"""A pool that runs jobs as processes, as many at once as there are slots, from one thread that polls them."""
+"""A pool that runs jobs as processes, here or elsewhere, as many at once as it has slots, and polls them."""
 
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
-from simbal.processes.start import Process, Starter
+from simbal.processes.start import POLL_SECONDS, Process, Starter, end
 from simbal.sweep.attempt import Attempt, State
 from simbal.sweep.ending import oom_kills, record_exit
 from simbal.sweep.view import View
 from simbal.sweep.worker import Assignment
 
-POLL_SECONDS = 0.1
+CLAIMS = 16  # that fail at a poll: another process may hold very many folders
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
@@ -37,6 +38,7 @@ class Pool:
         self.starter = starter
         self.view = view
         self.running: list[_Running] = []
+        self.waiting: deque[Attempt] = deque()  # queued or elsewhere, in the order of their next claims
 
     def run(self, attempts: Sequence[Attempt]) -> None:
         """Run the queued attempts to their end, one way or another; those of another sweep are waited for.
@@ -52,23 +54,28 @@ class Pool:
                 raise
 
     def _run(self, attempts: Sequence[Attempt]) -> None:
+        self.waiting.extend(attempts)
         try:
-            while any(attempt.state in ("queued", "running", "elsewhere") for attempt in attempts):
-                for attempt in attempts if self.free else ():
-                    self._start_if_possible(attempt)
+            while self.waiting or self.running:
+                self._fill()
                 time.sleep(POLL_SECONDS)
                 self._collect_ended()
                 self.view.refresh()
         finally:
             self._stop()
 
-    def _start_if_possible(self, attempt: Attempt) -> None:
-        if not self.free or attempt.state not in ("queued", "elsewhere"):
-            return
-        if (outcome := attempt.claim()) is None:
-            self._start(attempt)
-        else:
-            self._change(attempt, *outcome)
+    def _fill(self) -> None:
+        """Claim the next folders for as many jobs as there are free slots."""
+        failed = 0
+        for _ in range(len(self.waiting)):
+            if not self.free or failed == CLAIMS:
+                return
+            attempt = self.waiting.popleft()
+            if (outcome := attempt.claim()) is None:
+                self._start(attempt)
+            else:
+                failed += 1
+                self._change(attempt, *outcome)
 
     def _start(self, attempt: Attempt) -> None:
         slot, start, before = self.free.pop(0), attempt.console_size(), oom_kills()
@@ -80,12 +87,14 @@ class Pool:
         for running in [running for running in self.running if running.process.poll() is not None]:
             self.running.remove(running)
             self.free.append(running.slot)
-            _signal_group(running, signal.SIGKILL)  # what the job started and left behind
+            running.process.signal(signal.SIGKILL)  # what the job started and left behind
             folder, spec = running.attempt.folder, running.attempt.job.spec
             outcome = record_exit(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
             self._change(running.attempt, *outcome)
 
     def _change(self, attempt: Attempt, state: State, error: str = "") -> None:
+        if state == "elsewhere":
+            self.waiting.append(attempt)
         if attempt.state == state:
             return
         attempt.state, attempt.error = state, error
@@ -99,24 +108,9 @@ class Pool:
         if not self.running:
             return
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        for running in self.running:
-            _signal_group(running, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and any(running.process.poll() is None for running in self.running):
-            time.sleep(POLL_SECONDS)
-        for running in self.running:
-            _signal_group(running, signal.SIGKILL)
-            running.process.wait()
+        end([running.process for running in self.running], GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _signal_group(running: _Running, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(running.process.pid, number)
-    if running.process.poll() is None:  # a fork that does not lead its group yet
-        with suppress(ProcessLookupError):
-            os.kill(running.process.pid, number)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from simbal.errors import redacted
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
+from simbal.store.many import deliver, look_at_stores
 from simbal.sweep.attempt import Attempt, Kind
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import require_one_table
@@ -35,11 +36,12 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:
     """Return one attempt for each run, in order; jobs that compose to the same run share one.
 
     Raises:
-        UserError: a folder belongs to another config, or cannot be read.
+        UserError: a folder belongs to another config, or cannot be read; a store cannot be reached.
     """
     unique: dict[str, tuple[Job, str]] = {}
     for job, label in zip(jobs, labels(jobs), strict=True):
         unique.setdefault(str(job.spec.path), (job, label))
+    look_at_stores(job.spec for job, _ in unique.values())
     return [_found(job, label, retry_failed) for job, label in unique.values()]
 
 
@@ -61,13 +63,14 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], c
     tokens = _prepare_data(jobs)
     for attempt in attempts:
         if attempt.kind == "finished":
-            attempt.folder.require_data(tokens[_data(attempt.job)])
-    require_one_table(jobs, {job.spec.path: tokens[_data(job)] for job in jobs})
+            attempt.folder.require_same_data(attempt.tokens, tokens[attempt.folder.path])
+    require_one_table(jobs, tokens)
     for note in filter(None, (attempt.note for attempt in attempts)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(attempts), highlight=False)
     if ready:
         ready.run(waiting)
+    _deliver(attempts, console)
     by_path = {attempt.folder.path: attempt for attempt in attempts}
     return [by_path[job.spec.path] for job in jobs]
 
@@ -107,10 +110,17 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
 
 
+def _deliver(attempts: Sequence[Attempt], console: Console) -> None:
+    """Bring finished runs to their stores where those have them not; a run that cannot be brought away has failed."""
+    done = [attempt for attempt in attempts if attempt.state == "done" and attempt.stored]
+    for attempt, trouble in zip(done, deliver([attempt.stored for attempt in done if attempt.stored]), strict=True):
+        if trouble:
+            attempt.state, attempt.error = "failed", trouble
+            console.print(f"failed {attempt.label}: {trouble}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
     folder, spec = RunFolder(job.spec.path), job.spec
-    if folder.finished(spec):
-        return Attempt(job, label, "done", kind="finished")
     if not folder.belongs_to(spec):
         return Attempt(job, label)
     try:
@@ -118,6 +128,8 @@ def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
     except DamagedRecordError as error:
         file = folder.path / "record.json"
         return Attempt(job, label, kind="resumed", note=f"{file} is damaged ({error.reason}): the run is done again")
+    if record is not None and record["status"] == "finished" and record["config_hash"] == spec.hash:
+        return Attempt(job, label, "done", kind="finished", tokens=record["data"]["tokens"])
     if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
         return Attempt(job, label, "failed", error_of(record), kind="failed")
     return Attempt(job, label, kind="resumed", record=record)
@@ -128,13 +140,19 @@ def _data(job: Job) -> str:
     return json.dumps(as_dict(replace(job.spec.config.data, seed=None)), sort_keys=True)
 
 
-def _prepare_data(jobs: Sequence[Job]) -> dict[str, str]:
+def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:
     """Prepare each corpus once, with its progress bar, rather than in every job at once.
 
     Returns:
-        The fingerprint of the tokens, by `_data`.
+        The fingerprint of the tokens, by the folder of the run.
     """
     from simbal.data.store import prepare
 
-    configs = {_data(job): job.spec.config.data for job in jobs}
-    return {key: prepare(config, progress=True).fingerprints["tokens"] for key, config in configs.items()}
+    by_data: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        by_data[_data(job)].append(job)
+    tokens: dict[Path, str] = {}
+    for alike in by_data.values():
+        fingerprint = prepare(alike[0].spec.config.data, progress=True).fingerprints["tokens"]
+        tokens |= dict.fromkeys([job.spec.path for job in alike], fingerprint)
+    return tokens

@@ -3,15 +3,13 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from simbal.errors import BUSY, UserError, exit_codes, exit_on_user_error
+from simbal.errors import UserError, exit_codes, exit_on_user_error
 from simbal.processes.start import read_task
 from simbal.processes.watchdog import ends_with
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
@@ -100,30 +98,6 @@ def output_to(file: Path) -> Iterator[None]:
 def _flush() -> None:
     for text in (sys.stdout, sys.stderr):
         text.flush()
-
-
-class Task:
-    """The task function of launchers that are not ours.
-
-    It never raises, as joblib would end other jobs too; submitit alone gets a `SystemExit` for a job that was stopped.
-    """
-
-    def __init__(self) -> None:
-        self.assignments: Sequence[Assignment] = ()
-        self.first_job, self.sweep = 0, os.getpid()  # the number of the first assignment's job
-
-    def __call__(self, cfg: DictConfig) -> int:
-        """Do the run of this job, and return what `work` does; the composed config is not looked at.
-
-        A worker process of the sweep, such as joblib's, ends with it; a job on a cluster continues.
-        """
-        from hydra.core.hydra_config import HydraConfig  # our own jobs do without it
-
-        assignment = self.assignments[HydraConfig.get().job.num - self.first_job]
-        code = work(replace(assignment, sweep=self.sweep if os.getppid() == self.sweep else None))
-        if code not in (0, 1, BUSY) and "SUBMITIT_EXECUTOR" in os.environ:
-            raise SystemExit(code)  # submitit leaves, to start the job once more; it has a process for each
-        return code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+"""Starts jobs as tasks of a Ray cluster: a node is given a run's folder, and does the run in a process of its own."""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCrashedError
+
+from simbal.errors import UserError
+from simbal.processes.start import POLL_SECONDS, Spawn, Task, end
+from simbal.sweep import worker
+
+REACHED_SECONDS = 10.0  # until an address has to answer
+GRACE_SECONDS = 4.0  # between SIGTERM and SIGKILL on the node, a little less than those of the pool
+LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the run goes on by the same command
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks of a node: Ray lets it wait until one has as much to spare."""
+
+    num_cpus: float
+    num_gpus: float
+    max_retries: int  # on another node, of a job whose node or worker is lost
+
+
+def connect(address: str | None) -> None:
+    """Connect to a cluster, once; without an address a cluster of this machine alone is started.
+
+    Raises:
+        UserError: there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        if address and ":" in address:  # Ray itself would try for minutes
+            host, port = address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), REACHED_SECONDS).close()
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise UserError(f"hydra.launcher.address={address}: no Ray cluster answers there ({said})") from None
+
+
+def jobs_at_once(request: Request) -> int:
+    """Return how many jobs the nodes can do at a time, of which each does them whole.
+
+    Raises:
+        UserError: a job asks for nothing, or for more than any node has.
+    """
+    asked = {"CPU": request.num_cpus, "GPU": request.num_gpus}
+    if min(asked.values()) < 0 or not any(asked.values()):
+        raise UserError(
+            f"hydra.launcher.num_cpus={request.num_cpus:g} and hydra.launcher.num_gpus={request.num_gpus:g} must be at "
+            "least 0, and one of them more"
+        )
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    fits = [min(int(node.get(kind, 0) // amount) for kind, amount in asked.items() if amount) for node in nodes]
+    if not sum(fits):
+        raise UserError(
+            f"no node of the Ray cluster has {request.num_cpus:g} CPUs and {request.num_gpus:g} GPUs for a job: change "
+            "hydra.launcher.num_cpus, hydra.launcher.num_gpus or trainer.devices"
+        )
+    return sum(fits)
+
+
+class RayStarter:
+    """A way to start processes: each belongs to a task of Ray, and ends with it."""
+
+    def __init__(self, request: Request) -> None:
+        self.remote = ray.remote(num_cpus=request.num_cpus, num_gpus=request.num_gpus, max_retries=request.max_retries)(
+            _work_in_process
+        )
+
+    def start(self, task: Task, environment: Mapping[str, str]) -> "RayTask":
+        """Hand over a task; it starts when a node has room for it."""
+        return RayTask(self.remote.remote(task, dict(environment)))
+
+
+class RayTask:
+    """The process of a task, on whichever node."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference, self.future = reference, reference.future()
+
+    def poll(self) -> int | None:
+        """Return None while it waits or runs, then its exit code; that of a process that is lost is -9.
+
+        Raises:
+            UserError: the node cannot do what it is given.
+        """
+        return self.wait() if self.future.done() else None
+
+    def wait(self) -> int:
+        """Wait for its end, and return the same."""
+        try:
+            return int(self.future.result())
+        except LOST:
+            return -signal.SIGKILL
+        except RayError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise UserError(f"a node of the Ray cluster cannot do a job: {said}") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        """End the task: SIGTERM lets its process save."""
+        if not self.future.done():
+            ray.cancel(self.reference, force=number == signal.SIGKILL)
+
+
+def _work_in_process(task: Task, environment: dict[str, str]) -> int:
+    """Do the run in a process of its own, whose crash leaves the node's worker alone, and which ends with that."""
+    process = Spawn(worker).start(task | {"sweep": os.getpid()}, environment)
+    try:
+        while (code := process.poll()) is None:  # Ray interrupts Python alone, no wait of the kernel's
+            time.sleep(POLL_SECONDS)
+        return code
+    finally:
+        end([process], GRACE_SECONDS)
