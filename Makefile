@@ -32,10 +32,10 @@ sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table 
 	$(BIN)/python train.py -m name=quickstart balancing=simbal,lbl seed=0,1 $(ARGS)
 
 test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
-	$(BIN)/pytest -n 3 -m "not slow" --durations=10 $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" --durations=10 $(ARGS)
 
 test-all: $(STAMP) ## all tests, slow ones too (ten times the examples: ARGS=--hypothesis-profile=thorough)
-	$(BIN)/pytest -n 3 --durations=10 $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal --durations=10 $(ARGS)
 
 mutants: $(STAMP) ## does `make test` see each of 115 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)

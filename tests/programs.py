@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ REPOSITORY = Path(__file__).parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # what train.py and report.py import, with what a job does
 PRELOAD = (
-    "alembic.command", "hydra.main", "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
-    "hydra_plugins.hydra_submitit_launcher.submitit_launcher", "hydra_plugins.simbal_plugins.grid",
+    "alembic.command", "hydra.main", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
     "matplotlib.backends.backend_svg", "numpy.random", "simbal.cli.again", "simbal.cli.arguments",
     "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run", "simbal.training.run",
@@ -57,7 +57,7 @@ class Program:
 
     def communicate(self) -> tuple[str, str]:
         """Wait for its end, and return all that it has printed and has not been read yet."""
-        assert isinstance(self.process, start.Forked)
+        assert isinstance(self.process.process, ForkServerProcess)
         self.process.process.join(DEADLINE_SECONDS)
         assert self.process.poll() is not None, f"{self.args} hangs"
         return self.stdout.read(), self.stderr.read()

@@ -10,6 +10,7 @@ import pytest
 
 from simbal.report.report import report
 from simbal.runs.folder import RunFolder
+from simbal.sweep.worker import Assignment
 from tests.conftest import SMALL
 from tests.programs import run
 
@@ -132,6 +133,18 @@ def test_users_and_tokens_do_not_decide_which_run_it_is_and_the_rest_does(small_
     assert from_environment.written["data"]["files"] == "${oc.env:URL}"
     monkeypatch.setenv("URL", same[0])
     assert small_spec("data=files", "data.files=${oc.env:URL}").hash == from_environment.hash
+
+
+def test_the_password_of_a_store_reaches_a_job_and_no_file(small_spec, tmp_path, monkeypatch):
+    spec = small_spec("store='s3://lovelace:p4ssw0rd@bucket/runs'")
+    RunFolder(spec.path).write_spec(spec)
+    assert found([b"lovelace", b"p4ssw0rd"], spec.path) == []
+    assert spec.written["store"] == "s3://***@bucket/runs"
+    assert Assignment.of(spec, None).read().config.store == "s3://lovelace:p4ssw0rd@bucket/runs"
+    assert spec.hash == small_spec().hash
+    monkeypatch.setenv("STORE", "s3://lovelace:p4ssw0rd@bucket/runs")
+    from_environment = small_spec("store=${oc.env:STORE}")
+    assert (from_environment.written["store"], from_environment.config.store) == ("${oc.env:STORE}", spec.config.store)
 
 
 def test_a_variable_that_decides_the_result_is_saved_by_its_value(small_spec, monkeypatch):

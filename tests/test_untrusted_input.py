@@ -1,7 +1,7 @@
 """Nothing that is read can become code: proven of every call in the sources, and tried with a hostile run folder."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,11 @@ NEVER = (
 ALIASES = ("from pickle import", "from marshal", "import dill", "import cloudpickle", "from yaml import")
 
 
-def calls(file: Path) -> Iterator[tuple[str, ast.Call]]:
+@cache
+def calls(file: Path) -> list[tuple[str, ast.Call]]:
     """Every call in a file by its dotted name."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [(ast.unparse(node.func), node) for node in nodes if isinstance(node, ast.Call)]
 
 
 def keywords(call: ast.Call) -> dict[str | None, str]:

@@ -72,9 +72,19 @@ def test_what_cannot_change_the_result_may_be_given(write_run, override):
     assert run.hash == RunFolder(path).read_spec().hash
 
 
+def test_another_number_of_devices_is_another_rounding_of_the_same_run(write_run):
+    path = write_run(keys={"trainer.micro_batch": 2})
+    before = RunFolder(path).read_spec()
+    run = again(path, "trainer.devices=2", "trainer.strategy=fsdp")
+    assert (run.config.trainer.devices, run.config.trainer.strategy) == (2, "fsdp")
+    assert (run.hash, run.written) == (before.hash, before.written)
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
+        (["trainer.devices=3"], "times trainer.devices=3"),
+        (["trainer.micro_batch=1"], "trainer.micro_batch=1 makes another run of {}"),
         (["seed=7"], "seed=7 makes another run of {}: begin that by from={} seed=7"),
         (["optim.lr=0.5", "name=b"], "optim.lr=0.5 name=b makes another run of {}: begin that by from={} optim.lr=0.5"),
         (["model=small"], "model=small: run= goes on with one run, and takes values for its keys alone"),

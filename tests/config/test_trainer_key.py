@@ -47,9 +47,7 @@ def test_three_lines_make_a_key_that_is_read_checked_and_used(copied, small_spec
     values = copied("config.catalogue").Catalogue([tmp_path / "conf"]).option_keys("trainer", "default")
     default = {"trainer": written["trainer"] | {"val_batches": values["trainer.val_batches"]}}
     run = spec.RunSpec(check.checked(written | default), {"balancing": "simbal"}, written | default)
-    trainer = copied("training.run").build_trainer(
-        run, tmp_path, copied("training.telemetry"), copied("training.rounding"), "cpu", "32-true"
-    )
+    trainer = copied("training.run").build_trainer(run, tmp_path, copied("training.telemetry"), [], "cpu", "32-true")
     assert trainer.limit_val_batches == 3
     assert spec.config_hash(written | default) != spec.config_hash(written)
     assert check.typed(schema.Config, written, saved=True).trainer.val_batches is None

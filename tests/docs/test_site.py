@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # mkdocs in a process of its own
 
 
 def plain(text: str) -> str:
-    return " ".join(text.replace("`", "").split())
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "").split())  # links by their words
 
 
 def definitions() -> dict[str, str]:

@@ -34,7 +34,9 @@ def command(folder, cache_dir, *keys: str) -> list[str]:
 
 
 def files(spec) -> list[str]:
-    return sorted(str(file.relative_to(spec.path)) for file in spec.path.rglob("*") if file.is_file())
+    """Every file, and a checkpoint in shards as one."""
+    found = (file.parent if file.parent.suffix == ".ckpt" else file for file in spec.path.rglob("*") if file.is_file())
+    return sorted({str(file.relative_to(spec.path)) for file in found})
 
 
 def leaves(value, path: str = ""):
@@ -175,13 +177,53 @@ def test_torchrun_starts_the_processes(tmp_path, cache_dir):
     assert len([*tmp_path.glob("default/*/record.json")]) == 1
 
 
-def test_another_number_of_processes_of_torchrun_is_refused_in_one_sentence(small_spec, monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
+TASK = {  # the sixth of eight tasks of srun, two on a node
+    "SLURM_JOB_ID": "1203", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1", "SLURM_GTIDS": "4,5", "SLURM_STEP_NODELIST": "gpu[03-05,11]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [("torchrun", {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}), ("srun", TASK)],
+)
+def test_another_number_of_processes_is_refused_in_one_sentence(small_spec, monkeypatch, launcher, variables):
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     spec = small_spec(*PAIR)
-    with pytest.raises(UserError, match="^torchrun has started 1 processes, but trainer.devices=2: make them equal$"):
+    with pytest.raises(
+        UserError, match=f"^{launcher} has started 8 processes, but trainer.devices=2: make them equal$"
+    ):
         train(spec)
     assert not spec.path.exists()
+
+
+def test_a_task_of_srun_knows_its_place_and_where_the_first_is(monkeypatch):
+    for name, value in TASK.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.launched() == ranks.Launched("srun", 5, 8, 1, 2, "tcp://gpu03:12301")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert ranks.launched() == ranks.Launched("srun", 5, 8, 1, 2, "tcp://10.0.0.7:29500")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, TASK | {"SLURM_STEP_NUM_TASKS": "1"}, TASK | {"SLURM_PTY_PORT": "1"}],
+)
+def test_a_script_of_sbatch_a_single_task_and_an_interactive_shell_are_no_ranks(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.launched() is None
+
+
+def test_lightning_does_not_mind_a_job_of_several_tasks_or_a_srun(small_spec, monkeypatch, tmp_path):
+    """Its own reading of Slurm's variables refuses the one, and warns of the other."""
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    train(small_spec("trainer.max_steps=1"))
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    train(small_spec("trainer.max_steps=2"))
 
 
 @FORKED

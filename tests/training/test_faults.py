@@ -15,7 +15,7 @@ from simbal.training import run
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
-from tests.conftest import CONF
+from tests.balancing.cases import CASES
 from tests.training.run_files import assert_same_run
 
 
@@ -51,11 +51,12 @@ def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert_same_run(whole, broken)
 
 
-ALL_STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
+# the conformance suite trains every other from a checkpoint too
+STATEFUL = sorted({case.name.partition(",")[0] for case in CASES if case.make().state_dict()})
 
 
-@pytest.mark.parametrize("balancing", [*ALL_STRATEGIES, "[lbl,ernie_ortho]"])
-def test_every_strategy_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch, balancing):
+@pytest.mark.parametrize("balancing", [*STATEFUL, "ortho_param", "prototype", "[lbl,ernie_ortho]"])
+def test_a_strategy_with_a_state_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch, balancing):
     """With accumulation, validation and PES at steps that no checkpoint shares."""
     keys = [f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=3", "trainer.val_every=5"]
     keys += ["trainer.max_steps=7"]

@@ -19,8 +19,9 @@ from tests.programs import run
 from tests.training.logged import expected, logged, mlflow_client
 from tests.training.run_files import assert_same_run, rows
 
+MLFLOW = pytest.param("mlflow", marks=pytest.mark.slow)  # makes the tables of a database
 WANDB = pytest.param("wandb", marks=pytest.mark.slow)  # starts a process of its own
-KINDS = ("tensorboard", "csv", "mlflow", WANDB)
+KINDS = ("tensorboard", "csv", MLFLOW, WANDB)
 HOME = {"mlflow": "sqlite", "wandb": "offline"}  # where the two keep a run that nobody has asked them to send
 CI = ("CI", "PYTEST_CURRENT_TEST")  # variables at which libraries say nothing to their makers
 ROOT = CONF.parent
@@ -93,7 +94,7 @@ def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(logg
         assert (broken.path / "logger.json").read_text() == before
 
 
-@pytest.mark.parametrize("kind", ["tensorboard", "csv", "mlflow"])
+@pytest.mark.parametrize("kind", ["tensorboard", "csv", MLFLOW])
 def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(logging_spec, monkeypatch, kind):
     spec = logging_spec(f"logger={kind}")
     break_at(monkeypatch, 3)
@@ -113,6 +114,7 @@ def test_a_run_that_goes_on_with_another_logger_has_all_of_its_rows_there(loggin
     assert logged(spec).points == expected(spec)
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_whose_status_is_that_of_the_process(logging_spec, outputs, tmp_path, monkeypatch):
     spec = logging_spec("logger=mlflow")
     break_at(monkeypatch, 7)
@@ -127,6 +129,7 @@ def test_mlflow_has_one_run_whose_status_is_that_of_the_process(logging_spec, ou
     assert (run.info.status, run.info.run_name) == ("FINISHED", spec.path.name)
 
 
+@pytest.mark.slow
 def test_mlflows_experiment_and_store_can_be_chosen(small_spec, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     store = f"sqlite:///{tmp_path / 'elsewhere' / 'mlflow.db'}"
@@ -136,6 +139,7 @@ def test_mlflows_experiment_and_store_can_be_chosen(small_spec, tmp_path):
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_run_of_mlflow_is_logged_anew(logging_spec, monkeypatch):
     spec = logging_spec("logger=mlflow")
     break_at(monkeypatch, 7)
@@ -146,6 +150,7 @@ def test_a_lost_run_of_mlflow_is_logged_anew(logging_spec, monkeypatch):
     assert logged(spec).points == expected(spec)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_is_one_sentence(small_spec):
     with pytest.raises(UserError, match="logger.tracking_uri=nonsense://x cannot be used: ") as refusal:
         train(small_spec("logger=mlflow", "logger.tracking_uri=nonsense://x"))

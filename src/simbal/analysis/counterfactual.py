@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.quality import bootstrap
+from simbal.analysis.quality import bootstrap, too_few
 from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, check_pass, fixed_choices_of
 from simbal.balancing.controls import UniformRouting
@@ -25,7 +25,6 @@ from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
-FEW = 30  # documents; resamples of fewer are too much alike
 DEFINITION = {
     "counterfactual": "in one layer at a time each token gets K other experts in place of those that it was routed to: "
     "a set drawn uniformly from all sets of K of the E experts but its own, weighed by the model's own gating rule on "
@@ -186,11 +185,10 @@ def _table(record: dict[str, Any]) -> Table:
 
 def _notes(record: dict[str, Any], draws: int) -> list[str]:
     metrics = record["metrics"]
-    said = [
+    return [
         f"{record['tokens']:,} tokens of {record['documents']:,} documents, loss {metrics['loss']:.5f} as routed. "
         f"gain: random loss less that, {draws} random sets for each token and layer.",
         "regret is against the best set of each token, its own among them: it grows with their number by chance "
         f"alone, and a random set's is {metrics['regret'] + metrics['gain']:.5f}.",
+        *too_few(record["documents"]),
     ]
-    few = f"Standard errors over {record['documents']} documents are too small: take {FEW} or more, by more tokens."
-    return [*said, few] if record["documents"] < FEW else said

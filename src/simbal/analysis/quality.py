@@ -16,6 +16,7 @@ from simbal.config.values import whole_number
 from simbal.metrics import language
 from simbal.model.router import Steering
 
+FEW = 30  # documents; resamples of fewer are too much alike
 DEFINITION = {
     "loss": "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
     "ppl": "exp of loss",
@@ -50,6 +51,7 @@ def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: in
         notes.append("Bits per byte are left out: how many bytes a token stands for is not known of this tokenizer.")
     else:
         numbers["bpb"] = language.bits_per_byte(nats, num_bytes)
+    notes += too_few(len(sums_G3))
     record = {
         "definition": DEFINITION,
         "tokens": counted,
@@ -93,6 +95,12 @@ def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
         drawn.append(torch.stack([loss, loss.exp(), nats / (math.log(2) * num_bytes)]))
     loss, ppl, bpb = torch.stack(drawn).std(0).tolist()
     return {"loss": loss, "ppl": ppl, "bpb": bpb}
+
+
+def too_few(documents: int) -> list[str]:
+    """Return the sentence that `bootstrap` needs more documents, if it does."""
+    said = f"Standard errors over {documents} documents are too small: take {FEW} or more, by more tokens."
+    return [said] if documents < FEW else []
 
 
 def _table(numbers: dict[str, float], spread: dict[str, float]) -> Table:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Routing, device_only, product
+from simbal.model.router import Router, Routing, Steering, device_only
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class FinishedStep:
     factor: float  # of the strategy's schedule in this step
 
 
-class Balancing(nn.Module):
+class Balancing(nn.Module, Steering):
     """The base class, which does nothing; a strategy declares what it is and overrides the hooks that it needs.
+
+    How it changes a router's decisions is what it overrides of `Steering`.
 
     State that must survive a restart is a registered buffer; it keeps its dtype under every cast.
     """
@@ -61,16 +63,6 @@ class Balancing(nn.Module):
     needs_lr: bool = False  # `update` looks at the learning rate
     needs_experts: bool = False  # the loss is one of the experts' weights, `Routing.experts`
 
-    @property
-    def ragged(self) -> bool:
-        """Whether a token's experts are all whose `choice_scores` are not -inf, instead of K."""
-        return False
-
-    @property
-    def drops(self) -> bool:
-        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
-        return False
-
     def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
         super().__init__()
 
@@ -80,21 +72,6 @@ class Balancing(nn.Module):
         Raises:
             UserError: the strategy cannot work on such routers.
         """
-
-    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the logits, (N, E), of the hidden states that a layer's router is given."""
-        return product(x_ND, weight_ED, layer)
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits, (N, E), that go into the gating."""
-        return logits_NE
-
-    def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return scores, (N, E), which get no gradient: each token goes to the K experts with its largest.
-
-        With `ragged` it goes to all whose score is not -inf, be it none or every one.
-        """
-        return candidates.logits_NE
 
     def loss(self, routing: Routing) -> Tensor:
         """Return one layer's auxiliary loss, coefficient included; a scalar."""

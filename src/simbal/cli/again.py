@@ -25,6 +25,7 @@ from simbal.sweep import spans
 
 RUN, FROM = "run", "from"
 SENT_TO = ("data.cache_dir", "logger.tracking_uri", "logger.offline")  # where a run writes beside its folder
+ROUNDING = ("trainer.devices", "trainer.strategy")  # all that they change: a run may go on with others
 INTERPOLATION = "${"
 LEADS_AWAY = re.compile(rf"://|\$\{{|{re.escape(HIDDEN)}")  # to another host, to a variable, or nowhere
 
@@ -100,7 +101,8 @@ def run_of(overrides: Sequence[Override], catalogue: Catalogue) -> RunSpec | Non
         if key in config and key not in given and config[key] != usual.get(key):
             _require_near(folder, key, config[key], sent=key in sent_to)
     real = resolved(OmegaConf.create(values))
-    shown = {key: as_written(values[key]) if key in addresses() else value for key, value in real.items()}
+    kept = {key: value for key, value in real.items() if key not in ROUNDING}
+    shown = {key: as_written(values[key]) if key in addresses() else value for key, value in kept.items()}
     again = replace(spec, config=checked(changed(as_dict(spec.config), real)), written=changed(spec.written, shown))
     if again.hash != spec.hash:
         lines = " ".join(str(override.input_line) for override in given.values())

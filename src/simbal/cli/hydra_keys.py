@@ -24,11 +24,8 @@ from simbal.config.values import words
 from simbal.errors import UserError
 from simbal.sweep.search.settings import SearchSettings
 
-PACKAGES = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
-EXTRAS = {
-    "joblib": "joblib", "slurm": "slurm", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray",
-    "ray_cluster": "ray",
-}  # fmt: skip
+PACKAGES = {"ray": "ray", "slurm": "submitit"}  # of launchers, which extras of the same name install
+NOT_OURS = {"hydra/launcher": {"basic"}}  # Hydra's own, which knows nothing of runs that are finished
 USUAL = {"hydra/launcher": "procs", "hydra/sweeper": "grid"}
 MODES = ("RUN", "MULTIRUN")
 NAME = "optuna"
@@ -67,9 +64,9 @@ def check_hydra(overrides: Sequence[Override], catalogue: Catalogue, sweep: str 
 def check_launcher(overrides: Iterable[Override]) -> None:
     """Raise `UserError` if the launcher that the overrides choose is not installed."""
     for override in overrides:
-        extra = EXTRAS.get(str(override.value())) if override.key_or_group == "hydra/launcher" else None
-        if extra and find_spec(f"hydra_plugins.{PACKAGES[extra]}") is None:
-            raise UserError(f"{override.input_line} is not installed: pip install 'simbal[{extra}]'")
+        launcher = str(override.value()) if override.key_or_group == "hydra/launcher" else ""
+        if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
+            raise UserError(f"{override.input_line} is not installed: pip install 'simbal[{launcher}]'")
 
 
 def check_sweeper_keys(overrides: Iterable[Override], sweep: str, chosen: str | None, keys: dict[str, Any]) -> None:
@@ -124,7 +121,7 @@ def _check_option(override: Override, catalogue: Catalogue) -> None:
     if group not in groups:
         raise UserError(f"{override.input_line}: there is no group {group}{nearest(group, groups)}")
     of_user = [file.stem for folder in catalogue.folders for file in folder.glob(f"{group}/*.yaml")]
-    options = sorted({*_in_store(group), *of_user})
+    options = sorted({*_in_store(group), *of_user} - NOT_OURS.get(group, set()))
     if option is not None and str(option) not in options:
         raise UserError(
             f"{override.input_line}: {group} has no option {option}{nearest(str(option), options)} "

@@ -10,6 +10,7 @@ Examples:
     python report.py outputs/default figures=true                             # SVG and PDF for a paper, and curves.csv
     python report.py outputs/default explain=true                             # with what the numbers mean
     python report.py outputs/default outputs/changed                          # what differs, and a table of both
+    python report.py s3://bucket/runs/default                                 # of a store=, fetched to outputs/default
     python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 
@@ -18,17 +19,19 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from simbal.commands import as_typed
-from simbal.errors import UserError, exit_on_user_error
+from simbal.errors import UserError, exit_on_user_error, redacted
+
+OUTPUTS = Path("outputs")
 
 
 def main(argv: list[str]) -> None:
     """Report as a command line asks."""
     gc.disable()  # what a thousand runs leave in memory is no garbage: looking for some is a fifth of the time
     parser = ArgumentParser(description=as_typed(__doc__ or ""), formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="outputs/<name>, which holds one folder per run")
+    parser.add_argument("folder", help="outputs/<name>, which holds one folder per run; or the same at a URL")
     parser.add_argument("more", nargs="*", metavar="key=value", help="as above; or another folder, to compare with")
     args, flags = parser.parse_known_args(argv)
-    others = [text for text in args.more if Path(text).is_dir()]
+    others = [text for text in args.more if "://" in text or Path(text).is_dir()]
     with exit_on_user_error():
         if flags:
             raise UserError(f"report has no {flags[0]}: its keys, which --help lists, are like baseline=none")
@@ -41,7 +44,19 @@ def main(argv: list[str]) -> None:
         )  # what makes tables, which --help does not pay
 
         keys = report_keys([text for text in args.more if text not in others])
+        folder = near(args.folder)
         if others:
-            report_both(args.folder, Path(others[0]), **keys)
+            report_both(folder, near(others[0]), **keys)
         else:
-            report(args.folder, **keys)
+            report(folder, **keys)
+
+
+def near(place: str) -> Path:
+    """Return the folder that `place` is; what lies at a URL is fetched to outputs/, without checkpoints."""
+    if "://" not in place:
+        return Path(place)
+    from simbal.store.many import fetch_runs
+
+    folder = fetch_runs(place, OUTPUTS)
+    print(f"fetched: {redacted(place)} to {folder}")
+    return folder

@@ -7,6 +7,7 @@ Examples:
     simbal runs 'status!=finished' --json              # for scripts
     simbal runs move outputs/default outputs/lbl       # another name for a sweep
     simbal runs archive RUN ... --to runs.tar.gz
+    simbal runs fetch s3://bucket/runs/default         # of a store=, whole, with weights and checkpoints
     simbal runs delete RUN ...
 
 A query compares keys of the config, numbers (val/ppl, redundancy.min_pes) and: status, arm, seed, step, steps, tokens,
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.commands import as_typed
-from simbal.errors import UserError, exit_on_user_error
+from simbal.errors import UserError, exit_on_user_error, redacted
 from simbal.files.printable import printable
 
 OUTPUTS = Path("outputs")
@@ -31,7 +32,7 @@ SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
 
 def main(argv: list[str]) -> None:
     """List runs, or do what the first argument says with some."""
-    actions = {"move": move, "archive": archive, "delete": delete}
+    actions = {"move": move, "archive": archive, "fetch": fetch, "delete": delete}
     action = actions.get(argv[0]) if argv else None
     if action is None:
         show(argv)
@@ -93,6 +94,20 @@ def archive(argv: list[str]) -> None:
         file = args.to or Path(f"{args.runs[0].absolute().name}.tar.gz")
         count = write_archive(args.runs, file)
         print(f"written: {file}, with {_runs(count)}; tar -xzf {file} -C {OUTPUTS} brings them back")
+
+
+def fetch(argv: list[str]) -> None:
+    """Fetch runs from a store."""
+    parser = ArgumentParser(
+        prog="simbal runs fetch", description="Fetch runs from a store= to <to>/<name>, with weights and checkpoints."
+    )
+    parser.add_argument("url", metavar="URL", help="<store>/<name>")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", default=OUTPUTS, help="of all runs; else outputs/")
+    args = parser.parse_args(argv)
+    with exit_on_user_error():
+        from simbal.store.many import fetch_runs
+
+        print(f"fetched: {redacted(args.url)} to {fetch_runs(args.url, args.to, whole=True)}")
 
 
 def delete(argv: list[str]) -> None:

@@ -6,6 +6,7 @@ A sweep checks every job before the first starts.
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
@@ -28,10 +29,13 @@ from simbal.config.schema import (
     TrainerConfig,
     fields_of,
 )
-from simbal.config.values import accepts, check_kind, check_leaves, check_name, not_negative
+from simbal.config.values import Shared, accepts, check_kind, check_leaves, check_name, not_negative
 from simbal.errors import UserError
 
 EXTRAS = ("mlflow", "wandb")  # loggers that are modules, which extras of the same names install
+# by the beginning of store=, the module that fsspec needs for it, and how it is installed. Only where an object can be
+# created on the condition that there is none yet, two machines are kept from one run
+STORES = {"s3": ("s3fs", "'simbal[s3]'"), "gs": ("gcsfs", "gcsfs"), "file": ("fsspec", "fsspec")}
 FAULTS = {
     re.compile("Environment variable '(.*)' not found"): "the environment variable {} is not set",
     re.compile("Interpolation key '(.*)' not found"): "${{{}}} names no key; a whole one is ${{optim.lr}}",
@@ -72,7 +76,9 @@ def checked(plain: Any) -> Config:
     if logger in EXTRAS and find_spec(logger) is None:
         raise UserError(f"logger={logger} is not installed: pip install 'simbal[{logger}]'")
     check_together(config)
-    check_leaves(plain)
+    for name, value in plain.items():
+        of_group = _check_leaves_once if isinstance(value, Shared) else check_leaves
+        of_group(value, name)
     return config
 
 
@@ -89,6 +95,19 @@ def check_together(config: Config) -> None:
     check_name("name", config.name)
     if not config.output_dir:
         raise UserError("output_dir is empty: give the path of a folder")
+    if config.store is not None:
+        check_store(config.store)
+
+
+def check_store(url: str) -> None:
+    """Raise `UserError` unless runs can be stored at the URL, and what fsspec needs for it is installed."""
+    scheme, separator, place = url.partition("://")
+    if not separator or scheme not in STORES or not place.strip("/"):
+        known = ", ".join(f"{scheme}://" for scheme in STORES)
+        raise UserError(f"store={url} is no place for runs: give null, or a URL that begins with {known}")
+    module, package = STORES[scheme]
+    if find_spec(module) is None:
+        raise UserError(f"store={url} needs {module}, which is not installed: pip install {package}")
 
 
 def checked_data(plain: Any) -> DataConfig:
@@ -121,7 +140,8 @@ def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) ->
         raise UserError(f"there is no key {prefix}{unknown[0]}")
     for name, (kind, key, is_group) in keys.items():
         if is_group and name in values:
-            values[name] = typed(kind, values[name], f"{prefix}{name}.", saved)
+            of_group = _typed_once if isinstance(values[name], Shared) else typed
+            values[name] = of_group(kind, values[name], f"{prefix}{name}.", saved)
         elif name in values:
             _check_value(f"{prefix}{name}", values[name], kind, key)
         elif saved and key.before is not ...:
@@ -129,6 +149,16 @@ def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) ->
         else:
             raise UserError(f"{prefix}{name} is missing: leave out what deletes it")
     return variant(**{name: values[name] for name in keys})
+
+
+@lru_cache(maxsize=4096)
+def _typed_once(schema: type[T], plain: Shared, prefix: str, saved: bool) -> T:
+    return typed(schema, plain, prefix, saved)
+
+
+@lru_cache(maxsize=4096)
+def _check_leaves_once(plain: Shared, key: str) -> None:
+    check_leaves(plain, key)
 
 
 def _variant(schema: type[T], plain: Mapping[str, Any], prefix: str) -> type[T]:

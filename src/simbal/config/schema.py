@@ -52,8 +52,7 @@ class ModelConfig:
     d_model: Annotated[int, Key("model width", least=1)]
     num_heads: Annotated[int, Key("of attention; d_model is a multiple of twice as many", least=1)]
     num_kv_heads: Annotated[
-        int | None,
-        Key("heads of keys and values, each for as many of queries; null: num_heads", least=1, before=None),
+        int | None, Key("heads of keys and values, each for as many of queries; null: num_heads", least=1, before=None)
     ]
     head_dim: Annotated[
         int | None, Key("channels of a head, in pairs; null: d_model / num_heads", least=2, before=None)
@@ -108,12 +107,10 @@ class DataConfig:
     vocab_size: Annotated[int, Key("token ids; a text has the first of cl100k_base", least=2, most=LARGEST_VOCABULARY)]
     seq_len: Annotated[int, Key("tokens of a sequence", least=1)]
     validation_tokens: Annotated[
-        int | None,
-        Key("drawn for validations along the way; the last is on all that is held out; null: all are"),
+        int | None, Key("drawn for validations along the way; the last is on all that is held out; null: all are")
     ]
     validation_document_tokens: Annotated[
-        int | None,
-        Key("of each held-out document, validated in whole windows; null: all of it", least=1, before=None),
+        int | None, Key("of each held-out document, validated in whole windows; null: all of it", least=1, before=None)
     ]
     validation_one_in: Annotated[
         int, Key("one document in so many is held out, by its hash; not used by dclm", least=1)
@@ -212,8 +209,7 @@ class TrainerConfig:
         Key("auto: 32-true on a CPU, bf16-mixed on CUDA; or 32-true, bf16-mixed, bf16-true"),
     ]
     force_precision: Annotated[
-        bool,
-        Key("true: bf16 also on a CPU without instructions for it, 100 times slower", hashed=False, before=False),
+        bool, Key("true: bf16 also on a CPU without instructions for it, 100 times slower", hashed=False, before=False)
     ]
     accelerator: Annotated[Literal["auto", "cpu", "cuda"], Key("auto, cpu or cuda")]
     devices: Annotated[int, Key("that train one model together: GPUs, or processes on a CPU", least=1, before=1)]
@@ -232,8 +228,7 @@ class TrainerConfig:
     log_every: Annotated[int, Key("steps between lines of metrics.jsonl", least=1)]
     ckpt_every: Annotated[int, Key("steps between checkpoints, of which the two newest stay", least=1, hashed=False)]
     ckpt_seconds: Annotated[
-        float,
-        Key("a checkpoint is also due when the last one is older; 0: never", least=0, hashed=False, before=0),
+        float, Key("a checkpoint is also due when the last one is older; 0: never", least=0, hashed=False, before=0)
     ]
     skip_nonfinite: Annotated[
         int, Key("steps with a NaN or infinite loss or gradient to skip before the run has diverged", least=0, before=0)
@@ -299,6 +294,9 @@ class Config:
     max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False, before=40)]
     retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False, before=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
+    store: Annotated[
+        str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, address=True, before=None)
+    ]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]
     router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
     balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]

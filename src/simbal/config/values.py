@@ -174,6 +174,14 @@ def check_name(key: str, name: Any) -> None:
         )
 
 
+class Shared(dict[str, Any]):
+    """A group of a config that many runs share, unchanged; its hash is that of the object, by which functions keep
+    what follows from it.
+    """
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dicts as one dict of dotted keys; an empty dict stays a value."""
     flat: dict[str, Any] = {}

@@ -29,6 +29,8 @@ def renamed(numbers: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
     A number that stands under both names keeps the value of today's.
     """
+    if not prefix and ALIASES.keys().isdisjoint(numbers):  # as in most files
+        return dict(numbers)
     found = {current(f"{prefix}{key}").removeprefix(prefix): value for key, value in numbers.items()}
     return found | {key: numbers[key] for key in found.keys() & numbers}
 
@@ -38,7 +40,7 @@ def renamed_row(row: Mapping[str, Any]) -> dict[str, Any]:
     layers = row.get("layers")
     if isinstance(layers, dict):
         row = {**row, "layers": renamed(layers)}
-    return dict(row) if ALIASES.keys().isdisjoint(row) else renamed(row)  # most rows have no old name
+    return renamed(row)
 
 
 def short_names(key: str) -> set[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from simbal.metrics import language, routing
+from simbal.metrics import language, routing, settling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,8 @@ class Metric:
     """A quantity that is measured of a run.
 
     `whole` computes it from the sums of a validation, or `by_layer` its values (L, ...), which `over_layers` reduces to
-    one number; without `over_layers` there are only the values by layer.
+    one number; without `over_layers` there are only the values by layer. `of_curve` computes it from the MaxVio of the
+    logged training steps.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Metric:
     whole: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
+    of_curve: Callable[[settling.Curve], float | None] | None = None
 
     @property
     def key(self) -> str:
@@ -152,6 +154,19 @@ SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measur
     ),
     Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),
 )  # fmt: skip
+SETTLING = (  # of the whole run
+    Metric(
+        "max_vio_tail", "MaxVio tail",
+        "95th percentile of train/max_vio over the logged steps of the second half of the run",
+        "", "{:.3f}", "lower", where="train/", of_curve=settling.tail,
+    ),
+    Metric(
+        "steps_to_settle", "steps to settle",
+        "first logged step from which on the median of five logged train/max_vio stays within 1.25 times the median of "
+        "the second half of the run",
+        "steps", "{:,.0f}", "lower", where="train/", of_curve=settling.steps_to_settle,
+    ),
+)  # fmt: skip
 SPEED = Metric(
     "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",
     "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
@@ -173,7 +188,8 @@ TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
            "steps", where="train/"),
     Metric("lr", "learning rate", "learning rate after the step", where=""),
 )  # fmt: skip
-NUMBERS = (*(metric for metric in (*VALIDATION, *SIMILARITY) if metric.whole or metric.over_layers), SPEED)  # of a run
+ALONG = (*VALIDATION, *SIMILARITY)  # measured along the way too
+NUMBERS = (*(metric for metric in ALONG if metric.whole or metric.over_layers), *SETTLING, SPEED)  # of a run
 
 
 def definitions(metrics: Sequence[Metric]) -> dict[str, str]:

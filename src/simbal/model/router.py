@@ -136,7 +136,10 @@ class Steering(Protocol):
         return logits_NE
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return scores (N, E): each token goes to the K experts with the largest; they pick but never weigh."""
+        """Return scores (N, E): each token goes to the K experts with the largest; they pick but never weigh.
+
+        With `ragged` it goes to all whose score is not -inf, be it none or every one. They get no gradient.
+        """
         return candidates.logits_NE
 
 

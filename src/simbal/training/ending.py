@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from simbal.config.schema import TrainerConfig
 from simbal.distributed import is_first
-from simbal.errors import UserError
+from simbal.errors import BusyError, UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.divergence import DivergedError
 from simbal.training.ranks import Ranks
@@ -33,6 +33,7 @@ def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, ran
     Raises:
         UserError: the run has diverged, or was short of memory, disk space or open files.
         StoppedError: a signal came; there is no record then, as the run is to go on.
+        BusyError: another process has taken the run over, and records its end.
         Exception: any other error is recorded and passed on.
     """
     try:
@@ -44,6 +45,9 @@ def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, ran
     except StoppedError as stop:
         log.info("%s", stop.sentence)
         print(stop.sentence)
+        raise
+    except BusyError as busy:
+        log.error("%s", busy)
         raise
     except DivergedError as end:
         log.error("%s", end)

@@ -1,7 +1,8 @@
 """Starts the processes that train one model together, shares why one of them failed, and leaves none behind.
 
 The first rank is the process that was asked to train; it starts the others afresh, in its own process group. Under
-torchrun all of them are there already. Lightning's launcher would run the whole command line again for each.
+torchrun, or srun of Slurm, all of them are there already. Lightning's launcher would run the whole command line again
+for each.
 """
 
 import json
@@ -21,6 +22,7 @@ from typing import Any, Concatenate
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from simbal.errors import UserError
@@ -58,9 +60,46 @@ class Ranks:
         return None
 
 
+@dataclass(frozen=True)
+class Launched:
+    """One of the processes that torchrun or srun has started to train one model together."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int  # processes on this machine
+    meeting: str  # the URL of torch's rendezvous
+
+
+def launched() -> Launched | None:
+    """Return what torchrun or srun says of this process; None unless one of them has started it as a rank."""
+    environment = os.environ
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+        return Launched("torchrun", rank, size, rank % local_size, local_size, "env://")
+    return _task_of_srun(environment)
+
+
+def _task_of_srun(environment: Mapping[str, str]) -> Launched | None:
+    """Return the rank that is a task among several of a step; a script of sbatch or an interactive shell is none."""
+    size = int(environment.get("SLURM_STEP_NUM_TASKS", 1))
+    if size == 1 or "SLURM_PTY_PORT" in environment:
+        return None
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+    first_node = SLURMEnvironment.resolve_root_node_address(environment["SLURM_STEP_NODELIST"])
+    host = environment.get("MASTER_ADDR", first_node)
+    port = environment.get("MASTER_PORT", 12000 + (100 * job + step) % 20000)  # below those that systems give away
+    neighbours = environment["SLURM_GTIDS"].split(",")
+    rank, local_rank = int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"])
+    return Launched("srun", rank, size, local_rank, len(neighbours), f"tcp://{host}:{port}")
+
+
 def local_devices(devices: int) -> int:
-    """Return how many of a run's devices this machine has: all, unless torchrun has started processes on several."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if _under_torchrun() else devices
+    """Return how many of a run's devices this machine has: all, unless a launcher has started ranks on several."""
+    here = launched()
+    return here.local_size if here else devices
 
 
 def together(work: Callable[Concatenate[Ranks, ...], None], arguments: tuple[Any, ...], devices: int) -> None:
@@ -72,25 +111,22 @@ def together(work: Callable[Concatenate[Ranks, ...], None], arguments: tuple[Any
         devices: the number of ranks.
 
     Raises:
-        UserError: torchrun has started another number of processes.
+        UserError: torchrun or srun has started another number of processes.
     """
-    if _under_torchrun():
-        _under_launcher(work, arguments, devices)
+    if here := launched():
+        _under_launcher(here, work, arguments, devices)
     elif devices == 1:
         work(Ranks(), *arguments)
     else:
         _with_others(work, arguments, devices)
 
 
-def _under_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def _under_launcher(work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
-    started = int(os.environ["WORLD_SIZE"])
-    if started != devices:
-        raise UserError(f"torchrun has started {started} processes, but trainer.devices={devices}: make them equal")
-    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+def _under_launcher(here: Launched, work: Callable[..., None], arguments: tuple[Any, ...], devices: int) -> None:
+    if here.size != devices:
+        raise UserError(
+            f"{here.launcher} has started {here.size} processes, but trainer.devices={devices}: make them equal"
+        )
+    store, rank, size = next(rendezvous(here.meeting, here.rank, here.size, timeout=TIMEOUT))
     with _joined(Ranks(rank, size, store)) as ranks, _silent() if rank else nullcontext():
         work(ranks, *arguments)
 
@@ -165,7 +201,7 @@ def _joined(ranks: Ranks) -> Iterator[Ranks]:
     """Make this process a rank of torch's process group within the block, and yield `ranks`."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // local_devices(ranks.size)))
-    if not _under_torchrun() and sys.platform == "linux":
+    if launched() is None and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may lead nowhere
     backend = BACKENDS if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=ranks.store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT)

@@ -13,7 +13,7 @@ import torch
 from simbal import __name__ as package
 from simbal.cost.parameters import count_parameters
 from simbal.data.loader import TokenData
-from simbal.metrics.table import SIMILARITY, SPEED, VALIDATION, definitions
+from simbal.metrics.table import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
 from simbal.runs.spec import RunSpec
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE
@@ -33,7 +33,14 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
-        "definitions": definitions([*VALIDATION, SPEED, *(SIMILARITY if trainer.pes_every and routed else ())]),
+        "definitions": definitions(
+            [
+                *VALIDATION,
+                SPEED,
+                *(SETTLING if routed else ()),
+                *(SIMILARITY if trainer.pes_every and routed else ()),
+            ]
+        ),
         "objective": objective(module),
         "code": code_version(),
         "versions": {"python": platform.python_version()}

@@ -29,12 +29,13 @@ from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
+from simbal.store.stored_run import StoredRun
 from simbal.training import checkpoint, ending, loggers, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision, transformer_shape
 from simbal.training.checkpoint import Saving
 from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
-from simbal.training.parallel import on_devices
+from simbal.training.parallel import DeviceCount, Joined, on_devices
 from simbal.training.ranks import Ranks, local_devices, together
 from simbal.training.rounding import Rounding
 from simbal.training.stop import TrialPruning
@@ -49,6 +50,7 @@ EXPECTED_WARNINGS = (
     ".*isinstance.treespec, LeafSpec",  # Lightning 2.6 under torch 2.13
     ".*returned a view tensor",  # of fsdp: no layer's output is changed in place
     ".*broadcast_buffers. is deprecated",  # its successor is not in torch 2.11
+    ".*srun. command is available",  # wherever Slurm is installed
 )
 
 
@@ -61,9 +63,13 @@ def train(spec: RunSpec) -> None:
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
     require_room(transformer_shape(spec, end_of_text=0))  # before data are prepared with a byte for each id
-    store = prepare(spec.config.data, progress=keys.progress_bar)
+    store, stored = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec)
+    if stored:
+        stored.look_for_end()
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
+        if stored:
+            stored.deliver()
         print(f"finished before: {folder.path}")
         return
     device = resolve_device(keys.accelerator, local_devices(keys.devices))
@@ -73,13 +79,13 @@ def train(spec: RunSpec) -> None:
 def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) -> None:
     """Do the work of one of the run's processes; the first holds the folder, writes and prints."""
     keep_freed_memory()
-    folder, keys = RunFolder(spec.path), spec.config.trainer
+    folder, keys, stored = RunFolder(spec.path), spec.config.trainer, StoredRun.of(spec)
     precision = resolve_precision(keys.precision, device, keys.force_precision)
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     run: dict[str, Any] = {}
     notices: list[str] = []
     with ExitStack() as held:
-        if not from_first(partial(claim, folder, spec, module, held)):
+        if not from_first(partial(claim, folder, spec, module, stored, held)):
             return
         if is_first():
             held.enter_context(refusals_of_disk(folder.path))
@@ -90,9 +96,9 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             announce(spec, run, notices)
             notices += filter(None, (folder.set_aside_damaged_record(),))
         with ending.recorded(folder, run, keys, ranks):
-            measured = fit(spec, folder.path, module, data, device.type, precision)
+            measured = fit(spec, module, data, device.type, precision, stored)
             if is_first():
-                finish(folder, run | measured, notices)
+                finish(folder, run | measured, notices + (stored.troubles if stored else []))
 
 
 def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
@@ -143,14 +149,19 @@ def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
     print(f"val/ppl {run['metrics']['val/ppl']:.3f}  {folder.path}")
 
 
-def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> bool:
-    """Take the folder for as long as `held` lasts; return False if another process has finished the run meanwhile.
+def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | None, held: ExitStack) -> bool:
+    """Take the folder, and the run in the store, for as long as `held` lasts.
+
+    Returns:
+        False if another process has finished the run meanwhile.
 
     Raises:
         UserError: the disk is too full, or another process or run has the folder.
     """
     require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
+    if stored:
+        held.enter_context(stored.held())
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
@@ -177,9 +188,11 @@ def require_space(folder: Path, module: LitMoE) -> None:
 
 
 def fit(
-    spec: RunSpec, folder: Path, module: LitMoE, data: TokenData, accelerator: str, precision: str
+    spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precision: str, stored: StoredRun | None
 ) -> dict[str, Any]:
     """Train to the last step, on every rank alike; validate along the way, and at last on the whole validation split.
+
+    The first rank brings the run to its store, if it has one, after each checkpoint.
 
     Returns:
         The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`,
@@ -189,13 +202,17 @@ def fit(
         DivergedError, PrunedError, StoppedError: training ended before.
         UserError: a checkpoint belongs to another config.
     """
-    keys = spec.config.trainer
+    folder, keys = spec.path, spec.config.trainer
     tokens_per_step = keys.global_batch * spec.config.data.seq_len
     pes = PES(keys.pes_every, keys.pes_tokens)
     telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
     module.observers.append(telemetry)
     rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
-    trainer = build_trainer(spec, folder, telemetry, rounding, accelerator, precision)
+    count = DeviceCount()
+    saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
+    if stored:
+        saving.saved = stored.bring_away
+    trainer = build_trainer(spec, folder, telemetry, [saving, rounding, count], accelerator, precision)
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
@@ -220,14 +237,18 @@ def fit(
     loggers.finish(trainer, spec, measured["metrics"])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {
-        "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps, "warnings": rounding.warnings,
+        "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps,
+        "warnings": rounding.warnings + count.warnings,
     }  # fmt: skip
 
 
 def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
-    """Return `metrics` and, by layer, `layers` of the last validation, with the experts' PES if that is measured."""
+    """Return `metrics` and, by layer, `layers` of the last validation, with the experts' PES if that is measured.
+
+    Of a model with routers there are the numbers of how their load has settled, too, if enough steps are logged.
+    """
     assert telemetry.validation is not None
-    metrics, layers = telemetry.validation.metrics, telemetry.validation.layers
+    metrics, layers = telemetry.validation.metrics | telemetry.settling(), telemetry.validation.layers
     if not telemetry.pes.measures(module):
         return {"metrics": metrics, "layers": layers}
     similarity = telemetry.pes.measure(trainer, module)
@@ -246,14 +267,13 @@ def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None
 
 
 def build_trainer(
-    spec: RunSpec, folder: Path, telemetry: Telemetry, rounding: Rounding, accelerator: str, precision: str
+    spec: RunSpec, folder: Path, telemetry: Telemetry, watchers: list[Callback], accelerator: str, precision: str
 ) -> L.Trainer:
     """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
-    saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     times = ValidationTimes(keys.val_every, keys.val_at)
-    callbacks: list[Callback] = [telemetry, times, saving, TrialPruning(folder), rounding]
+    callbacks: list[Callback] = [telemetry, times, TrialPruning(folder), *watchers]
     if keys.progress_bar and is_first():
         callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -262,7 +282,7 @@ def build_trainer(
         warnings.filterwarnings("ignore", message)
     return L.Trainer(
         accelerator=accelerator,
-        **on_devices(keys.devices, keys.strategy),
+        **on_devices(keys.devices, keys.strategy, spec.hash),
         precision=precision,  # type: ignore[arg-type]
         max_steps=keys.max_steps,
         max_epochs=-1,
@@ -274,7 +294,7 @@ def build_trainer(
         use_distributed_sampler=False,
         logger=False,  # `loggers.attach` gives it one
         callbacks=callbacks,
-        plugins=[checkpoint.AtomicCheckpointIO(spec.hash)],
+        plugins=[checkpoint.AtomicCheckpointIO(spec.hash), Joined()],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,

@@ -22,7 +22,7 @@ from simbal.distributed import from_first, is_first, sum_over_ranks
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.aliases import renamed_row
 from simbal.metrics.routing import max_vio
-from simbal.metrics.table import SIMILARITY
+from simbal.metrics.table import SETTLING, SIMILARITY
 from simbal.model.expert_similarity import watched
 from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest
@@ -90,6 +90,13 @@ class Telemetry(Callback):
         """The speed: harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
         key = "tokens_per_second"
         return from_first(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
+
+    def settling(self) -> dict[str, float]:
+        """Return how the load of the experts has settled; nothing of a model without routers, or of a short run."""
+        rows = from_first(self.rows)
+        curve = [(row["step"], row["train/max_vio"]) for row in rows if "train/max_vio" in row]
+        found = {metric.key: metric.of_curve(curve) for metric in SETTLING if metric.of_curve}
+        return {key: value for key, value in found.items() if value is not None}
 
     @property
     def shown(self) -> str:

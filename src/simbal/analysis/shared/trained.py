@@ -31,7 +31,8 @@ from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision, transformer_shape
-from simbal.training.checkpoint import DamagedCheckpointError, read
+from simbal.training.checkpoint import read
+from simbal.training.checkpoint_file import DamagedCheckpointError
 from simbal.training.free_memory import require_room
 from simbal.training.lit_moe import LitMoE
 
