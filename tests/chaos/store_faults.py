@@ -8,6 +8,7 @@ from tests.store.s3_server import ANSWERS, REQUESTS
 
 WAYS = (*ANSWERS, "reset", "lost", "hang")  # a `reset` breaks off in the middle of an upload
 ONCE, OUTAGE = 1, 10**6  # requests that fail
+ASKED_SECONDS = 40.0  # most until there is such a request
 
 
 def fail_store(kind: str, scene: Scene, draws: Random) -> None:
@@ -17,7 +18,8 @@ def fail_store(kind: str, scene: Scene, draws: Random) -> None:
     way, requests, times = draws.choice(WAYS), draws.choice(sorted(REQUESTS)), draws.choice((ONCE, ONCE, OUTAGE))
     seconds, server, before = draws.uniform(1.0, 20.0), scene.server, len(scene.server.struck)
     server.fails(REQUESTS[requests], way, times)
-    scene.wait(seconds, lambda: len(server.struck) - before >= times)
+    if scene.wait(ASKED_SECONDS, lambda: len(server.struck) > before) and times == OUTAGE:
+        scene.wait(seconds)
     server.faults.clear()
     if struck := len(server.struck) - before:
         scene.note(kind, f"{way} at {struck} x {requests}")

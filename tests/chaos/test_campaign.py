@@ -126,12 +126,13 @@ def test_a_store_that_fails_is_well_again_and_counted_if_something_was_asked_of_
         scene = Scene(tmp_path, tmp_path / "data", server=server)
         scene.command = ["sleep", "600"]
         scene.start()
-        asked = iter([[], ["PUT /b/history/1", "PUT /b/objects/1.ckpt", "GET /b/history/1", "GET /b?prefix=a"]])
-        scene.wait = lambda *_: [server._strikes(request) for request in next(asked)]
-        for count in (0, 1):
-            INJECT["fail_store"]("fail_store", scene, Random(0))
-            assert scene.injected == ["fail_store"] * count
-            assert server.faults == []
+        asked = ["PUT /b/history/1", "PUT /b/objects/1.ckpt", "GET /b/history/1", "GET /b?prefix=a"]
+        for seed in range(8):
+            for requests in ([], asked):
+                scene.wait = lambda *_, requests=requests: any(server._strikes(request) for request in requests)
+                INJECT["fail_store"]("fail_store", scene, Random(seed))
+                assert scene.injected == ["fail_store"] * (seed + (requests == asked))
+                assert server.faults == []
         scene.clear()
         scene.sweeps[0].process.wait()
 
