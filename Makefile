@@ -40,7 +40,7 @@ test-all: $(STAMP) ## all tests, slow ones too (ten times the examples: ARGS=--h
 mutants: $(STAMP) ## does `make test` see each of 115 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-chaos: $(STAMP) ## random kills, damaged files and a full disk: nothing may be lost (SECONDS=600, ARGS="--seed 1")
+chaos: $(STAMP) ## random kills, bad files, a full disk: nothing may be lost (SECONDS=600; clusters: ARGS="--ray --store")
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
 reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[significance]")

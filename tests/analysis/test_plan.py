@@ -112,6 +112,17 @@ def test_twice_the_devices_take_half_the_days_and_the_same_device_hours(model, h
     assert metrics(utilisation=0.6)["days"] == pytest.approx(metrics(utilisation=0.3)["days"] / 2)
 
 
+def test_a_sweep_takes_the_time_of_the_runs_that_follow_one_another_and_costs_as_much_as_all():
+    sweep = planned(runs=5, at_once=2)
+    found = sweep.record["metrics"]
+    assert found["days"] == metrics()["days"]
+    assert found["sweep_days"] == 3 * found["days"]
+    assert found["sweep_cost"] == 5 * found["cost"]
+    assert "time of 5 runs" in shown(sweep)
+    assert "3 one after another, 2 at once" in shown(sweep)
+    assert "runs" not in shown(planned()).partition("Memory is counted")[0]
+
+
 def test_a_measured_rate_is_used_for_exactly_what_was_measured_and_named():
     finding = planned("tiny", "cpu", None)
     assert finding.record["metrics"]["tokens_per_second"] == 6459

@@ -24,6 +24,8 @@ from tests.in_process import run
         ({"gpus": 1024}, "gpus=1024 cannot share the 512 sequences"),
         ({"micro_batch": 3}, "analysis.plan.micro_batch=3 must divide the 64 sequences of a device: it may be 1, 2, 4"),
         ({"steps": 0}, "analysis.plan.steps=0 must be a whole number of at least 1"),
+        ({"runs": 0}, "analysis.plan.runs=0 must be a whole number of at least 1"),
+        ({"at_once": 1.5}, "analysis.plan.at_once=1.5 must be a whole number of at least 1"),
         ({"hardware": "cpu"}, "analysis.plan.precision=bf16-true: one core of an AMD EPYC with AVX-512 has no bf16"),
         ({"utilisation": 0}, "analysis.plan.utilisation=0 must be above 0 and at most 1"),
         ({"utilisation": 1.1}, "analysis.plan.utilisation=1.1 must be above 0 and at most 1"),

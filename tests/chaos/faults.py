@@ -13,9 +13,11 @@ from pathlib import Path
 from random import Random
 
 from simbal.data.verification import MEMORY
+from tests.chaos.cluster_faults import kill_ray_worker, lose_head, lose_node
 from tests.chaos.damage import flip, tear, truncate
 from tests.chaos.foreign import ATTACKS
-from tests.chaos.scene import END_SECONDS, Scene
+from tests.chaos.scene import END_SECONDS, REPOSITORY, Scene
+from tests.chaos.store_faults import fail_store, lose_machine
 
 # a program that holds a run's folder, unless another one does
 HOLD = """
@@ -31,12 +33,16 @@ Damage = Callable[[Path, Random], str]
 
 @dataclass(frozen=True)
 class Fault:
-    """`weight`: how often it is drawn; `after_end`: whether it makes sense when the sweep is complete."""
+    """`weight`: how often it is drawn; `after_end`: whether it makes sense when the sweep is complete.
+
+    `needs`: of what a scene has.
+    """
 
     kind: str
     weight: int
     inject: Callable[[str, Scene, Random], None]
     after_end: bool = False
+    needs: str = "outputs"
 
 
 def kill_job(number: signal.Signals) -> Callable[[str, Scene, Random], None]:
@@ -188,10 +194,11 @@ def foreign_run(kind: str, scene: Scene, draws: Random) -> None:
     try:
         marker = ATTACKS[attack](folder)
         scene.note(kind, f"{attack}, made of {finished[0].name}")
-        for program in (["report.py", str(folder.parent)], ["evaluate.py", f"run={folder}", "analysis=orthogonality"]):
-            said = scene.call(program, folder.parent)
+        evaluate = ["evaluate.py", f"run={folder}", "analysis=orthogonality", f"data.cache_dir={scene.data}"]
+        for program, *arguments in (["report.py", str(folder.parent)], evaluate):
+            said = scene.call(str(REPOSITORY / program), *arguments, place=folder.parent)
             if "Traceback" in said or marker.exists():
-                scene.complain(f"{program[0]} of a foreign run ({attack}): {said}")
+                scene.complain(f"{program} of a foreign run ({attack}): {said}")
     finally:
         shutil.rmtree(folder)
 
@@ -199,7 +206,7 @@ def foreign_run(kind: str, scene: Scene, draws: Random) -> None:
 FAULTS = (
     Fault("kill_job SIGKILL", 4, kill_job(signal.SIGKILL)),
     Fault("kill_job SIGTERM", 4, kill_job(signal.SIGTERM)),
-    Fault("kill_fork_server", 1, kill_fork_server),
+    Fault("kill_fork_server", 1, kill_fork_server, needs="fork server"),
     Fault("kill_sweep SIGKILL", 2, kill_sweep(signal.SIGKILL)),
     Fault("kill_sweep SIGTERM", 2, kill_sweep(signal.SIGTERM)),
     Fault("kill_sweep SIGINT", 2, kill_sweep(signal.SIGINT)),
@@ -208,12 +215,17 @@ FAULTS = (
     Fault("truncate_record", 1, damage_record(truncate), after_end=True),
     Fault("flip_record", 2, damage_record(flip), after_end=True),
     Fault("damage_curves", 3, damage_curves, after_end=True),
-    Fault("full_disk", 2, full_disk),
+    Fault("full_disk", 2, full_disk, needs="disk"),
     Fault("limit_files", 1, limit_files),
     Fault("second_sweep", 2, second_sweep),
     Fault("damage_data", 2, damage_data),
     Fault("busy_folder", 3, busy_folder),
     Fault("foreign_run", 2, foreign_run, after_end=True),
+    Fault("lose_node", 4, lose_node, needs="cluster"),
+    Fault("kill_ray_worker", 3, kill_ray_worker, needs="cluster"),
+    Fault("lose_head", 2, lose_head, needs="cluster"),
+    Fault("fail_store", 6, fail_store, needs="store"),
+    Fault("lose_machine", 4, lose_machine, after_end=True, needs="store"),
 )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from simbal.processes.slots import THREADS
 from tests.chaos.small_disk import SmallDisk
 from tests.child_processes import alive
+from tests.store.s3_server import S3Server
+from tests.sweep.ray_cluster import LocalCluster
 from tests.sweep.small_sweep import command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,6 +24,7 @@ MARK = "SIMBAL_CHAOS"  # environment variable that children inherit: orphans are
 POLL_SECONDS = 0.05
 CALL_SECONDS = 120.0  # of a program that reads folders
 END_SECONDS = 40.0  # for processes that were told to end, or whose sweep is gone; they take 5 and what a busy core adds
+PATIENCE = {"FSSPEC_S3": '{"config_kwargs": {"read_timeout": 5}}'}  # until a server that does not answer is given up
 KEYS = ("trainer.max_steps=120", "trainer.micro_batch=4", "retry_failed=true")
 
 
@@ -39,18 +42,45 @@ class Scene:
     """The sweeps of one folder, one after another or two at once; `injected` and `problems` grow as things happen."""
 
     def __init__(
-        self, folder: Path, cache_dir: Path, disk: SmallDisk | None = None, *keys: str, flock: bool = True
+        self,
+        folder: Path,
+        cache_dir: Path,
+        *keys: str,
+        disk: SmallDisk | None = None,
+        server: S3Server | None = None,
+        flock: bool = True,
     ) -> None:
-        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS; `flock`: whether the disk knows it."""
-        self.folder, self.outputs, self.data, self.disk = folder, folder / "outputs", cache_dir, disk
-        self.environment = {key: value for key, value in os.environ.items() if key not in THREADS}
-        self.environment |= {MARK: str(folder)} | ({} if flock else {"PYTHONPATH": str(NO_FLOCK)})
+        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS.
+
+        `disk`: where the outputs are; `server`: with a bucket for the runs; `flock`: whether the disk knows it.
+        """
+        self.folder, self.outputs, self.data, self.disk, self.server = (
+            folder,
+            folder / "outputs",
+            cache_dir,
+            disk,
+            server,
+        )
+        self.cluster: LocalCluster | None = None  # None: jobs are processes that the sweep starts itself
+        self.added = {MARK: str(folder)} | ({} if flock else {"PYTHONPATH": str(NO_FLOCK)})
+        self.store = None
+        if server:
+            self.store = f"s3://{server.bucket}/runs"
+            self.added |= server.environment | PATIENCE
+            keys = (*keys, f"store={self.store}")
+        self.environment = {key: value for key, value in os.environ.items() if key not in THREADS} | self.added
         self.command = command(self.outputs, cache_dir, *KEYS, *keys)
         self.sweeps: list[Sweep] = []
         self.injected: list[str] = []  # the kind of each fault
         self.problems: list[str] = []  # beside what a comparison of the results would show
         self._began = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def has(self) -> set[str]:
+        """What there is for faults to hit."""
+        parts = {"disk": self.disk, "cluster": self.cluster, "fork server": not self.cluster, "store": self.store}
+        return {"outputs", *(name for name, part in parts.items() if part)}
 
     def say(self, text: str) -> None:
         """A line of events.txt."""
@@ -70,8 +100,9 @@ class Scene:
     def start(self) -> Sweep:
         """The sweep's command, once more."""
         output = self.folder / f"sweep-{len(self.sweeps) + 1}.txt"
+        ray = ["hydra/launcher=ray", f"hydra.launcher.address={self.cluster.address}"] if self.cluster else []
         process = subprocess.Popen(
-            self.command,
+            [*self.command, *ray],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,  # read by us: a limit on the size of files is not to hit this one
             stderr=subprocess.STDOUT,
@@ -83,13 +114,11 @@ class Scene:
         self.say(f"{output.stem} started as process {process.pid}")
         return self.sweeps[-1]
 
-    def call(self, program: list[str], place: Path) -> str:
-        """What a program of the repository says, started in the folder `place`; a problem if it does not end."""
-        command = [sys.executable, str(REPOSITORY / program[0]), *program[1:], f"data.cache_dir={self.data}"]
-        command = command if program[0] == "evaluate.py" else command[:-1]
+    def call(self, *program: str, place: Path) -> str:
+        """What a Python program says that is started in the folder `place`; a problem if it does not end."""
         try:
             ended = subprocess.run(
-                command,
+                [sys.executable, *program],
                 cwd=place,
                 env=self.environment,
                 capture_output=True,
@@ -118,15 +147,21 @@ class Scene:
         return bool(self.sweeps) and not self.running() and self.sweeps[-1].process.returncode == 0
 
     def processes(self) -> list[int]:
-        """All that sweeps of this folder have started and that live, they themselves included."""
+        """All that sweeps of this folder have started and that live, they themselves included.
+
+        Those of Ray's own are none of them: they do not lead sessions, as jobs do.
+        """
         mark, found = f"{MARK}={self.folder}".encode(), []
+        sweeps, session = {sweep.process.pid for sweep in self.sweeps}, os.getsid(0)
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 ours = mark in (entry / "environ").read_bytes().split(b"\0")
             except OSError:  # ended meanwhile, or somebody else's
                 continue
-            if ours and alive(int(entry.name)):
-                found.append(int(entry.name))
+            pid = int(entry.name)
+            rays = self.cluster and pid not in sweeps and _session(pid) == session
+            if ours and alive(pid) and not rays:
+                found.append(pid)
         return sorted(found)
 
     def jobs(self) -> dict[int, str]:
@@ -135,14 +170,14 @@ class Scene:
         locks = {file.parent.name: file.read_text() for file in (self.outputs / "default").glob("*/.lock")}
         found = {}
         for pid in self.processes():
-            if pid not in sweeps and _leads(pid):
-                found[pid] = next((run for run, said in locks.items() if f"process {pid} on" in said), "no run yet")
+            if pid not in sweeps and _session(pid) == pid:
+                found[pid] = next((run for run, text in locks.items() if f"process {pid} on" in text), "no run yet")
         return found
 
     def fork_servers(self) -> list[int]:
         """The processes of which running sweeps fork their jobs."""
         sweeps = {sweep.process.pid for sweep in self.running()}
-        return [pid for pid in self.processes() if _parent(pid) in sweeps and "forkserver" in _said(pid, "cmdline")]
+        return [pid for pid in self.processes() if parent(pid) in sweeps and "forkserver" in said(pid, "cmdline")]
 
     def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
         """Wait until `condition`, no longer than `seconds` and no longer than a sweep runs; what it then is."""
@@ -198,20 +233,22 @@ def _copy(process: "subprocess.Popen[bytes]", output: Path) -> None:
             file.flush()
 
 
-def _said(pid: int, file: str) -> str:
+def said(pid: int, file: str) -> str:
+    """A file of a process in /proc; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/{file}").read_text()
-    except OSError:  # it has ended
+    except OSError:
         return ""
 
 
-def _parent(pid: int) -> int:
-    fields = _said(pid, "stat").rpartition(")")[2].split()
+def parent(pid: int) -> int:
+    """The process that has started another; 0 once that has ended."""
+    fields = said(pid, "stat").rpartition(")")[2].split()
     return int(fields[1]) if fields else 0
 
 
-def _leads(pid: int) -> bool:
+def _session(pid: int) -> int:
     try:
-        return os.getsid(pid) == pid
+        return os.getsid(pid)
     except ProcessLookupError:
-        return False
+        return 0

@@ -1,11 +1,13 @@
 """A server that speaks S3, in a thread of the tests, and fails as it is told."""
 
+import logging
 import re
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from urllib.request import Request, urlopen
 from uuid import uuid4
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -15,6 +17,12 @@ from werkzeug.serving import make_server
 from simbal.store.bucket import Bucket
 
 KEY, SECRET = "AKIDEXAMPLE0000", "s3cr3t-of-the-bucket"
+REQUESTS = {
+    "entry": r"PUT .*/history/",
+    "checkpoint": r"PUT .*/objects/.*\.ckpt",
+    "reading": r"GET .*/history/",
+    "listing": r"GET .*prefix=",
+}
 ANSWERS = {
     "slow_down": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
     "unavailable": ("503 Service Unavailable", "ServiceUnavailable", "Try again."),
@@ -89,10 +97,12 @@ class S3Server:
 @contextmanager
 def serving() -> Iterator[S3Server]:
     """Serve within the block."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
     server = S3Server()
     thread = threading.Thread(target=server.server.serve_forever, daemon=True)
     thread.start()
     try:
+        urlopen(Request(f"{server.environment['AWS_ENDPOINT_URL']}/{server.bucket}", method="PUT")).close()
         yield server
     finally:
         server.ended.set()

@@ -25,7 +25,6 @@ def server(monkeypatch):
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir(server.bucket)
         yield server
         s3fs.S3FileSystem.clear_instance_cache()
 

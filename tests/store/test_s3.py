@@ -7,7 +7,7 @@ import s3fs
 from simbal.errors import UserError
 from simbal.store.bucket import Bucket
 from tests.store.machines import Machine, seen
-from tests.store.s3_server import SECRET, serving
+from tests.store.s3_server import REQUESTS, SECRET, serving
 
 pytestmark = pytest.mark.slow
 FINISHED = {
@@ -24,7 +24,6 @@ def server(monkeypatch):
         monkeypatch.setattr("simbal.files.remote.PAUSES", (0.0, 0.0, 0.0))
         monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 2}})
         s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir(server.bucket)
         yield server
         s3fs.S3FileSystem.clear_instance_cache()
 
@@ -32,14 +31,6 @@ def server(monkeypatch):
 @pytest.fixture
 def bucket(server):
     return Bucket(f"s3://{server.bucket}/runs")
-
-
-REQUESTS = {
-    "entry": r"PUT .*/history/",
-    "checkpoint": r"PUT .*/objects/.*\.ckpt",
-    "reading": r"GET .*/history/",
-    "listing": r"GET .*prefix=",
-}
 
 
 @pytest.mark.parametrize("kind", ["slow_down", "unavailable", "reset", "lost", "expired"])

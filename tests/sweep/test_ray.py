@@ -3,38 +3,24 @@
 import json
 import os
 import signal
-from contextlib import contextmanager
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from simbal.processes.start import Local
 from simbal.runs.folder import RunFolder
+from simbal.sweep import ray_tasks
 from simbal.training.run import train
-from tests.child_processes import wait_until
+from tests.child_processes import alive, in_a_fork, wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.programs import Program
 from tests.sweep.conftest import PRETENDING
+from tests.sweep.ray_cluster import cluster_of
 from tests.training.run_files import assert_same_run
 
 pytestmark = pytest.mark.slow
 LONG = ("trainer.max_steps=300", "trainer.ckpt_every=10", "trainer.val_every=300", "trainer.log_every=1")
-
-
-@contextmanager
-def cluster_of(nodes: int, **environment: str):
-    """A cluster of nodes with a CPU each, whose jobs have these variables."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        try:
-            for _ in range(nodes - 1):
-                cluster.add_node(num_cpus=1)
-            cluster.wait_for_nodes()
-            yield cluster
-        finally:
-            cluster.shutdown()
 
 
 @pytest.fixture
@@ -66,7 +52,7 @@ def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(swe
     with cluster_of(3) as cluster:
         running = sweep(cluster, *LONG, "seed=0-2")
         wait_until(lambda: running.poll() is not None or len(begun(tmp_path)) == 3)
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        cluster.lose_node()
         out, said = running.communicate()
     assert running.returncode == 0, out + said
     folders = sorted(path.parent for path in tmp_path.glob("outputs/default/*/record.json"))
@@ -90,6 +76,24 @@ def test_after_the_head_is_gone_the_same_command_goes_on_in_another_cluster(swee
     folders = [path.parent for path in tmp_path.glob("outputs/default/*/record.json")]
     assert [RunFolder(folder).read_record()["status"] for folder in folders] == ["finished"] * 2
     assert max(start for folder in folders for start in starts(folder)) > 0
+
+
+def test_a_job_ends_with_its_node_though_ray_leaves_the_worker_behind(tmp_path, monkeypatch):
+    def start(*_):
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        (tmp_path / str(process.pid)).touch()
+        return Local(process)
+
+    def raylet():
+        if not os.fork():
+            ray_tasks._work_in_process({}, {})
+            os._exit(0)
+        wait_until(lambda: any(tmp_path.iterdir()))
+
+    monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=start))
+    assert in_a_fork(raylet) == 0
+    (file,) = tmp_path.iterdir()
+    wait_until(lambda: not alive(int(file.name)))
 
 
 def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_are_gone_on_with(app):

@@ -3,6 +3,7 @@
 Reference: arXiv 2506.14038 for the paper's runs; FLOPs and memory are counted as in the analysis `flops`.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ DEFINITION = {
     "pes_tokens": "of all measurements of PES, each of which every device makes",
     "pes_share": "of days: a token of PES costs the FLOPs of forward / those of training through all E experts",
     "device_hours": "24 * days * devices",
+    "sweep_days": "days * ceil(runs / at_once), each run as fast as alone; without the start of their processes",
+    "sweep_cost": "USD, cost * runs",
     "cost": "USD, device_hours * price_per_hour",
     "checkpoint_bytes": "weights and AdamW's two moments, in the precision they are stored in",
     "disk_bytes": "three checkpoints: two stay while the next is written",
@@ -45,6 +48,8 @@ class Plan:
     recipe: Recipe
     hardware: Hardware
     gpus: int
+    runs: int
+    at_once: int
     rate: Rate
     memory_share: float
     metrics: dict[str, float]  # as `DEFINITION` has them
@@ -55,6 +60,8 @@ def plan(
     model: Any,
     hardware: Any,
     gpus: int | None,
+    runs: int,
+    at_once: int,
     steps: int | None,
     global_batch: int | None,
     micro_batch: int | None,
@@ -77,6 +84,8 @@ def plan(
         model: keys of conf/model, as `model=NAME` chooses them.
         hardware: keys of conf/hardware, as `hardware=NAME` chooses them.
         gpus: how many devices; None: one.
+        runs: of a sweep, each like this one.
+        at_once: of these runs, each on as many devices.
         steps: of training; this and the next eleven: None means what `recipe_of` says.
         global_batch: sequences of a step, over all devices.
         micro_batch: sequences at a time on each device.
@@ -105,11 +114,13 @@ def plan(
     }  # fmt: skip
     recipe = recipe_of(model, devices.accelerator, given)
     number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
+    for key, count in {"runs": runs, "at_once": at_once}.items():
+        whole_number(f"analysis.plan.{key}", count, 1, MOST)
     for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
         if not 0 < share <= 1:
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
     recipe = _shared(recipe, number, micro_batch)
-    planned = _planned(recipe, devices, number, backend, utilisation, memory_share)
+    planned = _planned(recipe, devices, number, (runs, at_once), backend, utilisation, memory_share)
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
@@ -127,7 +138,8 @@ def notes(plan: Plan) -> list[str]:
     said = [
         f"Memory is counted, not measured on a GPU; {plan.memory_share:.0%} of {_gb(plan.hardware.memory_bytes)} GB "
         "may be filled, an assumption (analysis.plan.memory_share).",
-        "Not in the time: checkpoints, data. Device memory and price: conf/hardware, as in hardware.price_per_hour=2.",
+        "Not in the time: checkpoints, data, the start of processes. Device memory and price: conf/hardware, as in "
+        "hardware.price_per_hour=2.",
     ]
     if not any(change.startswith("final_validation_tokens=") for change in plan.recipe.changed):
         said.append(
@@ -169,6 +181,7 @@ def _of_run(plan: Plan) -> Table:
         ("time", duration(found["days"] * DAY), "all these tokens / tokens per second"),
         ("device hours", _number(found["device_hours"]), "time x devices"),
         ("cost, USD", _number(found["cost"]), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
+        *_of_sweep(plan),
         ("a checkpoint, GB", _gb(found["checkpoint_bytes"]), f"counted: weights and two moments of {per}"),
         ("final weights, GB", _gb(found["final_bytes"]), f"counted: {per}"),
         ("disk while training, GB", _gb(found["disk_bytes"]),
@@ -177,6 +190,19 @@ def _of_run(plan: Plan) -> Table:
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+def _of_sweep(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return the rows of a sweep of such runs, if it is one."""
+    if plan.runs == 1:
+        return []
+    found = plan.metrics
+    rounds = math.ceil(plan.runs / plan.at_once)
+    basis = f"{rounds} one after another, {plan.at_once} at once; assumed: each as fast as alone"
+    return [
+        (f"time of {plan.runs:,} runs", duration(found["sweep_days"] * DAY), basis),
+        ("  their cost, USD", _number(found["sweep_cost"]), "runs x cost"),
+    ]
 
 
 def _of_validations(recipe: Recipe, found: dict[str, float]) -> list[tuple[str, str, str]]:
@@ -243,9 +269,18 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
 
 
 def _planned(
-    recipe: Recipe, hardware: Hardware, gpus: int, backend: str, utilisation: float, memory_share: float
+    recipe: Recipe,
+    hardware: Hardware,
+    gpus: int,
+    sweep: tuple[int, int],
+    backend: str,
+    utilisation: float,
+    memory_share: float,
 ) -> Plan:
-    """Return the plan of a run whose devices can share the batch; `utilisation` counts where no rate is measured."""
+    """Return the plan of a run whose devices can share the batch.
+
+    `sweep`: its runs, and how many at once; `utilisation` counts where no rate is measured.
+    """
     counted = parameters(recipe.shape)
     flops = counted.training_flops(recipe.seq_len, recipe.tokens)
     rate = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
@@ -253,6 +288,8 @@ def _planned(
     other = _other_work(recipe, counted, gpus)
     work = recipe.tokens + sum(other.values())
     days = work / rate.tokens_per_second / DAY
+    cost = 24 * days * gpus * hardware.price_per_hour
+    runs, at_once = sweep
     step = Step(recipe.micro_batch, recipe.seq_len, False, recipe.precision, backend, hardware.accelerator)
     final_bytes = step.stored * counted.total
     metrics = {
@@ -267,14 +304,16 @@ def _planned(
         "tokens_per_second": rate.tokens_per_second,
         "days": days,
         "device_hours": 24 * days * gpus,
-        "cost": 24 * days * gpus * hardware.price_per_hour,
+        "cost": cost,
+        "sweep_days": days * math.ceil(runs / at_once),
+        "sweep_cost": cost * runs,
         "checkpoint_bytes": 3 * final_bytes,  # with two moments; what else a checkpoint has are kilobytes
         "final_bytes": final_bytes,
         "disk_bytes": ON_DISK * 3 * final_bytes,
     }
     limit = memory_share * hardware.memory_bytes
     memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
-    return Plan(recipe, hardware, gpus, rate, memory_share, metrics, memory)
+    return Plan(recipe, hardware, gpus, runs, at_once, rate, memory_share, metrics, memory)
 
 
 def _other_work(recipe: Recipe, counted: Parameters, gpus: int) -> dict[str, float]:

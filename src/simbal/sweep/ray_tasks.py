@@ -114,11 +114,14 @@ class RayTask:
 
 
 def _work_in_process(task: Task, environment: dict[str, str]) -> int:
-    """Do the run in a process of its own, whose crash leaves the node's worker alone, and which ends with that."""
-    process = Spawn(worker).start(task | {"sweep": os.getpid()}, environment)
+    """Do the run in a process of its own, whose crash leaves the node's worker alone, and which ends with that.
+
+    It also ends with the node's raylet, the worker's parent: where the head is lost, Ray leaves busy workers behind.
+    """
+    raylet, process = os.getppid(), Spawn(worker).start(task | {"sweep": os.getpid()}, environment)
     try:
-        while (code := process.poll()) is None:  # Ray interrupts Python alone, no wait of the kernel's
+        while process.poll() is None and os.getppid() == raylet:  # Ray interrupts Python alone, no wait of the kernel's
             time.sleep(POLL_SECONDS)
-        return code
     finally:
         end([process], GRACE_SECONDS)
+    return process.wait()
