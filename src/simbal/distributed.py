@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from simbal.errors import UserError
+from simbal.errors import BusyError, UserError
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def from_first(work: Callable[[], T]) -> T:
     """Run `work` on the first rank alone, and return its result on every rank.
 
     Raises:
-        UserError: on every rank, if `work` raises one on the first.
+        UserError: on every rank, if `work` raises one on the first; `BusyError` if it is that.
     """
     if world_size() == 1:
         return work()
@@ -59,7 +59,8 @@ def from_first(work: Callable[[], T]) -> T:
         try:
             shared[0] = work()
         except UserError as error:
-            dist.broadcast_object_list([UserError(str(error))], device=CPU)
+            kind = BusyError if isinstance(error, BusyError) else UserError
+            dist.broadcast_object_list([kind(str(error))], device=CPU)
             raise
     dist.broadcast_object_list(shared, device=CPU)
     if isinstance(shared[0], UserError):

@@ -15,6 +15,7 @@ from simbal.report.statistics import (
     holm,
     paired_difference,
     relative,
+    standard_deviation,
     student_quantile,
     summarize,
     welch_test,
@@ -33,6 +34,11 @@ def test_mean_and_standard_deviation_of_a_worked_example():
 def test_one_value_has_no_standard_deviation_and_none_no_summary():
     assert summarize([7.0]) == Summary(7.0, None, 1)
     assert summarize([]) is None
+
+
+@given(st.lists(st.floats(-1e150, 1e150) | st.floats(-2.0, 2.0) | st.integers(-9, 9), min_size=2, max_size=9))
+def test_the_standard_deviation_is_that_of_the_standard_library_to_the_bit(values):
+    assert standard_deviation(values) == stdev(values)
 
 
 @given(st.lists(VALUES, min_size=2))

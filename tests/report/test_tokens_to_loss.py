@@ -196,3 +196,18 @@ def test_a_value_that_is_no_number_is_an_error(tmp_path, value):
         UserError, match="metrics.jsonl is broken: (val/loss is not a number everywhere|line 1 is no row)"
     ):
         curve(tmp_path, "val/loss")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "tokens": 5, "val/loss": 4.0, "layers": {"val/loss": [1.0, 2.0]}}',
+        '{"step": 1, "tokens": 5, "val/loss": 4.0, "layers": {"val/pes": [NO JSON]}}',
+        '{"step": 1, "tokens": 5, "layers": {"val/pes": [1.0]}, "val/loss": 4.0}',
+        '{"step": 1, "val/loss": 4.0, "layers": {"val/pes": [1.0]}, "tokens": 5}',
+        '{"step": 1, "tokens": 5, "note": ", \\"layers\\": ", "val/loss": 4.0}',
+    ],
+)
+def test_a_curve_that_is_vouched_for_is_read_without_the_values_by_layer_that_end_its_lines(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "tokens": 0, "train/ce": 9.0}}\n{line}\n')
+    assert curve(tmp_path, "val/loss", vouched=True) == [(5, 4.0)]

@@ -1,5 +1,6 @@
 """The hash tells runs apart, the folder says which is which, and what earlier versions wrote is still read."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from simbal.analysis.evaluate import evaluate
 from simbal.config.check import checked
 from simbal.config.schema import as_dict, can_change_result, every_key
+from simbal.config.values import Shared
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec, config_hash
+from simbal.runs.spec import RunSpec, config_hash, result_keys
 from simbal.training.run import train
 from tests.config.any_form import value_at, with_key, without
 from tests.run_folders import changed
@@ -47,6 +49,12 @@ def test_the_hash_moves_exactly_for_the_keys_that_can_change_the_result(base_spe
 )  # fmt: skip
 def test_an_override_moves_the_hash_exactly_when_the_result_can(small_spec, override, same):
     assert (small_spec(override).hash == small_spec().hash) == same
+
+
+def test_the_hash_is_that_of_all_keys_that_can_change_the_result_as_one_json_object(base_spec):
+    as_read = {key: Shared(value) if isinstance(value, dict) else value for key, value in base_spec.written.items()}
+    text = json.dumps(result_keys(base_spec.written), sort_keys=True)
+    assert {config_hash(base_spec.written), config_hash(as_read)} == {hashlib.sha256(text.encode()).hexdigest()}
 
 
 def test_folder_names_are_short_plain_and_readable(small_spec):

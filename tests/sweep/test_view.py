@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 
 import pytest
 from rich.console import Console
 
 from simbal.files.console import clock
+from simbal.sweep import pool
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
+from simbal.sweep.pool import Pool
 from simbal.sweep.view import Tally, View, draw, seconds_left
 from tests.run_folders import changed_spec
 
@@ -127,6 +130,51 @@ def test_without_a_terminal_there_is_one_line_per_change(attempts):
         view.refresh()
         view.changed(attempts[1])
     assert capture.get().splitlines() == ["[1/6] done    seed=0 in 1:40", "[2/6] failed  seed=1: killed by signal 9"]
+
+
+class OnCluster:
+    """Starts a job that looks at each poll as the next of `looks` says, and then has ended, without a result."""
+
+    def __init__(self, *looks):
+        self.looks = looks
+
+    def start(self, task, environment):
+        self.left = [*self.looks]
+        return self
+
+    def begun(self):
+        return self.left[0] == "runs"
+
+    def poll(self):
+        del self.left[0]
+        return None if self.left else self.wait()
+
+    def wait(self):
+        return 1
+
+    def signal(self, number):
+        pass
+
+
+def test_a_job_that_a_cluster_lets_wait_is_queued_and_its_time_is_that_since_it_has_begun(attempts, monkeypatch):
+    slept = []
+    monkeypatch.setattr(pool.time, "sleep", slept.append)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: 60.0 * len(slept))
+    console = Console(width=100, force_terminal=False)
+    cluster = OnCluster("waits", "waits", "runs", "runs", "waits", "runs")
+    with console.capture() as capture:
+        Pool([{}], cluster, View(attempts[5:], 1, console)).run(attempts[5:])
+    reason = "ended with exit code 1 and no result"
+    changes = ["running seed=5", "queued  seed=5", "running seed=5", f"failed  seed=5: {reason}"]
+    assert capture.get().splitlines() == [f"[1/1] {change}" for change in changes]
+    assert attempts[5].seconds == 60
+
+
+def test_a_job_that_has_not_begun_when_its_sweep_is_stopped_is_none_that_was_stopped(attempts, monkeypatch, capsys):
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        Pool([{}], OnCluster("waits", "waits"), View(attempts[5:], 1, Console(width=300))).run(attempts[5:])
+    assert capsys.readouterr().out.startswith("stopped: 0 done, 0 stopped, 1 not begun; nothing")
 
 
 def test_on_a_terminal_the_last_state_stays_on_the_screen(attempts):

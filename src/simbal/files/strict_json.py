@@ -1,10 +1,7 @@
 """Reads JSON that may be cut short, damaged or hostile, into values that can be computed with and written again."""
 
 import json
-import re
 from typing import Any, NoReturn
-
-SUSPECT = re.compile(r"[eE]\+?0*\d{3}|\d{300}|\\u[dD][89a-fA-F]")  # numbers too large for a float, lone surrogates
 
 
 def parse(text: str | bytes, thorough: bool = True) -> Any:
@@ -18,10 +15,9 @@ def parse(text: str | bytes, thorough: bool = True) -> Any:
         ValueError: it is no JSON, holds NaN or Infinity, or is nested too deeply.
     """
     try:
-        text = text.decode() if isinstance(text, bytes) else text
-        value = _DECODER.decode(text)
-        if thorough and SUSPECT.search(text):
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        value = _DECODER.decode(text.decode() if isinstance(text, bytes) else text)
+        if thorough:
+            _ENCODER.encode(value).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
@@ -32,3 +28,4 @@ def _refuse(constant: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)

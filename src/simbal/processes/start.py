@@ -27,6 +27,9 @@ TRIES, RESTART_SECONDS = 5, 0.2  # to start a process while its server dies
 class Process(Protocol):
     """A started process, on this machine or another."""
 
+    def begun(self) -> bool:
+        """Whether it does its task by now: a cluster may let it wait for hours, also once more after it has begun."""
+
     def poll(self) -> int | None:
         """Return None while it runs, then its exit code; a negative one is the signal that ended it."""
 
@@ -43,6 +46,10 @@ class Local:
     def __init__(self, process: "subprocess.Popen[bytes] | ForkServerProcess") -> None:
         assert process.pid is not None
         self.process, self.pid = process, process.pid
+
+    def begun(self) -> bool:
+        """Return True."""
+        return True
 
     def poll(self) -> int | None:
         """Return None while it runs, then its exit code; a negative one is the signal that ended it."""

@@ -37,7 +37,7 @@ class Run:
         """Whether it came to its end, so that its numbers count."""
         return self.record is not None and self.record["status"] == "finished"
 
-    @property
+    @cached_property
     def seed(self) -> int:
         """The seed of its data order and of its initial weights."""
         return int(self.spec.config.seed)
@@ -52,6 +52,11 @@ class Run:
     def analysed(self) -> dict[str, float | None]:
         """The numbers of its analyses, as `redundancy.min_pes`; the slash is for the run's own, such as `val/ppl`."""
         return numbers_of_analyses(self.analyses)
+
+    @cached_property
+    def numbers(self) -> dict[str, float | None]:
+        """All numbers of a finished run, by key; those of its analyses count before its own."""
+        return {**self.result["metrics"], SPEED.key: self.result[SPEED.key], **self.analysed}
 
     @property
     def definitions(self) -> dict[str, str]:
@@ -70,10 +75,7 @@ class Run:
 
     def value(self, metric: str) -> float | None:
         """Return a number of a finished run; None where it is missing or has no meaning, as load in a dense model."""
-        if metric in self.analysed:
-            return self.analysed[metric]
-        own: dict[str, float | None] = self.result if metric == SPEED.key else self.result["metrics"]
-        return own.get(metric)
+        return self.numbers.get(metric)
 
 
 def numbers_of_analyses(analyses: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
@@ -100,7 +102,7 @@ def collect(folder: Path) -> list[Run]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    paths = sorted(path for path in folder.iterdir() if is_run(path))
+    paths = sorted(filter(is_run, folder.iterdir()), key=lambda path: path.name)
     if not paths:
         raise UserError(f"{folder} holds no runs: start some with python train.py -m name={folder.name} ...")
     runs = [*map(read_run, paths)]

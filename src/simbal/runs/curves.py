@@ -3,6 +3,8 @@
 No torch here: the sweep's parent process and `report.py` read curves without it.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
 
     Args:
         run_path: the run's folder.
-        key: a number; lines in which its name does not occur, most of a file, are then not looked at.
+        key: a number; lines in which its name does not occur are then not looked at, and neither are the values by
+            layer at the end of the others: both are most of a file.
 
     Raises:
         UserError: any other line is not a row; it names the file and the line.
@@ -33,13 +36,11 @@ def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
         *whole, last = _lines(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    looked_at = [line for line in whole if key.encode() in line] if key else whole
-    try:
-        found = strict_json.parse(b"[" + b",".join(looked_at) + b"]", False)  # all at once: half the time of one by one
-        if len(found) == len(looked_at) and all(map(_is_row, found)):
-            return [*map(renamed_row, found), *_parsed(last)]
-    except ValueError:
-        pass
+    for lines in ([*_heads(whole, key.encode())], whole) if key else (whole,):
+        with suppress(ValueError):
+            found = strict_json.parse(b"[" + b",".join(lines) + b"]", False)  # all at once: half the time of one by one
+            if len(found) == len(lines) and all(map(_is_row, found)):
+                return [*map(renamed_row, found), *_parsed(last)]
     for number, line in enumerate(whole, 1):
         if not _parsed(line):
             raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
@@ -82,6 +83,14 @@ def _lines(file: Path) -> list[bytes]:
         return read_bytes(file, LARGEST_CURVES).split(b"\n")
     except ValueError as error:
         raise UserError(f"{file} is broken: {error}") from None
+
+
+def _heads(lines: Sequence[bytes], key: bytes) -> Iterator[bytes]:
+    """Yield the lines with `key`, without their values by layer if these come after it."""
+    for line in lines:
+        if key in line:
+            head, found, layers = line.partition(b', "layers": ')
+            yield head + b"}" if found and key not in layers else line
 
 
 def _parsed(line: bytes) -> list[dict[str, Any]]:

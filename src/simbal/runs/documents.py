@@ -34,7 +34,7 @@ def document_sums(run_path: Path) -> DocumentSums | None:
     if not file.exists():
         return None
     try:
-        said = strict_json.parse(read_bytes(file, LARGEST_CURVES))
+        said = strict_json.parse(read_bytes(file, LARGEST_CURVES), False)  # what is used of it is looked at below
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

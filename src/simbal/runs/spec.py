@@ -23,24 +23,27 @@ FROM_ENVIRONMENT = "${oc.env:"
 
 def result_keys(written: dict[str, Any]) -> dict[str, Any]:
     """Return the dotted keys of a written config that can change the result, with their values."""
-    keys: dict[str, Any] = {}
-    for name, value in written.items():
-        keys |= _keys_once(name, value) if isinstance(value, Shared) else _keys(name, value)
-    return keys
-
-
-@lru_cache(maxsize=4096)
-def _keys_once(name: str, group: Shared) -> dict[str, Any]:
-    return _keys(name, group)
-
-
-def _keys(name: str, value: Any) -> dict[str, Any]:
-    return {key: leaf for key, leaf in flatten({name: value}).items() if can_change_result(key)}
+    return {key: value for key, value in flatten(written).items() if can_change_result(key)}
 
 
 def config_hash(written: dict[str, Any]) -> str:
-    """Return the sha256 (64 hex digits) over every key of a written config that can change the result."""
-    return hashlib.sha256(json.dumps(result_keys(written), sort_keys=True).encode()).hexdigest()
+    """Return the sha256 (64 hex digits) over every key of a written config that can change the result.
+
+    It is over the keys as one JSON object, in their order; groups are put together, as theirs stand side by side.
+    """
+    groups = [(_text_once if isinstance(value, Shared) else _text)(name, value) for name, value in written.items()]
+    return hashlib.sha256(f"{{{', '.join(sorted(filter(None, groups)))}}}".encode()).hexdigest()
+
+
+def _text(name: str, value: Any) -> str:
+    """Return the keys of a group that can change the result as JSON, in their order and without the braces."""
+    keys = result_keys({name: value})
+    return json.dumps(keys, sort_keys=True)[1:-1] if keys else ""
+
+
+@lru_cache(maxsize=4096)
+def _text_once(name: str, group: Shared) -> str:
+    return _text(name, group)
 
 
 @dataclass(frozen=True)

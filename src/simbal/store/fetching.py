@@ -64,12 +64,19 @@ def _fetched(history: History, stored: Stored, file: Path) -> bool:
 
 
 def _remove(folder: Path, kept: set[str]) -> None:
-    """Remove what a run writes, but for the paths `kept`; what else lies in its folder stays."""
+    """Remove what a run writes, but for the paths `kept`; what else lies in its folder stays.
+
+    Folders that become empty go too: a checkpoint that is one gives no way to another that is a file.
+    """
     for name in REPLACED:
         place = folder / name
-        for path in [place, *place.rglob("*")] if place.is_dir() and not place.is_symlink() else [place]:
-            if path.relative_to(folder).as_posix() not in kept and (path.is_symlink() or path.is_file()):
-                path.unlink()
+        inside = sorted(place.rglob("*"), reverse=True) if place.is_dir() and not place.is_symlink() else []
+        for path in [*inside, place]:
+            if path.is_symlink() or path.is_file():
+                if path.relative_to(folder).as_posix() not in kept:
+                    path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def _place_in_order(path: str) -> tuple[bool, bool, bool, str]:

@@ -38,7 +38,7 @@ class Pool:
         self.starter = starter
         self.view = view
         self.running: list[_Running] = []
-        self.waiting: deque[Attempt] = deque()  # queued or elsewhere, in the order of their next claims
+        self.waiting: deque[Attempt] = deque()  # not claimed, in the order of their next claims
 
     def run(self, attempts: Sequence[Attempt]) -> None:
         """Run the queued attempts to their end, one way or another; those of another sweep are waited for.
@@ -59,7 +59,7 @@ class Pool:
             while self.waiting or self.running:
                 self._fill()
                 time.sleep(POLL_SECONDS)
-                self._collect_ended()
+                self._look()
                 self.view.refresh()
         finally:
             self._stop()
@@ -81,16 +81,26 @@ class Pool:
         slot, start, before = self.free.pop(0), attempt.console_size(), oom_kills()
         process = self.starter.start(asdict(Assignment.of(attempt.job.spec, os.getpid())), slot)
         self.running.append(_Running(attempt, slot, process, start, before))
-        self._change(attempt, "running")
+        self._note_begun(self.running[-1])
 
-    def _collect_ended(self) -> None:
-        for running in [running for running in self.running if running.process.poll() is not None]:
-            self.running.remove(running)
-            self.free.append(running.slot)
-            running.process.signal(signal.SIGKILL)  # what the job started and left behind
-            folder, spec = running.attempt.folder, running.attempt.job.spec
-            outcome = record_exit(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
-            self._change(running.attempt, *outcome)
+    def _look(self) -> None:
+        """Note which jobs have begun, or are queued again, and what became of those whose process has ended."""
+        for running in [*self.running]:
+            if running.process.poll() is None:
+                self._note_begun(running)
+            else:
+                self._end(running)
+
+    def _note_begun(self, running: _Running) -> None:
+        self._change(running.attempt, "running" if running.process.begun() else "queued")
+
+    def _end(self, running: _Running) -> None:
+        self.running.remove(running)
+        self.free.append(running.slot)
+        running.process.signal(signal.SIGKILL)  # what the job started and left behind
+        folder, spec = running.attempt.folder, running.attempt.job.spec
+        outcome = record_exit(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
+        self._change(running.attempt, *outcome)
 
     def _change(self, attempt: Attempt, state: State, error: str = "") -> None:
         if state == "elsewhere":

@@ -5,8 +5,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCr
 
 from simbal.errors import UserError
 from simbal.processes.start import POLL_SECONDS, Spawn, Task, end
+from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 
 REACHED_SECONDS = 10.0  # until an address has to answer
@@ -80,14 +82,17 @@ class RayStarter:
 
     def start(self, task: Task, environment: Mapping[str, str]) -> "RayTask":
         """Hand over a task; it starts when a node has room for it."""
-        return RayTask(self.remote.remote(task, dict(environment)))
+        console = Path(task["folder"], CONSOLE_FILE)
+        before = _changed(console)
+        return RayTask(self.remote.remote(task, dict(environment)), lambda: _changed(console) != before)
 
 
 class RayTask:
     """The process of a task, on whichever node."""
 
-    def __init__(self, reference: Any) -> None:
-        self.reference, self.future = reference, reference.future()
+    def __init__(self, reference: Any, begun: Callable[[], bool]) -> None:
+        """Make it of Ray's reference to its result; Ray does not say whether it has `begun`."""
+        self.reference, self.future, self.begun = reference, reference.future(), begun
 
     def poll(self) -> int | None:
         """Return None while it waits or runs, then its exit code; that of a process that is lost is -9.
@@ -111,6 +116,11 @@ class RayTask:
         """End the task: SIGTERM lets its process save."""
         if not self.future.done():
             ray.cancel(self.reference, force=number == signal.SIGKILL)
+
+
+def _changed(console: Path) -> int | None:
+    """Return when a file was last changed, as the process of a job does first; None before there is one."""
+    return console.stat().st_mtime_ns if console.exists() else None
 
 
 def _work_in_process(task: Task, environment: dict[str, str]) -> int:

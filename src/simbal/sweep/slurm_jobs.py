@@ -21,6 +21,7 @@ from simbal.processes.start import Task
 from simbal.sweep.worker import work_on
 
 LOOK_SECONDS = 5.0  # between two questions to Slurm
+WAITING = ("PENDING", "CONFIGURING")  # for a node, or for the node to boot
 
 
 class SlurmStarter:
@@ -50,7 +51,7 @@ class SlurmStarter:
             raise UserError(f"hydra/launcher=slurm: {str(error).partition(chr(10))[0]}") from None
         self.new: list[SlurmJob] = []
         self.unwanted: list[str] = []
-        self.listed: set[str] = set()
+        self.states: dict[str, str] = {}  # of the jobs that have not ended, in Slurm's words
         self.looked = 0.0
 
     def start(self, task: Task, environment: Mapping[str, str]) -> "SlurmJob":
@@ -71,9 +72,9 @@ class SlurmStarter:
             self.unwanted.clear()
         if time.monotonic() - self.looked > LOOK_SECONDS:
             self.looked = time.monotonic()
-            said = _asked("squeue", "--me", "--noheader", "--array", "--format=%i")
+            said = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T")
             if said is not None:  # otherwise all is as it was, until Slurm answers again
-                self.listed = set(said.split())
+                self.states = dict(line.split() for line in said.splitlines())
 
     def _submit(self) -> None:
         new, self.new = [job for job in self.new if not job.cancelled], []
@@ -85,7 +86,7 @@ class SlurmStarter:
             raise UserError(f"hydra/launcher=slurm: sbatch takes no jobs: {said}") from None
         for job, submitted in zip(new, jobs, strict=True):
             job.submitted = submitted
-            self.listed.add(submitted.job_id)
+            self.states[submitted.job_id] = "PENDING"
         self.looked = time.monotonic()
 
 
@@ -97,12 +98,16 @@ class SlurmJob:
         self.submitted: submitit.Job[int] | None = None
         self.cancelled = False
 
+    def begun(self) -> bool:
+        """Whether Slurm has started it, by its last answer; one that is queued again has not begun."""
+        return self.submitted is not None and self.starter.states.get(self.submitted.job_id) not in WAITING
+
     def poll(self) -> int | None:
         """Return None while it waits or runs, then what `work_on` has returned; 1 if that failed, -9 if killed."""
         self.starter.look()
         if self.submitted is None:  # cancelled before, or not taken
             return -signal.SIGKILL
-        if not self.cancelled and self.submitted.job_id in self.starter.listed:  # nothing is read before it has ended
+        if not self.cancelled and self.submitted.job_id in self.starter.states:  # nothing is read before it has ended
             return None
         self.submitted.paths.submitted_pickle.unlink(missing_ok=True)
         if not self.submitted.paths.result_pickle.exists():

@@ -1,6 +1,5 @@
 """The view of a sweep: a live table on a terminal, one line per change in other output, the forecast of a dry run."""
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from rich.text import Text
 from simbal.files.console import clock, new_grid
 from simbal.files.printable import printable
 from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec, result_keys
+from simbal.runs.spec import RunSpec, config_hash
 from simbal.sweep.attempt import Attempt, State
 
 STYLES: dict[State, str] = {
@@ -218,6 +217,4 @@ def _add_durations(durations: Durations, folder: Path) -> None:
 
 
 def _arm(spec: RunSpec) -> str:
-    keys = result_keys(spec.written)
-    del keys["seed"]
-    return json.dumps(keys, sort_keys=True)
+    return config_hash({key: value for key, value in spec.written.items() if key != "seed"})

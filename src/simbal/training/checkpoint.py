@@ -158,7 +158,7 @@ class Saving(Checkpoint):
             keep_weights_every: steps between weights that all stay, for analyses; 0: never.
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
-        self.saved: Callable[[], None] = lambda: None  # called on the first rank once a checkpoint is there
+        self.saved: Callable[[], None] = lambda: None  # called on the first rank, for all, once a checkpoint is there
         self.request = StopRequest()
         self._listening = ExitStack()
 
@@ -221,4 +221,4 @@ class Saving(Checkpoint):
         if is_first():
             for old in in_folder(self.folder)[KEPT:]:
                 shards.remove(old)
-            self.saved()
+        from_first(self.saved)

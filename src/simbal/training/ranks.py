@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
@@ -39,11 +39,15 @@ WAIT = timedelta(seconds=10)  # for a report: the connection to a killed rank br
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that train one model together, as the process `rank` of `size` sees them; alone it has no store."""
+    """The ranks that train one model together, as the process `rank` of `size` sees them; alone it has no store.
+
+    Once `parted` is set, this rank waits for no other any more, and may take its time.
+    """
 
     rank: int = 0
     size: int = 1
     store: Store | None = None
+    parted: threading.Event = field(default_factory=threading.Event)
 
     def report_failure(self, failure: Mapping[str, str]) -> None:
         """Store why this rank has failed, unless another rank has reported a failure before."""
@@ -136,8 +140,7 @@ def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices:
     ranks = Ranks(0, devices, store)
     context = get_context("spawn")
     others: list[SpawnProcess] = []
-    done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(others, ranks, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(others, ranks), daemon=True)
     try:
         for rank in range(1, devices):
             settings = (rank, devices, store.port, os.getpid(), work, arguments)
@@ -149,7 +152,7 @@ def _with_others(work: Callable[..., None], arguments: tuple[Any, ...], devices:
         for process in others:
             process.join(GRACE_SECONDS)
     finally:
-        done.set()
+        ranks.parted.set()
         started = [process for process in others if process.pid is not None]
         for process in started:
             process.kill()  # nobody waits for what it does now; the first rank's files are the run's
@@ -177,17 +180,17 @@ def _other_rank(
         raise SystemExit(1) from None
 
 
-def _watch(others: list[SpawnProcess], ranks: Ranks, done: threading.Event) -> None:
+def _watch(others: list[SpawnProcess], ranks: Ranks) -> None:
     """End this process if another rank has died and this one waits for it in vain, as NCCL would for long."""
     alive = {process.sentinel: process for process in others}
-    while alive and not done.is_set():
+    while alive and not ranks.parted.is_set():
         for sentinel in connection.wait([*alive], timeout=1.0):
             process = alive.pop(sentinel)  # type: ignore[arg-type]
             process.join()
             if process.exitcode:
                 error = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
                 ranks.report_failure({"error": error})
-                if not done.wait(GRACE_SECONDS):
+                if not ranks.parted.wait(GRACE_SECONDS):
                     print(f"error: {error}", file=sys.stderr, flush=True)
                     os._exit(1)
 

@@ -36,7 +36,7 @@ from simbal.training.checkpoint import Saving
 from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import DeviceCount, Joined, on_devices
-from simbal.training.ranks import Ranks, local_devices, together
+from simbal.training.ranks import Ranks, launched, local_devices, together
 from simbal.training.rounding import Rounding
 from simbal.training.stop import TrialPruning
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
@@ -63,12 +63,12 @@ def train(spec: RunSpec) -> None:
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
     require_room(transformer_shape(spec, end_of_text=0))  # before data are prepared with a byte for each id
-    store, stored = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec)
-    if stored:
+    store, stored, here = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec), launched()
+    if stored and here is None:  # ranks that a launcher has started must all see the same, and look together later
         stored.look_for_end()
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
-        if stored:
+        if stored and (here is None or here.rank == 0):
             stored.deliver()
         print(f"finished before: {folder.path}")
         return
@@ -87,6 +87,7 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
     with ExitStack() as held:
         if not from_first(partial(claim, folder, spec, module, stored, held)):
             return
+        held.callback(ranks.parted.set)  # what is held is let go alone, and a large run is brought away for long
         if is_first():
             held.enter_context(refusals_of_disk(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))

@@ -96,7 +96,7 @@ def test_it_shows_where_every_job_is(page, specs, sweep):
         "balancing=lbl seed=0",
     ]
     assert jobs["balancing=lbl seed=1"] == ["running", "20 / 40", "3.250", "7.000", "8,123", "1:05", ""]
-    assert jobs["balancing=simbal seed=0"][:2] == ["waiting", "0 / 40"]
+    assert jobs["balancing=simbal seed=0"][:2] == ["queued", "0 / 40"]
     assert jobs["balancing=lbl seed=0"][:2] == ["done", "40 / 40"]
     assert '<progress max="160" value="60"' in text
 
@@ -117,7 +117,7 @@ def test_what_an_earlier_sweep_has_left_is_not_running(page, specs, sweep):
     end(specs[1], "killed", error="killed by signal 9")
     for file in specs[1].path.iterdir():
         os.utime(file, (1e9 - 1, 1e9 - 1))
-    assert cells(html(page, sweep))["balancing=lbl seed=1"][:2] == ["waiting", "20 / 40"]
+    assert cells(html(page, sweep))["balancing=lbl seed=1"][:2] == ["queued", "20 / 40"]
 
 
 def test_curves_grow_with_the_files_also_after_a_run_was_rewound(page, specs, sweep):

@@ -36,8 +36,8 @@ from simbal.runs.progress import PROGRESS_FILE, read_progress
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
 
-State = Literal["running", "failed", "waiting", "pruned", "done"]
-STATES: tuple[State, ...] = ("running", "failed", "waiting", "pruned", "done")  # in the order in which they are shown
+State = Literal["running", "failed", "queued", "pruned", "done"]
+STATES: tuple[State, ...] = ("running", "failed", "queued", "pruned", "done")  # in the order in which they are shown
 SHOWN = {  # what is kept of a validation, by figure: its title and the unit
     "val/loss": ("loss", "Validation loss", "nats per token"),
     "val/unique_experts": ("experts", "Experts in use", "experts"),
@@ -77,13 +77,13 @@ class Follower:
         self.run = Run(spec.path, spec, None, {})
         self.max_steps = int(spec.config.trainer.max_steps)
         self.folder = RunFolder(spec.path)
-        self.state: State = "waiting"
+        self.state: State = "queued"
         self.loss: float | None = None
         self._record_stamp: tuple[int, int] | None = None
         self._record: dict[str, Any] | None = None
         self.read, self.step = 0, 0
         self.forget()
-        self.job = Job(label, "waiting", 0, self.max_steps, {}, "", "", None)
+        self.job = Job(label, "queued", 0, self.max_steps, {}, "", "", None)
 
     def forget(self) -> None:
         """Forget the curves."""
@@ -120,7 +120,7 @@ class Follower:
             if not retried or self._is_newer(RECORD_FILE, started):
                 return "failed", f"{status}: {error_of(record)}. Last line: {self._last_line()}"
         begun = any(self._is_newer(name, started) for name in (PROGRESS_FILE, CONSOLE_FILE))
-        return ("running" if begun else "waiting"), ""
+        return ("running" if begun else "queued"), ""
 
     def _is_newer(self, name: str, started: float) -> bool:
         with suppress(OSError):
@@ -238,9 +238,9 @@ class LivePage:
         by_state: dict[State, list[Follower]] = {state: [] for state in STATES}
         for follower in self.followers:
             by_state[follower.state].append(follower)
-        others = by_state["waiting"][LOOKS:] + by_state["failed"]
+        others = by_state["queued"][LOOKS:] + by_state["failed"]
         self.turn = self.turn + LOOKS if self.turn + LOOKS < len(others) else 0
-        return by_state["running"] + by_state["waiting"][:LOOKS] + others[self.turn : self.turn + LOOKS]
+        return by_state["running"] + by_state["queued"][:LOOKS] + others[self.turn : self.turn + LOOKS]
 
     def _html(self, jobs: Sequence[Job], every: float, stopped: bool) -> str:
         charts = self._charts()
@@ -269,7 +269,7 @@ class LivePage:
 
     def _seconds_left(self, jobs: Sequence[Job]) -> float | None:
         """Return the seconds to the end, if the rest goes as fast as what was done since the first look."""
-        open_jobs = [job for job in jobs if job.state in ("running", "waiting")]
+        open_jobs = [job for job in jobs if job.state in ("running", "queued")]
         left = sum(job.max_steps - job.step for job in open_jobs)
         done = sum(job.step for job in jobs) - (self.begun_with or 0)
         seconds = time.time() - self.started

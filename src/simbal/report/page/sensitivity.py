@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from simbal.report.arms import Arm, short_label
 from simbal.report.page.series import PERPLEXITIES, Curve
 from simbal.report.page.styles import MOST_ARMS, styles
+from simbal.report.statistics import standard_deviation
 
 
 def sensitivity(arms: Sequence[Arm], baseline: str | None) -> list[Curve]:
@@ -60,5 +61,5 @@ def _line(name: str, style: int, points: dict[float | None, list[float]], places
     if None in points:
         points = dict.fromkeys(places, points[None])
     by_x = sorted((x, values) for x, values in points.items() if x is not None)
-    sds = [stdev(values) for _, values in by_x] if all(len(values) > 1 for _, values in by_x) else None
+    sds = [standard_deviation(values) for _, values in by_x] if all(len(values) > 1 for _, values in by_x) else None
     return Curve(name, style, [x for x, _ in by_x], [fmean(values) for _, values in by_x], sds, limits=PERPLEXITIES)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from simbal.errors import UserError
@@ -12,7 +12,7 @@ from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.comparison import rivals
 from simbal.report.page.styles import styles
-from simbal.report.statistics import interval, summarize
+from simbal.report.statistics import interval, standard_deviation, summarize
 from simbal.runs.curves import rows
 
 Point = tuple[float, float]
@@ -240,7 +240,7 @@ def _curves(
         curve = Curve(arm.name, arm.style, xs, means, None, seeds=seeds, limits=limits(arm))
         if len(by_seed) > 1:
             paired = arm.rival and _paired(xs, by_seed, _by_seed(arm.rival, points))
-            sds = [stdev(of_seed[x] for of_seed in by_seed.values()) for x in xs]
+            sds = [standard_deviation([of_seed[x] for of_seed in by_seed.values()]) for x in xs]
             curve = replace(curve, bands=paired or sds, rival=arm.rival.name if arm.rival and paired else None)
         curves.append(curve)
     compared_with = {curve.rival for curve in curves}

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from simbal.report.page.figures import INK, LINE, MUTED, RC
@@ -27,7 +28,9 @@ def svg(figure: Figure, name: str, settings: dict[Any, Any] = RC) -> str:
         for text in figure.findobj(match=lambda artist: hasattr(artist, "set_text")):
             text.set_text(NOT_XML.sub("�", text.get_text()))  # type: ignore[attr-defined]
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        figure.set_facecolor(settings["savefig.facecolor"])
+        # in one pass; `savefig` draws everything twice
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
