@@ -93,3 +93,17 @@ def test_who_is_overtaken_at_any_operation_adds_nothing_to_what_came_after(tmp_p
         assert seen(place / "reader", whole) == last.files()
         assert_tidy(last)
     assert overtaken > 15
+
+
+def test_a_checkpoint_in_shards_gives_way_to_a_file_and_one_that_is_gone_leaves_no_folder(tmp_path, url):
+    first, second = (Machine(tmp_path / name, Bucket(url)) for name in "ab")
+    stored(first, 2, 4)
+    for step in (1, 2):
+        checkpoint = second.folder.path / "checkpoints" / f"step-{step:08}.ckpt"
+        checkpoint.mkdir(parents=True)
+        for name in ("rest.ckpt", "shard-00000.ckpt"):
+            (checkpoint / name).write_text(f"{name} of {step}")
+    second.stored.fetch_whole()
+    assert second.files() == first.files()
+    kept = ["step-00000002.ckpt", "step-00000004.ckpt"]
+    assert sorted(path.name for path in (second.folder.path / "checkpoints").iterdir()) == kept

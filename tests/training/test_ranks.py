@@ -1,6 +1,8 @@
-"""Ranks share why one of them failed."""
+"""Ranks share why one of them failed, and end together."""
 
+import sys
 from datetime import timedelta
+from multiprocessing import get_context
 
 import pytest
 from torch.distributed import HashStore
@@ -31,3 +33,19 @@ def test_without_a_report_there_is_none(pair):
 def test_a_process_alone_has_nobody_to_report_to():
     Ranks().report_failure({"error": "it failed"})
     assert Ranks().failure_of_others() is None
+
+
+def test_the_first_rank_ends_with_one_that_it_waits_for_and_not_once_they_have_parted(monkeypatch):
+    gone, also_gone = (get_context("fork").Process(target=sys.exit, args=(1,)) for _ in range(2))
+    for process in (gone, also_gone):
+        process.start()
+        process.join()
+    ended = []
+    monkeypatch.setattr(ranks.os, "_exit", ended.append)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.0)
+    parted = Ranks(0, 2)
+    parted.parted.set()
+    ranks._watch([gone], parted)
+    assert ended == []
+    ranks._watch([also_gone], Ranks(0, 2))
+    assert ended == [1]

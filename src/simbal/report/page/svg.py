@@ -30,7 +30,8 @@ def svg(figure: Figure, name: str, settings: dict[Any, Any] = RC) -> str:
         file = io.StringIO()
         figure.set_facecolor(settings["savefig.facecolor"])
         # in one pass; `savefig` draws everything twice
-        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
+        canvas = FigureCanvasSVG(figure)
+        canvas.print_svg(file, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
