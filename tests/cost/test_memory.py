@@ -17,7 +17,7 @@ from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.optimizer import build_optimizer
 
 PRECISIONS = ["32-true", "bf16-mixed", "bf16-true"]
-STEPS = [  # preset, vocab_size, micro_batch, seq_len, backend, micro_batches; the dear ones not in bf16, slow on some CPUs
+STEPS = [  # preset, vocab_size, micro_batch, seq_len, backend, micro_batches; large ones not in bf16, slow on some CPUs
     ("small", 4096, 2, 128, "torch", 2),
     ("tiny", 512, 4, 64, "torch", 1),
     ("tiny_dense", 512, 2, 64, None, 3),
