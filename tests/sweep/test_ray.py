@@ -112,8 +112,9 @@ def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_ar
         hanging = app.start(*ray, "seed=0-4")
         app.wait_until(lambda: len(app.lines("hanging")) == 2)
         hanging.send_signal(signal.SIGINT)
-        hanging.communicate()
+        out, _ = hanging.communicate()
         assert hanging.returncode == 130
+        assert "] running seed=2\n" in out
         app.wait_until(lambda: not any(app.alive(int(pid)) for pid in app.lines("hanging")))
 
         app.behave({})
