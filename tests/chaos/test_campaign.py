@@ -247,22 +247,22 @@ def test_a_traceback_that_was_broken_off_is_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "where"),
-    [(["--seed", "3"], "round 1 ("), (["--seed", "21", "--ray", "--store"], "round 1 with a cluster with a store (")],
-)
-def test_a_campaign_ends_with_nothing_lost_and_nothing_changed(arguments, where):
+def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
+    """One round is on this machine alone, and one with all that can be asked for."""
+    seconds = 2 * DEADLINE_SECONDS
+    options = ["--rounds", "2", "--seed", "19", "--seconds", str(seconds), "--ray", "--store"]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.campaign", "--rounds", "1", *arguments],
+        [sys.executable, "-m", "tests.chaos.campaign", *options],
         cwd=REPOSITORY,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=seconds,
         capture_output=True,
         check=False,
     )
     *_, last = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert where in ended.stdout
+    assert "round 1 (" in ended.stdout
+    assert "round 2 with a cluster with a store (" in ended.stdout
     faults, _, rest = last.partition(" ")
     assert int(faults) > 0
     assert rest == "faults injected, 0 runs lost, 0 results changed"
