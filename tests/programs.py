@@ -56,11 +56,12 @@ class Program:
         return self.process.poll()
 
     def communicate(self) -> tuple[str, str]:
-        """Wait for its end, and return all that it has printed and has not been read yet."""
+        """Wait for its end, and return all that it has printed and has not been read yet, once."""
         assert isinstance(self.process.process, ForkServerProcess)
         self.process.process.join(DEADLINE_SECONDS)
         assert self.process.poll() is not None, f"{self.args} hangs"
-        return self.stdout.read(), self.stderr.read()
+        with self.stdout, self.stderr:  # closed here, not whenever garbage is collected: that warns in another test
+            return self.stdout.read(), self.stderr.read()
 
     def completed(self) -> "subprocess.CompletedProcess[str]":
         """Wait for its end, which is near: whatever goes wrong, it does not outlive this."""
