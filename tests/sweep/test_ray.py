@@ -113,9 +113,8 @@ def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_ar
         hanging = app.start(*ray, "seed=0-4")
         app.wait_until(lambda: len(app.lines("hanging")) == 2)
         hanging.send_signal(signal.SIGINT)
-        out, _ = hanging.communicate()
+        hanging.communicate()
         assert hanging.returncode == 130
-        assert "] running seed=2\n" in out
         *others, job = map(int, app.lines("hanging"))
         app.wait_until(lambda: not app.alive(job))
         for pid in others:  # a worker that Ray kills takes its own processes along, not always what these have started
