@@ -28,6 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 SHARDED = ("trainer.devices=2", "trainer.micro_batch=2", "trainer.strategy=fsdp", "balancing=lf_lbl")
 
 
+def kill_in_step(monkeypatch, step, spec):
+    with monkeypatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(KilledError):
+            train(spec)
+
+
 def saved(spec) -> list[str]:
     return sorted(path.name for path in (spec.path / "checkpoints").iterdir())
 
@@ -97,10 +104,7 @@ def test_a_rank_that_is_killed_while_it_saves_loses_nothing(small_spec, finished
 
 def test_a_damaged_shard_is_noticed_and_the_one_before_is_taken(small_spec, finished, monkeypatch):
     whole, broken = finished(*SHARDED), small_spec(*SHARDED)
-    with monkeypatch.context() as patch:
-        kill_at(patch, 9)
-        with pytest.raises(KilledError):
-            train(broken)
+    kill_in_step(monkeypatch, 9, broken)
     shard = shards.shard_file(broken.path / "checkpoints" / "step-00000008.ckpt", 1)
     shard.write_bytes(shard.read_bytes()[:-9])
     train(broken)
@@ -128,19 +132,13 @@ def test_four_ranks_then_two_then_one_train_as_four(small_spec, finished, cache_
     more = ("trainer.devices=4", "trainer.pes_every=5", "model.num_experts=6", "balancing=[lf_lbl,ortho_param]")
     keys = (*SHARDED, *more)
     whole, moved = finished(*keys), small_spec(*keys)
-    with monkeypatch.context() as patch:
-        kill_at(patch, 5)
-        with pytest.raises(KilledError):
-            train(moved)
+    kill_in_step(monkeypatch, 5, moved)
     asked = [f"run={moved.path}", f"data.cache_dir={cache_dir}"]
     fewer = [
         run_of(OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"]), Catalogue([CONF]))
         for devices in (2, 1)
     ]
-    with monkeypatch.context() as patch:
-        kill_at(patch, 9)
-        with pytest.raises(KilledError):
-            train(fewer[0])
+    kill_in_step(monkeypatch, 9, fewer[0])
     assert saved(moved) == ["step-00000004.ckpt", "step-00000008.ckpt"]
     train(fewer[1])
     assert not any(path.is_dir() for path in (moved.path / "checkpoints").iterdir())
@@ -173,10 +171,7 @@ def test_what_one_process_reads_of_shards_is_what_it_reads_of_a_file(small_spec,
 
 def test_a_single_file_of_an_earlier_version_goes_on_in_shards(small_spec, finished, monkeypatch):
     whole, earlier = finished(*SHARDED), small_spec(*SHARDED)
-    with monkeypatch.context() as patch:
-        kill_at(patch, 9)
-        with pytest.raises(KilledError):
-            train(earlier)
+    kill_in_step(monkeypatch, 9, earlier)
     for folder in checkpoint.in_folder(earlier.path / "checkpoints"):
         content = checkpoint.read(folder)
         shutil.rmtree(folder)
