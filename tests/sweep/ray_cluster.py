@@ -1,5 +1,6 @@
 """A Ray cluster of several nodes on this machine, of which one, or the head, can be lost."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,8 +48,10 @@ class LocalCluster:
 @contextmanager
 def cluster_of(nodes: int, **environment: str) -> Iterator[LocalCluster]:
     """Have a cluster within the block."""
+    handler = signal.getsignal(signal.SIGTERM)  # Ray puts one in its place that ends this process
     cluster = LocalCluster(nodes, environment)
     try:
         yield cluster
     finally:
         cluster.stop()
+        signal.signal(signal.SIGTERM, handler)

@@ -41,8 +41,7 @@ def test_the_page_is_there_from_the_first_job_on_and_follows_it(jobs, file):
     with LivePages() as pages:
         pages.follow(jobs)
         begin(jobs[0], 10)
-        wait_until(file.exists)
-        assert steps(file) == 10
+        wait_until(lambda: file.exists() and steps(file) == 10)
         begin(jobs[1], 30)
         wait_until(lambda: steps(file) == 40)
         pages.end()
