@@ -16,6 +16,7 @@ from torch import Tensor, multiprocessing
 from simbal.conformance import Case
 from simbal.conformance.tiny_training import outcome, tiny_module, train
 from tests.balancing.cases import CASES
+from tests.child_processes import DEADLINE_SECONDS
 
 RANKS = 2
 OF_EACH_SCOPE = [*{case.make().properties.scope: case for case in CASES}.values()]
@@ -32,7 +33,7 @@ class Threads:
     """As much of torch.distributed as training here asks for, among ranks that are threads of this process."""
 
     def __init__(self) -> None:
-        self.meeting = threading.Barrier(RANKS, timeout=60)  # of a rank that never comes: a test that fails
+        self.meeting = threading.Barrier(RANKS, timeout=DEADLINE_SECONDS)
         self.rank = threading.local()
         self.given: list[Tensor] = [torch.empty(0)] * RANKS
 

@@ -7,6 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 from simbal.report.collect import collect
+from tests.child_processes import DEADLINE_SECONDS
 
 NOTEBOOK = Path(__file__).parents[2] / "docs/examples/first_look.ipynb"
 
@@ -21,7 +22,8 @@ def test_it_is_small_and_without_outputs():
 def test_it_runs_and_shows_the_runs_a_curve_and_the_table(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    limits = {"timeout": DEADLINE_SECONDS, "startup_timeout": DEADLINE_SECONDS}
+    NotebookClient(notebook, **limits, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [run.finished for run in collect(tmp_path / "outputs/first_look")] == [True, True]
     shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert sum("image/png" in output["data"] for output in shown) == 1

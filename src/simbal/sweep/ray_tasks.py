@@ -19,7 +19,7 @@ from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 
 REACHED_SECONDS = 10.0  # until an address has to answer
-GRACE_SECONDS = 4.0  # between SIGTERM and SIGKILL on the node, a little less than those of the pool
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL on the node
 LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the run goes on by the same command
 
 
@@ -113,9 +113,12 @@ class RayTask:
             raise UserError(f"a node of the Ray cluster cannot do a job: {said}") from None
 
     def signal(self, number: signal.Signals) -> None:
-        """End the task: SIGTERM lets its process save."""
-        if not self.future.done():
-            ray.cancel(self.reference, force=number == signal.SIGKILL)
+        """End the task at SIGTERM: its process may save, and if it stays its node kills it with all it has started.
+
+        SIGKILL adds nothing: Ray would kill the worker and that process, and leave what the process has started.
+        """
+        if number == signal.SIGTERM and not self.future.done():
+            ray.cancel(self.reference, force=False)
 
 
 def _changed(console: Path) -> int | None:
