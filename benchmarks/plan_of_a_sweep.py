@@ -1,11 +1,13 @@
 """Measures how well `analysis=plan` predicts a sweep on a Ray cluster: python benchmarks/plan_of_a_sweep.py [steps]
 
 The cluster is three nodes on this machine, a head without jobs and two that share the cores, so that as many runs are
-at once as there are cores. The sweep is four runs of `model=tiny` on `hardware=cpu`, by default of 500 steps. What the
-plan leaves out happens before: the data are prepared, the cluster is up. Speeds say what a difference comes from.
+at once as there are cores. The sweep is four runs of `model=tiny` on `hardware=cpu`, by default of 500 steps. The plan
+is given the rate of a short sweep there, as many runs at once. What it leaves out happens before: the data are
+prepared, the cluster is up. Speeds say what a difference comes from.
 """
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from simbal.processes.slots import usable_cores
 
 REPOSITORY = Path(__file__).parents[1]
 ARMS, SEEDS = ("simbal", "lbl"), ("0", "1")
+SHORT = "trainer.max_steps=60"
 
 
 def main(steps: int = 500) -> None:
@@ -26,30 +29,36 @@ def main(steps: int = 500) -> None:
     if not at_once:
         raise SystemExit("two nodes need a core each")
     call("prepare.py")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     with tempfile.TemporaryDirectory() as temporary:
         place = f"output_dir={temporary}"
-        sizes = {"runs": runs, "at_once": at_once, "steps": steps}
-        keys = [f"analysis.plan.{key}={value}" for key, value in sizes.items()]
-        call("evaluate.py", "analysis=plan", "model=tiny", "hardware=cpu", *keys, place)
-        plan = json.loads(Path(temporary, "analysis", "plan.json").read_text())["metrics"]
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        ray = ("hydra/launcher=ray", f"hydra.launcher.address={cluster.address}", "trainer.accelerator=cpu", place)
         try:
             for _ in range(2):
                 cluster.add_node(num_cpus=at_once // 2)
-            ray = ("hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
+            call("train.py", "-m", "name=short", "model=tiny", f"seed=0-{at_once - 1}", SHORT, *ray)
+            rate = statistics.median(speeds(Path(temporary, "short")))
             grid = (f"balancing={','.join(ARMS)}", f"seed={','.join(SEEDS)}", f"trainer.max_steps={steps}")
             started = time.perf_counter()
-            call("train.py", "-m", "model=tiny", "trainer.accelerator=cpu", *grid, *ray, place)
+            call("train.py", "-m", "name=long", "model=tiny", *grid, *ray)
             taken = time.perf_counter() - started
         finally:
             cluster.shutdown()
-        records = [json.loads(file.read_text()) for file in Path(temporary).glob("default/*/record.json")]
-    assert len(records) == runs
+        sizes = {"runs": runs, "at_once": at_once, "steps": steps, "tokens_per_second": rate}
+        keys = [f"analysis.plan.{key}={value}" for key, value in sizes.items()]
+        call("evaluate.py", "analysis=plan", "model=tiny", "hardware=cpu", *keys, place)
+        plan = json.loads(Path(temporary, "analysis", "plan.json").read_text())["metrics"]
+        of_runs = speeds(Path(temporary, "long"))
+    assert len(of_runs) == runs
     predicted = plan["sweep_days"] * 86_400
     print(f"{runs} runs of {steps} steps, {at_once} at once on three nodes")
     print(f"predicted {predicted:.1f} s, taken {taken:.1f} s: ratio {taken / predicted:.2f}")
-    speeds = ", ".join(f"{record['tokens_per_second']:,.0f}" for record in records)
-    print(f"tokens per second: planned {plan['tokens_per_second']:,.0f}, of the runs {speeds}")
+    print(f"tokens per second: planned {rate:,.0f}, of the runs {', '.join(f'{speed:,.0f}' for speed in of_runs)}")
+
+
+def speeds(sweep: Path) -> list[float]:
+    """Return the tokens per second of each run of a sweep."""
+    return [json.loads(file.read_text())["tokens_per_second"] for file in sweep.glob("*/record.json")]
 
 
 def call(program: str, *arguments: str) -> None:

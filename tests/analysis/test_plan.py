@@ -138,6 +138,15 @@ def test_a_measured_rate_is_used_for_exactly_what_was_measured_and_named():
         assert other["basis"] == "assumed: 30% of 1 x 0.211 TFLOP/s"
 
 
+def test_a_rate_that_is_given_counts_before_one_that_was_measured_elsewhere():
+    usual, given = planned("tiny", "cpu", 1), planned("tiny", "cpu", 1, tokens_per_second=3700)
+    found = given.record["metrics"]
+    assert found["tokens_per_second"] == 3700
+    assert found["days"] == pytest.approx(usual.record["metrics"]["days"] * 6459 / 3700)
+    assert given.record["rate"]["basis"] == "given: analysis.plan.tokens_per_second"
+    assert "no measurement" not in shown(given)
+
+
 def test_a_rate_of_another_number_of_devices_is_no_measurement():
     finding = planned("tiny", "cpu", 4)
     assert not finding.record["rate"]["measured"]  # four devices have a sequence each, one had four

@@ -29,6 +29,7 @@ from tests.in_process import run
         ({"hardware": "cpu"}, "analysis.plan.precision=bf16-true: one core of an AMD EPYC with AVX-512 has no bf16"),
         ({"utilisation": 0}, "analysis.plan.utilisation=0 must be above 0 and at most 1"),
         ({"utilisation": 1.1}, "analysis.plan.utilisation=1.1 must be above 0 and at most 1"),
+        ({"tokens_per_second": 0}, "analysis.plan.tokens_per_second=0 must be a finite number above 0"),
         ({"memory_share": 2}, "analysis.plan.memory_share=2 must be above 0 and at most 1"),
         ({"memory_bytes": 0}, "hardware.memory_bytes=0 must be a finite number above 0"),
         ({"price_per_hour": -1}, "hardware.price_per_hour=-1 must be a finite number of at least 0"),

@@ -23,7 +23,8 @@ from simbal.files.console import new_grid
 DAY = 86_400  # seconds
 ON_DISK = 3  # checkpoints: two stay while the next is written
 DEFINITION = {
-    "tokens_per_second": "of all devices: measured, or utilisation * peak FLOP/s * devices / training FLOPs per token",
+    "tokens_per_second": "of all devices: given, measured, or utilisation * peak FLOP/s * devices / training FLOPs per "
+    "token",
     "days": "(training tokens + validation_tokens / 3 + work of PES) / tokens_per_second, as a forward pass is a third "
     "of training's FLOPs; without checkpoints and the preparation of data",
     "validation_tokens": "of all validations, of which the final one is of the whole split",
@@ -31,7 +32,7 @@ DEFINITION = {
     "pes_tokens": "of all measurements of PES, each of which every device makes",
     "pes_share": "of days: a token of PES costs the FLOPs of forward / those of training through all E experts",
     "device_hours": "24 * days * devices",
-    "sweep_days": "days * ceil(runs / at_once), each run as fast as alone; without the start of their processes",
+    "sweep_days": "days * ceil(runs / at_once), each run with tokens_per_second; without the start of their processes",
     "sweep_cost": "USD, cost * runs",
     "cost": "USD, device_hours * price_per_hour",
     "checkpoint_bytes": "weights and AdamW's two moments, in the precision they are stored in",
@@ -75,6 +76,7 @@ def plan(
     pes_every: int | None,
     pes_tokens: int | None,
     backend: Literal["torch", "megablocks", "fused", "reference"],
+    tokens_per_second: float | None,
     utilisation: float,
     memory_share: float,
 ) -> Finding:
@@ -99,7 +101,8 @@ def plan(
         pes_every: steps between measurements of PES; 0: none.
         pes_tokens: of one of them.
         backend: of the experts, for the memory of a step.
-        utilisation: share of the peak FLOP/s, above 0 and at most 1, where no rate is measured.
+        tokens_per_second: of a run, as it was seen on these devices; None: a rate of rates.yaml, or an assumed one.
+        utilisation: share of the peak FLOP/s, above 0 and at most 1, where no rate is given or measured.
         memory_share: of a device's memory that a step may fill, above 0 and at most 1.
 
     Raises:
@@ -119,8 +122,11 @@ def plan(
     for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
         if not 0 < share <= 1:
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
+    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
+        raise UserError(f"analysis.plan.tokens_per_second={tokens_per_second} must be a finite number above 0")
     recipe = _shared(recipe, number, micro_batch)
-    planned = _planned(recipe, devices, number, (runs, at_once), backend, utilisation, memory_share)
+    rate = _rate(recipe, devices, number, backend, tokens_per_second, utilisation)
+    planned = _planned(recipe, devices, number, (runs, at_once), backend, rate, memory_share)
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
@@ -198,7 +204,7 @@ def _of_sweep(plan: Plan) -> list[tuple[str, str, str]]:
         return []
     found = plan.metrics
     rounds = math.ceil(plan.runs / plan.at_once)
-    basis = f"{rounds} one after another, {plan.at_once} at once; assumed: each as fast as alone"
+    basis = f"{rounds} one after another, {plan.at_once} at once; assumed: each at the rate above"
     return [
         (f"time of {plan.runs:,} runs", duration(found["sweep_days"] * DAY), basis),
         ("  their cost, USD", _number(found["sweep_cost"]), "runs x cost"),
@@ -268,23 +274,27 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
     return recipe
 
 
+def _rate(recipe: Recipe, hardware: Hardware, gpus: int, backend: str, given: float | None, utilisation: float) -> Rate:
+    """Return the rate that is given, or else measured, or else assumed."""
+    if given is not None:
+        return Rate(given, "given: analysis.plan.tokens_per_second", measured=True)
+    measured = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
+    flops = parameters(recipe.shape).training_flops(recipe.seq_len, recipe.tokens)
+    return measured or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
+
+
 def _planned(
     recipe: Recipe,
     hardware: Hardware,
     gpus: int,
     sweep: tuple[int, int],
     backend: str,
-    utilisation: float,
+    rate: Rate,
     memory_share: float,
 ) -> Plan:
-    """Return the plan of a run whose devices can share the batch.
-
-    `sweep`: its runs, and how many at once; `utilisation` counts where no rate is measured.
-    """
+    """Return the plan of a run whose devices can share the batch; `sweep`: its runs, and how many at once."""
     counted = parameters(recipe.shape)
     flops = counted.training_flops(recipe.seq_len, recipe.tokens)
-    rate = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
-    rate = rate or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
     other = _other_work(recipe, counted, gpus)
     work = recipe.tokens + sum(other.values())
     days = work / rate.tokens_per_second / DAY
