@@ -118,7 +118,7 @@ class RayTask:
         SIGKILL adds nothing: Ray would kill the worker and that process, and leave what the process has started.
         """
         if number == signal.SIGTERM and not self.future.done():
-            ray.cancel(self.reference, force=False)
+            ray.cancel(self.reference)
 
 
 def _changed(console: Path) -> int | None:
