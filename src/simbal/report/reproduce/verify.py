@@ -15,6 +15,7 @@ from simbal.errors import UserError
 from simbal.files.disk import read_bytes
 from simbal.report.reproduce.check_table import LARGEST, check_table
 from simbal.report.reproduce.formulas import Study
+from simbal.report.reproduce.plans import check_plan
 from simbal.report.reproduce.printed import NUMBER, Checked
 
 QUOTED = "quoted.yaml"
@@ -24,10 +25,10 @@ NO_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)")  # code and targets of links
 
 
 def verify(results: Path) -> None:
-    """Check every table.md below `results`, and the texts that its quoted.yaml names; print what was not verified.
+    """Check each table.md and plan.md below `results`, and texts that its quoted.yaml names; print what is unverified.
 
     Raises:
-        UserError: a number is wrong, a sentence is not in its text, or a file is not there.
+        UserError: a number is wrong, a sentence is not in its text, a plan is too late, or a file is not there.
     """
     quoted = _quoted(results)
     found = {f"{file.parent.name}/table.md": check_table(file.parent) for file in sorted(results.glob("*/table.md"))}
@@ -37,6 +38,11 @@ def verify(results: Path) -> None:
         found[name] = check_text(results, name, quoted.get(name, {}))
     for name, checked in found.items():
         _print(name, checked)
+    late = 0
+    for plan in sorted(results.glob("*/plan.md")):
+        said, wrong = check_plan(plan.parent)
+        print(f"{plan.parent.name}/plan.md: {said}")
+        late += wrong
     total = Checked()
     for checked in found.values():
         total.add(checked)
@@ -45,6 +51,8 @@ def verify(results: Path) -> None:
     print(f"not verified: {left:,} numbers: of curves, single analyses and runs, the paper, and settings")
     if count := len(total.wrong):
         raise UserError(f"{count} numbers or sentences of {results} are not as its rows have them: see above")
+    if late:
+        raise UserError(f"{results} has {late} of its plans younger than their runs: see above")
 
 
 def check_text(results: Path, name: str, sentences: Mapping[str, list[str]]) -> Checked:

@@ -1,0 +1,49 @@
+"""The plan of a study was there before its runs: plan.md was committed before the first of them began."""
+
+import json
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+from simbal.errors import UserError
+from simbal.files.disk import read_bytes
+from simbal.report.reproduce.check_table import LARGEST
+
+
+def check_plan(study: Path) -> tuple[str, bool]:
+    """Return what is known of when a study's plan.md was first committed, and whether that was too late.
+
+    The date is the one that git keeps when commits are moved (the author's), held against `first_started` of the
+    study's origin.json.
+
+    Raises:
+        UserError: origin.json does not say when the first run began.
+    """
+    origin = study / "origin.json"
+    if not origin.exists():
+        return "its study has no origin.json to hold it against", False
+    try:
+        started = datetime.fromisoformat(json.loads(read_bytes(origin, LARGEST))["first_started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{origin} does not say when the first run began") from None
+    committed = first_commit(study / "plan.md")
+    if committed is None:
+        return "not verified, as git does not know its first commit here", False
+    if committed < started:
+        return "committed before the first run began", False
+    return f"WRONG: committed at {committed.isoformat()}, after the first run began, {started.isoformat()}", True
+
+
+def first_commit(file: Path) -> datetime | None:
+    """Return when a file was first committed; None where that is not known, as in a shallow clone."""
+    try:
+        shallow = _git(file.parent, "rev-parse", "--is-shallow-repository")
+        dates = _git(file.parent, "log", "--follow", "--diff-filter=A", "--format=%aI", "--", file.name).split()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return datetime.fromisoformat(dates[-1]) if dates and shallow == "false" else None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.check_output(command, cwd=folder, text=True, stderr=subprocess.DEVNULL).strip()
