@@ -35,7 +35,7 @@ class S3Server:
     """The server, with one bucket.
 
     A fault is one of ANSWERS; `reset`: the connection breaks in the middle of the request; `lost`: it breaks once the
-    request is done, before the answer; `hang`: no answer comes.
+    request is done, before the answer; `hang`: no answer comes; `continue`: none but a late `100 Continue`.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,10 @@ class S3Server:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(status, [("Content-Type", "application/xml")])
             return [f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()]
-        if kind == "hang":
+        if kind in ("hang", "continue"):
+            if kind == "continue":
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                environ["werkzeug.socket"].sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.hanging.set()
             self.ended.wait()
             return []

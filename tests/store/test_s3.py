@@ -47,10 +47,15 @@ def test_what_fails_in_passing_is_tried_again(tmp_path, server, bucket, kind):
     assert seen(tmp_path / "c", bucket) == machine.files()
 
 
-def test_a_server_that_does_not_answer_is_given_up_after_a_while_and_asked_again(tmp_path, server, bucket):
+@pytest.mark.parametrize("kind", ["hang", "continue"])
+@pytest.mark.parametrize("asked", ["PUT .*/objects/", "PUT .*/history/"])
+def test_a_server_that_does_not_answer_is_given_up_after_a_while_and_asked_again(
+    tmp_path, server, bucket, monkeypatch, kind, asked
+):
+    monkeypatch.setattr("simbal.store.bucket.ANSWER_SECONDS", 10.0)
     machine = Machine(tmp_path / "a", bucket)
     with machine.stored.held():
-        server.fails(r"PUT .*/objects/", "hang")
+        server.fails(asked, kind)
         machine.train(3, "a")
         machine.stored.bring_away()
     assert server.struck

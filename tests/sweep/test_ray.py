@@ -4,9 +4,11 @@ import json
 import os
 import signal
 import subprocess
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import TaskCancelledError
 
 from simbal.processes.start import Local
 from simbal.runs.folder import RunFolder
@@ -94,6 +96,43 @@ def test_a_job_ends_with_its_node_though_ray_leaves_the_worker_behind(tmp_path, 
     assert in_a_fork(raylet) == 0
     (file,) = tmp_path.iterdir()
     wait_until(lambda: not alive(int(file.name)))
+
+
+def test_a_cancellation_that_is_lost_is_repeated(monkeypatch):
+    future, asked = Future(), []
+
+    def cancel(reference):
+        asked.append(reference)
+        if len(asked) == 3:
+            future.set_exception(TaskCancelledError())
+
+    monkeypatch.setattr(ray_tasks, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(ray_tasks.ray, "cancel", cancel)
+    reference = SimpleNamespace(future=lambda: future)
+    task = ray_tasks.RayTask(reference, lambda: True)
+    assert task.poll() is None
+    assert asked == []
+    task.signal(signal.SIGTERM)
+    assert task.wait() == -signal.SIGKILL
+    assert asked == [reference] * 3
+
+
+def test_a_second_cancellation_does_not_break_off_what_the_first_has_begun(monkeypatch):
+    def end(processes, grace):
+        os.kill(os.getpid(), signal.SIGINT)  # as Ray cancels
+        ended.extend(processes)
+
+    ended, process = [], SimpleNamespace(poll=lambda: signal.default_int_handler(signal.SIGINT, None))
+    monkeypatch.setattr(ray_tasks, "end", end)
+    monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=lambda *_: process))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ray_tasks._work_in_process({}, {})
+        assert ended == [process]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_are_gone_on_with(app):

@@ -17,6 +17,8 @@ from simbal.files.disk import NO_SPACE
 from simbal.files.remote import LostError
 
 NO_OBJECT = "PreconditionFailed"  # S3's word for a condition that does not hold
+ANSWER_SECONDS = 120.0  # until an object is given up that is neither sent nor refused, and
+BYTES_PER_SECOND = 100_000  # the slowest line that still gets what is large across
 Result = TypeVar("Result")
 
 
@@ -67,7 +69,9 @@ class Bucket:
 
     def write(self, name: str, content: bytes) -> None:
         """Make this the content of an object, whether it is there or not."""
-        self._writing(lambda filesystem, root: filesystem.pipe_file(f"{root}/{name}", content))
+        self._writing(
+            lambda filesystem, root: filesystem.pipe_file(f"{root}/{name}", content, **_limit(filesystem, len(content)))
+        )
 
     def create(self, name: str, content: bytes) -> bool:
         """Make a new object with this content, all of it at once; return False if there is one of that name.
@@ -88,7 +92,10 @@ class Bucket:
 
     def send(self, file: Path, name: str) -> None:
         """Make the content of a file, which may be large, that of an object."""
-        self._writing(lambda filesystem, root: filesystem.put_file(str(file), f"{root}/{name}"))
+        size = file.stat().st_size
+        self._writing(
+            lambda filesystem, root: filesystem.put_file(str(file), f"{root}/{name}", **_limit(filesystem, size))
+        )
 
     def fetch(self, name: str, file: Path) -> bool:
         """Write an object's content to a file; return False if there is no such object.
@@ -161,6 +168,15 @@ class Bucket:
         return filesystem, root.rstrip("/")
 
 
+def _limit(filesystem: Any, size: int) -> dict[str, float]:
+    """Return the limit of time in which so many bytes must be written, where fsspec takes one.
+
+    Clients limit the time without an answer, but aiohttp (3.14) forgets that limit when a server says `100 Continue`
+    after the bytes were sent: without another, a run would wait for ever for a server that then says no more.
+    """
+    return {"timeout": ANSWER_SECONDS + size / BYTES_PER_SECOND} if filesystem.async_impl else {}
+
+
 def _remove(name: str, filesystem: Any, root: str) -> None:
     filesystem.rm_file(f"{root}/{name}")
 
@@ -168,7 +184,7 @@ def _remove(name: str, filesystem: Any, root: str) -> None:
 def _create(filesystem: Any, path: str, content: bytes) -> None:
     """Create an object; `FileExistsError`, or S3's, if there is one."""
     if "file" not in filesystem.protocol:
-        filesystem.pipe_file(path, content, mode="create")
+        filesystem.pipe_file(path, content, mode="create", **_limit(filesystem, len(content)))
         return
     written = f"{path}.{uuid4().hex}"  # a file is not written at once, but a name is given at once
     filesystem.pipe_file(written, content)

@@ -20,6 +20,7 @@ from simbal.sweep import worker
 
 REACHED_SECONDS = 10.0  # until an address has to answer
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL on the node
+AGAIN_SECONDS = 15.0  # between cancellations: Ray raises an exception in the worker, which Python may lose
 LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the run goes on by the same command
 
 
@@ -93,6 +94,7 @@ class RayTask:
     def __init__(self, reference: Any, begun: Callable[[], bool]) -> None:
         """Make it of Ray's reference to its result; Ray does not say whether it has `begun`."""
         self.reference, self.future, self.begun = reference, reference.future(), begun
+        self.cancelled: float | None = None  # when it was, last
 
     def poll(self) -> int | None:
         """Return None while it waits or runs, then its exit code; that of a process that is lost is -9.
@@ -100,10 +102,10 @@ class RayTask:
         Raises:
             UserError: the node cannot do what it is given.
         """
-        return self.wait() if self.future.done() else None
-
-    def wait(self) -> int:
-        """Wait for its end, and return the same."""
+        if not self.future.done():
+            if self.cancelled is not None and time.monotonic() > self.cancelled + AGAIN_SECONDS:
+                self._cancel()
+            return None
         try:
             return int(self.future.result())
         except LOST:
@@ -112,13 +114,23 @@ class RayTask:
             said = str(error).strip().splitlines()[-1]
             raise UserError(f"a node of the Ray cluster cannot do a job: {said}") from None
 
+    def wait(self) -> int:
+        """Wait for its end, and return the same."""
+        while (code := self.poll()) is None:
+            time.sleep(POLL_SECONDS)
+        return code
+
     def signal(self, number: signal.Signals) -> None:
         """End the task at SIGTERM: its process may save, and if it stays its node kills it with all it has started.
 
         SIGKILL adds nothing: Ray would kill the worker and that process, and leave what the process has started.
         """
         if number == signal.SIGTERM and not self.future.done():
-            ray.cancel(self.reference)
+            self._cancel()
+
+    def _cancel(self) -> None:
+        ray.cancel(self.reference)
+        self.cancelled = time.monotonic()
 
 
 def _changed(console: Path) -> int | None:
@@ -136,5 +148,7 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
         while process.poll() is None and os.getppid() == raylet:  # Ray interrupts Python alone, no wait of the kernel's
             time.sleep(POLL_SECONDS)
     finally:
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # by which Ray would break this off at a next cancellation
         end([process], GRACE_SECONDS)
+        signal.signal(signal.SIGINT, heard)
     return process.wait()
