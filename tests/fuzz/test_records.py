@@ -89,6 +89,12 @@ def test_any_text_is_refused(text):
     assert parsed(text) is None
 
 
+def test_a_record_that_can_be_read_and_not_be_written_again_is_refused():
+    nested = b"[" * 1010 + b"]" * 1010  # orjson reads up to 1,024 levels, and json writes fewer than 1,000
+    with pytest.raises(ValueError, match="nested too deeply"):
+        record_schema.parse_record(b'{"status": "failed", "config_hash": "a", "error": ' + nested + b"}")
+
+
 @given(st.dictionaries(st.text(max_size=5), json_values))
 def test_whatever_is_sealed_is_read_again_or_refused(extra):
     try:

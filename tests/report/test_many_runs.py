@@ -28,8 +28,8 @@ def test_each_run_costs_as_many_files_however_many_there_are(write_run, opened):
         opened.clear()
         read_table(folder)
         counts.append(len(opened))
-    config_twice_and_record = 3
-    assert {after - before for before, after in pairwise(counts)} == {2 * config_twice_and_record}
+    config_twice_record_curves_and_documents = 5
+    assert {after - before for before, after in pairwise(counts)} == {2 * config_twice_record_curves_and_documents}
 
 
 def test_what_runs_have_in_common_is_held_once(write_run):

@@ -21,7 +21,7 @@ def test_the_sums_are_read_by_document(tmp_path):
         ("{", "is broken"),
         ("[]", "must have nats and tokens"),
         ('{"nats": [1.0]}', "must have nats and tokens"),
-        ('{"nats": [NaN], "tokens": [1]}', "NaN is no number"),
+        ('{"nats": [NaN], "tokens": [1]}', "unexpected character"),
         ('{"nats": [1e999], "tokens": [1]}', "is broken"),
         ('{"nats": [-1.0], "tokens": [1]}', "none below 0"),
         ('{"nats": [1.0], "tokens": [-1]}', "none below 0"),

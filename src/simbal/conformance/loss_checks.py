@@ -123,8 +123,8 @@ def layers_mix_only_if_declared(case: Case) -> None:
 def a_dead_expert_is_drawn_in_as_declared(case: Case) -> None:
     """Check whether an expert without tokens is raised by the gradient, or chosen after updates."""
     strategy = case.make()
-    logits_NE = random(24, E)
-    logits_NE[:, -1] = logits_NE.min() - 1 - 0.1 * logits_NE[:, -1].abs()  # a threshold tells no equal ones apart
+    logits_NE = 0.2 * random(24, E)  # so close to each other that a bias of small steps is soon there
+    logits_NE[:, -1] = logits_NE.min() - 0.2 - 0.1 * logits_NE[:, -1].abs()  # a threshold tells no equal ones apart
     logits_NE.requires_grad_()
     identity_EE = torch.eye(E, dtype=torch.float64, requires_grad=True)
     balancing = Composition({"it": strategy}, {})

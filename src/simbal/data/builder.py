@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,7 +29,6 @@ from simbal.data.sources.records import LARGEST
 from simbal.data.splits import SplitWriter, facts_of, sizes, token_dtype
 from simbal.data.verification import fingerprints, write_meta
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes, remove_parts, replace_text
 
 GROUP = 1 << 20  # bytes of text that a thread encodes at once
@@ -103,7 +103,7 @@ class Journal:
     def read(cls, folder: Path) -> "Journal":
         """Return the journal that an interrupted build left, or an empty one if there is none that makes sense."""
         try:
-            state = strict_json.parse(read_bytes(folder / NAME, LARGEST))
+            state = orjson.loads(read_bytes(folder / NAME, LARGEST))
             journal = cls(**state | {"skipped": Counter(state["skipped"])})
         except (OSError, ValueError, KeyError, TypeError):
             return cls()

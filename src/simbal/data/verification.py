@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import orjson
 
 from simbal.data.document import SPLITS
 from simbal.data.overlap import Overlap
 from simbal.data.sources.records import LARGEST, require_readable
 from simbal.data.splits import SplitFacts, facts_of, token_dtype
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.runs import record
 
@@ -59,7 +59,7 @@ def read_meta(store: Path) -> dict[str, Any]:
     """
     text = read_bytes(store / META, LARGEST).decode()
     require_readable(text)
-    meta = strict_json.parse(text)
+    meta = orjson.loads(text)
     try:
         sealed = isinstance(meta, dict) and record.sealed(meta) == meta
     except RecursionError:
@@ -218,7 +218,7 @@ def _stamps(folder: Path) -> Stamps:
 
 def _remembered(folder: Path) -> list[Any]:
     try:
-        memory = strict_json.parse(read_bytes(folder / MEMORY, LARGEST_MEMORY))
+        memory = orjson.loads(read_bytes(folder / MEMORY, LARGEST_MEMORY))
     except (OSError, ValueError):
         return []
     return memory if isinstance(memory, list) else []

@@ -28,7 +28,8 @@ def read_bytes(file: Path, largest: int) -> bytes:
         ValueError: it has more than `largest` bytes, or is a pipe or a device; a few words say which.
         OSError: it cannot be read, or is a folder.
     """
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123  a descriptor
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as opened:  # noqa: PTH123  a descriptor; it is read at once
         about = os.fstat(opened.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise ValueError("it is no regular file")

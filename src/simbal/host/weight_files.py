@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -39,7 +39,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     try:
-        value = strict_json.parse(content)
+        value = orjson.loads(content)
     except ValueError:
         raise UserError(f"{file} is damaged: it is no JSON, or cut short") from None
     if not isinstance(value, dict):

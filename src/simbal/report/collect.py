@@ -144,7 +144,8 @@ def read_run(path: Path) -> Run:
 
 def read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the analyses that have numbers, by name; `UserError` if one is broken."""
-    analyses = {file.stem: read_analysis(file) for file in sorted(folder.glob("*.json"))}
+    files = sorted(folder.glob("*.json")) if folder.exists() else []  # most have none, which glob is slow to find
+    analyses = {file.stem: read_analysis(file) for file in files}
     return {name: analysis for name, analysis in analyses.items() if analysis and analysis.get("metrics")}
 
 

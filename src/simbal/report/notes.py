@@ -1,6 +1,7 @@
 """The notes below a table: why an arm is not compared, what so few seeds cannot say, and what the numbers mean."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean
 
 from simbal.files.printable import printable
@@ -20,6 +21,7 @@ FEW_VALIDATIONS = 10
 SAME_COMPUTE = 0.01  # by which experts per token may differ, as they do at random where their number varies
 
 
+@lru_cache(maxsize=1)  # four renderings have the same, which of very many runs take a while
 def notes(table: Table) -> list[str]:
     """Return all notes of a table in their order, each one or more sentences."""
     return remarks(table) + explanations(table)

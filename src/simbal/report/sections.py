@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from urllib.parse import quote
 
 from simbal.metrics.table import Metric
@@ -46,6 +47,7 @@ class Section:
         return Section(self.title, [self.headings[i] for i in kept], rows, self.texts, self.arms)
 
 
+@lru_cache(maxsize=1)  # the same for each rendering
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in their order."""
     found = (means(table), differences(table), tokens_to_loss(table), absent(table))

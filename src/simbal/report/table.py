@@ -6,8 +6,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.files.printable import printable
 from simbal.metrics.table import Metric
@@ -20,7 +21,7 @@ from simbal.report.models import MeasuredModel, usual_of_models
 LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a table is itself alone, so that what follows from it can be kept
 class Table:
     """Everything that a rendering of the table shows."""
 
@@ -74,7 +75,7 @@ class LastSweep:
         if not file.exists():
             return cls()
         try:
-            said = strict_json.parse(read_bytes(file, LARGEST))
+            said = orjson.loads(read_bytes(file, LARGEST))
             if all(isinstance(text, str) for text in (said["command"], *said["runs"].values())):
                 return cls(said["command"], said["runs"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes
 from simbal.runs.folder import DOCUMENTS_FILE, LARGEST_CURVES
 from simbal.runs.record import LARGEST
@@ -31,10 +32,10 @@ def document_sums(run_path: Path) -> DocumentSums | None:
         UserError: the file is broken; it is named.
     """
     file = run_path / DOCUMENTS_FILE
-    if not file.exists():
-        return None
     try:
-        said = strict_json.parse(read_bytes(file, LARGEST_CURVES), False)  # what is used of it is looked at below
+        said = orjson.loads(read_bytes(file, LARGEST_CURVES))
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

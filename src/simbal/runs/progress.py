@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from simbal.files import strict_json
+import orjson
+
 from simbal.files.disk import read_bytes
 from simbal.runs.record import is_number
 
@@ -16,7 +17,7 @@ LARGEST = 1 << 16  # bytes; ours has a few hundred
 def read_progress(run_path: Path) -> dict[str, Any]:
     """Return what a run's progress.json says; empty before there is one, and for one that makes no sense."""
     try:
-        said = strict_json.parse(read_bytes(run_path / PROGRESS_FILE, LARGEST))
+        said = orjson.loads(read_bytes(run_path / PROGRESS_FILE, LARGEST))
     except (OSError, ValueError):
         return {}
     return said if _is_progress(said) else {}

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import orjson
+
 from simbal.errors import redacted
-from simbal.files import strict_json
 from simbal.files.printable import printable
 
 # killed: by a signal, so that the next sweep goes on with it; diverged: its loss or gradient became NaN or infinite
@@ -102,7 +103,7 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
     A lone surrogate, as the name of a file can hold, becomes a question mark; `ValueError` for NaN or infinity.
     """
-    plain = json.loads(json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+    plain = orjson.loads(json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
     plain = _without_secrets(plain)
     plain.pop(CHECKSUM, None)
     return {**plain, CHECKSUM: _checksum(plain)}
@@ -127,7 +128,8 @@ def parse_record(text: bytes) -> dict[str, Any]:
         ValueError: the text is no record, or no longer the one that was written; a few words say why.
     """
     record, written = _opened(text)
-    if written is not None and written != _checksum(record):
+    found = _checksum(record)  # of every record, as it refuses what could not be written again
+    if written is not None and written != found:
         raise ValueError("its checksum is that of another content")
     check(record)
     unknown = record.keys() - KEYS
@@ -172,7 +174,7 @@ def _without_secrets(value: Any) -> Any:
 def _opened(text: bytes) -> tuple[dict[str, Any], Any]:
     """Return the JSON object and its checksum, None if it has none; `ValueError` if the text is no JSON object."""
     try:
-        content = strict_json.parse(text)
+        content = orjson.loads(text)
     except ValueError:
         raise ValueError("it is no JSON, or cut short") from None
     if not isinstance(content, dict):
@@ -181,5 +183,9 @@ def _opened(text: bytes) -> tuple[dict[str, Any], Any]:
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    """Return the sha256 of the record's values; `ValueError` if they are nested more deeply than any that we write."""
+    try:
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     return hashlib.sha256(text.encode()).hexdigest()

@@ -22,12 +22,12 @@ from secrets import token_hex
 from typing import Any
 
 import lightning as L
+import orjson
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.distributed import is_first
 from simbal.errors import UserError
-from simbal.files import strict_json
 from simbal.files.disk import read_bytes, write_json
 from simbal.files.locks import Lock
 from simbal.runs.spec import RunSpec, result_keys
@@ -196,7 +196,7 @@ BUILDERS: dict[str, Callable[[RunSpec, Path, int], Built]] = {
 
 def _ids(folder: Path) -> dict[str, str]:
     try:
-        return dict(strict_json.parse(read_bytes(folder / IDS_FILE, LARGEST_IDS)))
+        return dict(orjson.loads(read_bytes(folder / IDS_FILE, LARGEST_IDS)))
     except (OSError, ValueError, TypeError):  # absent or damaged: it is logged under a new id
         return {}
 

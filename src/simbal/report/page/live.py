@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
 from markupsafe import Markup
 
 from simbal.errors import UserError, redacted
-from simbal.files import strict_json
 from simbal.files.console import clock
 from simbal.files.disk import read_bytes, write_text
 from simbal.files.printable import printable
@@ -167,7 +167,7 @@ class Follower:
         self.read += len(whole)
         for line in whole.splitlines():
             with suppress(ValueError, UserError, KeyError, TypeError):  # a broken line is the report's to complain of
-                self._keep(strict_json.parse(line, False))
+                self._keep(orjson.loads(line))
 
     def _keep(self, row: dict[str, Any]) -> None:
         place = {key: int(series.number(row[key], self.run)) for key in ("step", "tokens")}
