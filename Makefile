@@ -11,6 +11,8 @@ SECONDS ?= 600
 # The other values are text, in which neither make nor the shell finds a command.
 text = '$(subst ','\'',$(value $(1)))'
 unexport NAME SCALE SECONDS
+# What is compiled is kept, or each of two workers would compile the project and its tests anew, for a tenth of the time.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
@@ -32,7 +34,7 @@ sweep: $(STAMP) ## the main job: simbal against lbl, two seeds each, to a table 
 	$(BIN)/python train.py -m name=quickstart balancing=simbal,lbl seed=0,1 $(ARGS)
 
 test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" --durations=10 $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=10 $(ARGS)
 
 test-all: $(STAMP) ## all tests, slow ones too (ten times the examples: ARGS=--hypothesis-profile=thorough)
 	$(BIN)/pytest -n 3 --dist worksteal --durations=10 $(ARGS)

@@ -66,7 +66,8 @@ def found(secrets, folder, *said):
 SECRETS = [USER.encode(), PASSWORD.encode(), PASSWORD.replace("+", "%2B").encode(), TOKEN.encode()]
 
 
-@pytest.mark.parametrize("given", ["typed", pytest.param("environment", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["typed", "environment"])
 def test_a_sweep_over_a_url_with_secrets_leaves_none_of_them_anywhere(tmp_path, server, given):
     url, environment = address(server), dict(os.environ)
     if given == "environment":

@@ -58,7 +58,7 @@ def test_logits_with_a_cache_are_those_of_the_whole_sequence_under_every_strateg
     model, steering = model_and_steering(case)
     tokens_BS = tokens()
     whole_BSD, _ = model(tokens_BS, steering)
-    for pieces in ([5] + [1] * 7, [1] * 12, [4, 3, 5]):
+    for pieces in ([5] + [1] * 7, [1, 4, 7]):
         cached_BSD = in_pieces(model, steering, tokens_BS, pieces)
         torch.testing.assert_close(cached_BSD @ model.head_VD.T, whole_BSD @ model.head_VD.T, atol=1e-5, rtol=1e-5)
 

@@ -28,7 +28,7 @@ def drawn_TED():
 def results(drawn_TED):
     """The paper's shape; fewer trials of Trained, which takes longest."""
     weights = {
-        "Trained": orthonormal.trained(drawn_TED[:20], steps=100, lr=1e-4, final_lr=1e-5),
+        "Trained": orthonormal.trained(drawn_TED[:8], steps=100, lr=1e-4, final_lr=1e-5),
         "Param": orthonormal.parametrized(32, 1536, generators(100)),
         "OrthoInit": drawn_TED,
     }

@@ -23,9 +23,9 @@ OF_EACH_SCOPE = [*{case.make().properties.scope: case for case in CASES}.values(
 
 
 def trained(case: Case, **cut: int) -> dict[str, Tensor]:
-    """The outcome of three steps, `cut` by `rank` or `micro_batches`."""
+    """The outcome of two steps, `cut` by `rank` or `micro_batches`."""
     module = tiny_module(case)
-    train(module, range(3), **cut)
+    train(module, range(2), **cut)
     return outcome(module)
 
 

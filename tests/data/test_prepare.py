@@ -1,6 +1,5 @@
 """The program prepare.py, and the function that does its work."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from simbal.cli import command_line
 from simbal.data.check import prepare_or_check
 from simbal.errors import UserError
 from tests.conftest import CONF
+from tests.programs import run
 
-PROGRAM = CONF.parent / "prepare.py"
 FILES = yaml.safe_load((CONF / "data" / "files.yaml").read_text())
 
 
 def prepare(folder, *overrides):
-    command = [sys.executable, str(PROGRAM), f"data.cache_dir={folder}/cache", *overrides]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run("prepare.py", f"data.cache_dir={folder}/cache", *overrides, cwd=folder)
 
 
 @pytest.fixture
@@ -38,7 +36,6 @@ def test_the_command_prepares_text_and_says_what_it_holds(tmp_path, jsonl):
     assert list((tmp_path / "cache").glob("files-*"))
 
 
-@pytest.mark.slow
 def test_bad_input_ends_the_command_with_one_sentence(tmp_path):
     (tmp_path / "bad.jsonl").write_text("no json\n")
     done = prepare(tmp_path, "data=files", "data.files=bad.jsonl")
@@ -48,7 +45,6 @@ def test_bad_input_ends_the_command_with_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_value_that_makes_no_sense_ends_the_command_with_one_sentence(tmp_path):
     done = prepare(tmp_path, "data.threads=many")
     assert (done.returncode, done.stdout) == (1, "")

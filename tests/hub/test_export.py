@@ -19,6 +19,7 @@ from simbal.hub import export as target_folder
 from simbal.hub.export import FILES, NO_TOKENIZER, export
 from simbal.runs.folder import RunFolder
 from tests.forged_runs import forge
+from tests.programs import run
 
 ROOT = Path(__file__).parents[2]
 SPARSE = ("balancing=simbal", "model.init_std=0.2")
@@ -72,10 +73,8 @@ def test_a_run_on_text_is_exported_without_its_data(text_run, tmp_path, monkeypa
     assert model.generate(**prompt, max_new_tokens=3, pad_token_id=0).shape[0] == 1
 
 
-@pytest.mark.slow
 def test_the_command_exports_a_run_and_leaves_nothing_else(text_run, tmp_path):
-    line = [sys.executable, str(ROOT / "export.py"), f"run={text_run.path}", "to=model"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run("export.py", f"run={text_run.path}", "to=model", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"written: {tmp_path / 'model'}, a MixtralForCausalLM of {text_run.path}" in done.stdout
     assert [*tmp_path.iterdir()] == [tmp_path / "model"]

@@ -76,6 +76,7 @@ def jobs(draw):
     return [[[*groups, *others, *of_job][place] for place in order] for of_job in lines]
 
 
+@pytest.mark.slow
 @given(jobs=jobs())
 def test_every_job_is_the_run_that_hydra_composes(sweep, jobs):
     composer = Composer(*sweep)

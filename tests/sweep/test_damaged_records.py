@@ -19,7 +19,7 @@ def other(text: bytes) -> bytes:
     return b'{"status": "finished", "config_hash": ["os.system"]}'
 
 
-@pytest.mark.parametrize("damage", [cut, flip, other])
+@pytest.mark.parametrize("damage", [cut, *(pytest.param(way, marks=pytest.mark.slow) for way in (flip, other))])
 def test_a_run_with_a_damaged_record_is_done_again_and_the_others_are_not(app, damage):
     first = app.run("-m", "seed=0-2")
     file = app.run_folder(1) / "record.json"

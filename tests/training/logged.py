@@ -12,6 +12,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simbal.runs.spec import RunSpec
+from tests.child_processes import wait_until
 from tests.training.run_files import rows
 
 BLOCK, HEADER, START = 32768, 7, 7  # of a .wandb file, in bytes: blocks of a LevelDB log after a few of its own
@@ -83,18 +84,22 @@ def _mlflow(spec: RunSpec) -> Logged:
 
 
 def _wandb(spec: RunSpec) -> Logged:
-    from wandb.proto.wandb_internal_pb2 import Record
-
     points, config = Counter(), {}
     for file in sorted(spec.path.glob("wandb/offline-run-*/*.wandb")):
-        for content in _entries(file.read_bytes()):
-            record = Record()
-            record.ParseFromString(content)
+        # written by a process of wandb, which may take its time after the end of the run
+        wait_until(lambda file=file: any(record.HasField("exit") for record in _records(file)))
+        for record in _records(file):
             config |= {item.key: json.loads(item.value_json) for item in record.config.update}
             row = {"/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             step = row.pop("trainer/global_step", None)
             points.update((key, int(step), value) for key, value in row.items() if not key.startswith("_"))
     return Logged(rounded(points), config)
+
+
+def _records(file: Path):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(content) for content in _entries(file.read_bytes())]
 
 
 def _entries(content: bytes):

@@ -17,6 +17,7 @@ from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.conftest import CONF, MARKOV, SMALL
+from tests.programs import run
 from tests.training.run_files import OTHER_HEADS, assert_same_run, weights, without_speed
 from tests.training.test_stop import signal_in
 
@@ -30,7 +31,7 @@ MEASURED = ("data.validation_tokens=496", "trainer.pes_every=5")
 
 def command(folder, cache_dir, *keys: str) -> list[str]:
     places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
-    return [str(CONF.parent / "train.py"), *SMALL, *MARKOV, *places, *PAIR, *keys]
+    return [*SMALL, *MARKOV, *places, *PAIR, *keys]
 
 
 def files(spec) -> list[str]:
@@ -159,8 +160,8 @@ def test_divergence_on_ranks_is_recorded_once(small_spec, strategy):
 
 @pytest.mark.slow
 def test_a_multirun_trains_each_run_on_ranks(tmp_path, cache_dir):
-    sweep = command(tmp_path, cache_dir, "-m", "balancing=simbal,lbl", "trainer.max_steps=6")
-    done = subprocess.run([sys.executable, *sweep], capture_output=True, text=True, check=False)
+    keys = command(tmp_path, cache_dir, "balancing=simbal,lbl", "trainer.max_steps=6")
+    done = run("train.py", "-m", *keys, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len([*tmp_path.glob("default/*/record.json")]) == 2
     assert (tmp_path / "default" / "table.json").exists()
@@ -170,8 +171,8 @@ def test_a_multirun_trains_each_run_on_ranks(tmp_path, cache_dir):
 @pytest.mark.slow
 def test_torchrun_starts_the_processes(tmp_path, cache_dir):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = [*launcher, *command(tmp_path, cache_dir, "trainer.max_steps=6")]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    program = [*launcher, str(CONF.parent / "train.py"), *command(tmp_path, cache_dir, "trainer.max_steps=6")]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("val/ppl") == 1
     assert len([*tmp_path.glob("default/*/record.json")]) == 1

@@ -51,11 +51,13 @@ def test_a_killed_and_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert_same_run(whole, broken)
 
 
-# the conformance suite trains every other from a checkpoint too
-STATEFUL = sorted({case.name.partition(",")[0] for case in CASES if case.make().state_dict()})
+# the conformance suite trains every strategy from a checkpoint; a whole run, a case for each kind of state by default
+KINDS = ("lf", "remoe", "uniform", "ortho_param", "prototype", "[lbl,ernie_ortho]")
+STATEFUL = {case.name.partition(",")[0] for case in CASES if case.make().state_dict()}
+RESUMED = [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(STATEFUL.difference(KINDS)))]
 
 
-@pytest.mark.parametrize("balancing", [*STATEFUL, "ortho_param", "prototype", "[lbl,ernie_ortho]"])
+@pytest.mark.parametrize("balancing", RESUMED)
 def test_a_strategy_with_a_state_is_resumed_to_the_bit(small_spec, tmp_path, monkeypatch, balancing):
     """With accumulation, validation and PES at steps that no checkpoint shares."""
     keys = [f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=3", "trainer.val_every=5"]

@@ -2,30 +2,24 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from simbal.data.store import prepare
 from simbal.runs.folder import RunFolder
-from tests.child_processes import DEADLINE_SECONDS
 from tests.conftest import MARKOV, SMALL
+from tests.programs import run
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).parents[2]
-# train.py in a process whose address space may grow by so much, after its imports
+# what a process does before it is train.py
 SHORT_OF_MEMORY = """
-import resource, runpy, sys
-import simbal.training.run
+import resource
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize:"))
 resource.setrlimit(resource.RLIMIT_AS, ((used + 200 * 1024) * 1024,) * 2)
-sys.argv = ["train.py", *sys.argv[1:]]
-runpy.run_path("train.py", run_name="__main__")
 """
 SHORT_OF_FILES = """
-import contextlib, os, resource, runpy, sys
+import contextlib, os, resource
 from simbal.training.lit_moe import LitMoE
 def step(self, *_):
     with contextlib.ExitStack() as leak:
@@ -33,16 +27,12 @@ def step(self, *_):
             leak.enter_context(open(os.devnull))
 LitMoE.training_step = step
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-sys.argv = ["train.py", *sys.argv[1:]]
-runpy.run_path("train.py", run_name="__main__")
 """
 SHORT_FILES_ONLY = """
-import resource, runpy, sys
+import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (48_000, 48_000))
-sys.argv = ["train.py", *sys.argv[1:]]
-runpy.run_path("train.py", run_name="__main__")
 """
-UNLIMITED = "import runpy, sys; sys.argv[0] = 'train.py'; runpy.run_path('train.py', run_name='__main__')"
+UNLIMITED = ""
 # one tensor of hidden values is 32 MiB at micro_batch=64, and the weights are 3 MB
 WIDE = ("balancing=none", "model.num_experts=0", "model.top_k=1", "model.d_expert=8192", "trainer.global_batch=64")
 FEW_STEPS = ("trainer.max_steps=2", "trainer.val_every=2", "trainer.ckpt_every=2")
@@ -53,15 +43,12 @@ def program(tmp_path, cache_dir, small_spec):
     """`program(SHORT_OF_FILES, "seed=1")`: the ended process; the data have been prepared before."""
     prepare(small_spec().config.data, progress=False)
 
-    def run(code, *keys, output_dir=tmp_path / "outputs"):
+    def started(code, *keys, output_dir=tmp_path / "outputs"):
         places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
-        return subprocess.run(
-            [sys.executable, "-c", code, *SMALL, *MARKOV, *places, *keys],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
-        )  # fmt: skip
+        (tmp_path / "sitecustomize.py").write_text(code)
+        return run("train.py", *SMALL, *MARKOV, *places, *keys, cwd=tmp_path, PYTHONPATH=str(tmp_path))
 
-    return run
+    return started
 
 
 def records(folder):
@@ -84,6 +71,7 @@ def assert_failed(ended, record, cause, says):
         (SHORT_OF_FILES, (), "open files", "allow more with `ulimit -n`"),
         (SHORT_FILES_ONLY, (), "disk", "File too large; allow longer files with `ulimit -f`"),
     ],
+    ids=["memory", "open files", "long files"],
 )
 def test_a_run_that_is_short_of_something_ends_in_one_sentence_and_a_record(program, tmp_path, code, keys, cause, says):
     ended = program(code, *FEW_STEPS, *keys)

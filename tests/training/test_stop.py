@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -11,8 +9,9 @@ from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.stop import StopRequest
-from tests.child_processes import hear_ctrl_c, in_a_fork, wait_until
-from tests.conftest import CONF, MARKOV, SMALL
+from tests.child_processes import in_a_fork, wait_until
+from tests.conftest import MARKOV, SMALL
+from tests.programs import Program
 from tests.training.run_files import assert_same_run
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGUSR2: 140}
@@ -96,19 +95,18 @@ def test_a_second_signal_that_somebody_waits_for_ends_nothing():
 def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):
     steps = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.ckpt_every=100000")
     places = (f"output_dir={tmp_path}", f"data.cache_dir={cache_dir}")
-    command = [sys.executable, str(CONF.parent / "train.py"), *SMALL, *MARKOV, *steps, *places]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_ctrl_c)
+    process = Program("train.py", *SMALL, *MARKOV, *steps, *places, cwd=tmp_path)
     wait_until(lambda: process.poll() is not None or any(tmp_path.glob("default/*/progress.json")))
     for number in signals:
         process.send_signal(number)
     out, err = process.communicate()
     if len(signals) == 1:
         assert process.returncode == 128 + signals[0], err
-        assert b"the same command goes on from there" in out
+        assert "the same command goes on from there" in out
         assert len([*tmp_path.glob("default/*/checkpoints/step-*.ckpt")]) == 1
     else:  # the second may come before the first is heard, or after it is done
         assert process.returncode in (-signals[1], 128 + signals[1])
-    assert b"Traceback" not in err
+    assert "Traceback" not in err
 
 
 def test_a_second_signal_ends_a_program_that_cannot_stop(tmp_path):

@@ -29,7 +29,8 @@ def statuses(app, trial):
     return [RunFolder(app.folder / run).read_record()["status"] for run in trial.user_attrs["runs"]]
 
 
-@pytest.mark.parametrize("storage", ["sqlite:///s.db", pytest.param("journal:s.log", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["sqlite:///s.db", "journal:s.log"])
 def test_a_bad_curve_is_pruned_with_all_its_seeds_and_counts(app, storage):
     search = app.run("name=s", *grid(1, 100), *PRUNING, "seed=0-1", f"hydra.sweeper.storage={storage}")
     assert search.returncode == 0, search.stderr

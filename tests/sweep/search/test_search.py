@@ -42,7 +42,8 @@ def test_n_trials_is_the_total_and_a_finished_study_starts_nothing(app):
     assert (app.folder / "outputs/s/table.md").exists()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_killed_search_goes_on_with_the_points_that_it_would_have_had(app, tmp_path, sampler):
     how = ("name=s", COEF, "hydra.sweeper.n_trials=5", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.n_jobs=1")
     app.behave(hang_after=2)
@@ -60,7 +61,9 @@ def test_a_killed_search_goes_on_with_the_points_that_it_would_have_had(app, tmp
     assert again.user_attrs["runs"] == stale.user_attrs["runs"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 def test_a_stopped_search_can_go_on(app, number, code):
     app.behave(hang_after=1)
     process = app.start("name=s", COEF, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1")
