@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from _thread import interrupt_main
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -119,13 +120,13 @@ def test_a_cancellation_that_is_lost_is_repeated(monkeypatch):
 
 def test_a_second_cancellation_does_not_break_off_what_the_first_has_begun(monkeypatch):
     def end(processes, grace):
-        os.kill(os.getpid(), signal.SIGINT)  # as Ray cancels
+        interrupt_main()  # as Ray cancels
         ended.extend(processes)
 
-    ended, process = [], SimpleNamespace(poll=lambda: signal.default_int_handler(signal.SIGINT, None))
+    ended, process = [], SimpleNamespace(poll=lambda: interrupt_main() or 0, wait=lambda: 0)
     monkeypatch.setattr(ray_tasks, "end", end)
     monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=lambda *_: process))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a cluster that was started in the background
     try:
         with pytest.raises(KeyboardInterrupt):
             ray_tasks._work_in_process({}, {})

@@ -143,6 +143,8 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
 
     It also ends with the node's raylet, the worker's parent: where the head is lost, Ray leaves busy workers behind.
     """
+    # a cluster that was started in the background ignores SIGINT, with which Ray cancels what runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     raylet, process = os.getppid(), Spawn(worker).start(task | {"sweep": os.getpid()}, environment)
     try:
         while process.poll() is None and os.getppid() == raylet:  # Ray interrupts Python alone, no wait of the kernel's
