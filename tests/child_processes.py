@@ -1,18 +1,12 @@
 """Programs that tests start."""
 
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_SECONDS = 600  # until a test that hangs is given up, however slow the machine
-
-
-def hear_ctrl_c() -> None:
-    """For `preexec_fn`: a shell that runs the tests in the background has them, and their children, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def alive(pid: int) -> bool:

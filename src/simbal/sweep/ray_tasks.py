@@ -20,7 +20,7 @@ from simbal.sweep import worker
 
 REACHED_SECONDS = 10.0  # until an address has to answer
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL on the node
-AGAIN_SECONDS = 15.0  # between cancellations: Ray raises an exception in the worker, which Python may lose
+AGAIN_SECONDS = 15.0  # between cancellations: Ray raises them wherever a worker is, also where Python drops them
 LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the run goes on by the same command
 
 
