@@ -1,5 +1,6 @@
 """What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
 
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from simbal.sweep.composer import Composer
 from tests import programs
 
 pytest_plugins = ["tests.run_folders"]
+
+# a shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a slow machine is no failure; `--hypothesis-profile=thorough` is for the run of everything
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
