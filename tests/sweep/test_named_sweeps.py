@@ -12,10 +12,10 @@ from tests.programs import run
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
-SHORT = (
+SHORT = (  # as wide as there are most experts, or a frozen router has no orthonormal rows
     "trainer.max_steps=2", "trainer.val_every=1", "trainer.pes_every=1", "trainer.pes_tokens=32",
     "trainer.global_batch=2", "trainer.micro_batch=2", "optim.warmup_steps=1", "logger=none", "model.num_layers=1",
-    "model.d_model=32", "model.d_expert=8", "model.num_heads=2",
+    "model.d_model=64", "model.d_expert=8", "model.num_heads=2",
 )  # fmt: skip
 PINNED = pins.read(pins.COMMANDS)["commands"]  # tests/golden composes them
 RUNS = {
