@@ -38,13 +38,6 @@ MARKOV = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
-    """A slow test starts programs, which coverage does not follow: it is not counted, nor made slower by counting."""
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker("no_cover")
-
-
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")

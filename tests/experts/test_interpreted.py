@@ -19,7 +19,7 @@ POSSIBLE = [name for name, missing in FILES.items() if not missing]
 
 
 def interpret(*names: str, markers: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SLIPCOVER_"))}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     files = [str(HERE / name) for name in names]
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers, *files)
