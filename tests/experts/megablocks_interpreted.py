@@ -157,10 +157,11 @@ def test_a_checkpoint_of_any_backend_is_the_same_model_in_any_other():
 @pytest.mark.parametrize("name", ["megablocks", "fused"])
 def test_a_run_trains_and_records_its_backend(small_spec, name):
     widths = ("model.d_model=128", "model.d_expert=128", "model.num_layers=1", "model.num_experts=2", "model.top_k=1")
-    few = ("trainer.max_steps=1", "trainer.global_batch=1", "trainer.micro_batch=1", "data.documents=4", "data.validation_tokens=16")
+    few = ("trainer.max_steps=1", "trainer.global_batch=1", "trainer.micro_batch=1")
+    data = ("data.documents=4", "data.validation_tokens=16")
     runs = {}
     for backend in (name, "torch"):
-        spec = small_spec(f"experts={backend}", *widths, *few)
+        spec = small_spec(f"experts={backend}", *widths, *few, *data)
         train(spec)
         runs[backend] = json.loads((spec.path / "record.json").read_text())
     assert runs[name]["backend"] == name
