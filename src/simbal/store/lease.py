@@ -86,17 +86,26 @@ def _is_gone(entry: Entry) -> bool:
 
 @contextmanager
 def beating(history: History, writer: str) -> Iterator[None]:
-    """Give signs of life within the block, from a thread: training can keep this one busy for long."""
+    """Give signs of life within the block, from a thread: training can keep this one busy for long.
+
+    That thread deletes the sign too, after its last one: it would stay for ever.
+    """
     ended = threading.Event()
+    sign = history.place(alive(writer))
 
     def beat() -> None:
         count = 0
         while not ended.wait(BEAT_SECONDS):
             count += 1
             try:
-                history.bucket.write(history.place(alive(writer)), str(count).encode())
+                history.bucket.write(sign, str(count).encode())
             except UnreachableError as error:
                 log.debug("no sign of life: %s", error)
+        if count:
+            try:
+                history.bucket.delete([sign])
+            except UnreachableError as error:
+                log.debug("not deleted: %s", error)
 
     thread = threading.Thread(target=beat, name="signs of life", daemon=True)
     thread.start()
@@ -106,4 +115,4 @@ def beating(history: History, writer: str) -> Iterator[None]:
     finally:
         _beating.discard(writer)
         ended.set()
-        thread.join(LEASE_SECONDS)  # a sign on its way would come after the run is let go, and stay for ever
+        thread.join(LEASE_SECONDS)

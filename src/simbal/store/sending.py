@@ -11,7 +11,6 @@ from pathlib import Path
 from simbal.errors import BusyError
 from simbal.store.bucket import UnreachableError
 from simbal.store.history import CHECKPOINTS, Entry, History, Stored, name_of
-from simbal.store.lease import alive
 
 log = logging.getLogger("simbal")
 SUFFIX = re.compile(r"\.[a-z]{1,8}")
@@ -54,7 +53,7 @@ class Sending:
         before, self.entry = self.entry, written
         if before.number != self._first:  # that one stays, for whoever might still believe that its number is free
             self._deletable.add(name_of(before.number))
-        self._delete(free)
+        self._delete()
 
     def _stored(self, path: str, file: Path) -> Stored:
         """Return what the file is in the store, to which it is brought unless it is there."""
@@ -84,10 +83,8 @@ class Sending:
         self._deletable.add(name)
         return name
 
-    def _delete(self, free: bool) -> None:
+    def _delete(self) -> None:
         """Delete what the last entry does not need; what is left is deleted another time, or by the next holder."""
-        if free:
-            self._deletable.add(alive(self.entry.writer))
         unneeded = sorted(self._deletable - self.entry.objects)
         try:
             self.history.bucket.delete(map(self.history.place, unneeded))
