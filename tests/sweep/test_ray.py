@@ -6,6 +6,7 @@ import signal
 import subprocess
 from _thread import interrupt_main
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -49,13 +50,31 @@ def begun(folder) -> set[str]:
     return {file.parts[-3] for file in folder.glob("outputs/default/*/checkpoints/step-*.ckpt")}
 
 
+@contextmanager
+def waiting(running, folder, runs: int):
+    """Within the block so many runs wait, each since its first checkpoint: none is done too soon, however slow others."""
+    held = dict[str, int]()
+
+    def hold() -> int:
+        for run in begun(folder) - held.keys():
+            held[run] = int((folder / "outputs/default" / run / ".lock").read_text().split()[1])
+            os.kill(held[run], signal.SIGSTOP)
+        return len(held)
+
+    wait_until(lambda: running.poll() is not None or hold() >= runs)
+    yield
+    for pid in held.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(sweep, tmp_path, small_spec):
     whole = small_spec(*LONG, output_dir=tmp_path / "whole")
     train(whole)
     with cluster_of(3) as cluster:
         running = sweep(cluster, *LONG, "seed=0-2")
-        wait_until(lambda: running.poll() is not None or len(begun(tmp_path)) == 3)
-        cluster.lose_node()
+        with waiting(running, tmp_path, runs=3):
+            cluster.lose_node()
         out, said = running.communicate()
     assert running.returncode == 0, out + said
     folders = sorted(path.parent for path in tmp_path.glob("outputs/default/*/record.json"))
@@ -70,7 +89,8 @@ def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(swe
 def test_after_the_head_is_gone_the_same_command_goes_on_in_another_cluster(sweep, tmp_path):
     with cluster_of(2) as cluster:
         running = sweep(cluster, *LONG, "seed=0-1")
-        wait_until(lambda: running.poll() is not None or begun(tmp_path))
+        with waiting(running, tmp_path, runs=1):
+            cluster.stop()
     out, said = running.communicate()
     assert running.returncode != 0, out + said
     with cluster_of(2) as cluster:
