@@ -52,7 +52,7 @@ def begun(folder) -> set[str]:
 
 @contextmanager
 def waiting(running, folder, runs: int):
-    """Within the block so many runs wait, each since its first checkpoint: none is done too soon, however slow others."""
+    """Within the block so many runs wait, each since its first checkpoint: none is done before others have begun."""
     held = dict[str, int]()
 
     def hold() -> int:
