@@ -90,3 +90,13 @@ def test_verifying_fails_at_a_late_plan_and_at_an_origin_without_a_date(reposito
 def test_a_plan_without_results_is_no_mistake(tmp_path):
     (tmp_path / "plan.md").touch()
     assert check_plan(tmp_path) == ("its study has no origin.json to hold it against", False)
+
+
+@pytest.mark.parametrize(("started", "late"), [(STARTED, False), ("2026-02-28T12:00:00+00:00", True)])
+def test_a_plan_of_several_studies_is_held_against_the_first_run_of_any(repository, started, late):
+    study = repository("2026-03-01T12:00:00+00:00")
+    (study / "origin.json").unlink()
+    for name, first in (("study_short", STARTED), ("study_long", started), ("studying", "2026-01-01T00:00:00+00:00")):
+        (study.parent / name).mkdir()
+        (study.parent / name / "origin.json").write_text(json.dumps({"first_started": first}))
+    assert check_plan(study)[1] is late

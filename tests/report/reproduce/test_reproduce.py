@@ -150,6 +150,9 @@ def test_rows_have_every_number_of_every_run_and_the_table_follows_from_them(stu
     record = RunFolder(finished(study)[0]).read_record()
     assert record is not None
     assert {key: rows[0][key] for key in record["metrics"]} == {k: str(v) for k, v in record["metrics"].items()}
+    model = RunFolder(finished(study)[0]).read_spec().config.model
+    size = model.num_experts * 3 * model.d_model * model.d_expert
+    assert float(rows[0]["tokens_per_expert_parameter"]) == record["tokens"] * model.top_k / size > 0
     assert [row["tokens_to_loss"] for row in rows] == ["", "", "0.5", "0.5"]  # the loss of lbl's 200 tokens after 100
     checked = check_table(tmp_path)
     assert checked.wrong == []

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.report.reproduce.check_table import check_table
+from simbal.report.reproduce.check_table import _tables, check_table
 from simbal.report.reproduce.formulas import Study
 from simbal.report.reproduce.printed import agrees, numbers
 from simbal.report.reproduce.verify import QUOTED, check_text, verify
@@ -18,13 +18,18 @@ from tests.conftest import CONF
 
 RESULTS = CONF.parent / "results"
 QUOTES = yaml.safe_load((RESULTS / QUOTED).read_text())
+OTHERS = ("over documents", "saved by slope", "its interval")  # columns of what rows.csv has not: documents and curves
 STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/rows.csv"))
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_tables_of_the_results_follow_from_their_rows(name):
-    checked = check_table(RESULTS / name)
-    assert checked.wrong == checked.unverified == []
+    checked, text = check_table(RESULTS / name), (RESULTS / name / "table.md").read_text()
+    lines = [line for _, table in _tables(text) for line in table]
+    assert checked.wrong == []
+    assert sorted(checked.unverified) == sorted(
+        n for line in lines for key in OTHERS for n in numbers(line.get(key, ""))
+    )
     assert checked.verified >= 18
 
 
@@ -123,12 +128,19 @@ def test_tokens_up_to_the_baselines_loss_follow_from_the_rows_too(tmp_path, old,
 
 
 def test_a_column_that_the_rows_do_not_decide_is_not_verified(copy):
-    replace(copy / "significance/table.md", "| pairs |", "| pairs | detectable |")
+    replace(copy / "significance/table.md", "| pairs |", "| pairs | over documents |")
     replace(copy / "significance/table.md", "| 0.250 | 5 |", "| 0.250 | 5 | 7.7 |")
     replace(copy / "significance/table.md", "| not reached |", "| not reached | saved by slope |")
     replace(copy / "significance/table.md", "in 3 of 5 seeds |", "in 3 of 5 seeds | 8.8% |")
     checked = check_table(copy / "significance")
     assert (checked.wrong, checked.unverified) == ([], ["7.7", "8.8"])
+
+
+@pytest.mark.parametrize(("printed", "wrong"), [("2.75", 0), ("2.76", 1)])
+def test_the_detectable_difference_follows_from_the_rows(copy, printed, wrong):
+    replace(copy / "significance/table.md", "| pairs |", "| pairs | detectable |")
+    replace(copy / "significance/table.md", "| 0.250 | 5 |", f"| 0.250 | 5 | {printed} |")
+    assert len(check_table(copy / "significance").wrong) == wrong
 
 
 def without(name: str) -> Callable[[Path], object]:

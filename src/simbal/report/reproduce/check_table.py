@@ -141,6 +141,7 @@ def _difference(line: Line, where: str, paired: Paired, checked: Checked) -> Non
         "difference": lambda: [paired.mean],
         "95% interval": lambda: paired.interval,
         "p": lambda: [paired.p],
+        "detectable": lambda: [paired.detectable],
         "d_z": lambda: [paired.effect],
         "Welch p": lambda: [paired.welch_p],
         "pairs": lambda: [len(paired.differences)],

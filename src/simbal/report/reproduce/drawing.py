@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.patches import Rectangle
@@ -19,6 +19,7 @@ from simbal.report.table import Table
 CURVES = "curves.csv"
 HEADINGS = ["figure", "arm", "style", "x", "mean", "band", "rival"]
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
+PER_PARAMETER = "tokens per expert parameter"
 AXES = {
     "loss": (TOKENS, LOSS),
     "loss-late": (TOKENS, LOSS),
@@ -29,22 +30,22 @@ AXES = {
     "pes-rate": (TOKENS, "change of PES per million tokens"),
     "dropping": ("experts dropped", "perplexity"),
     "pruning": ("threshold of weight", "perplexity"),
+    "gap-none": (PER_PARAMETER, "nats above none"),
+    "gap-frozen": (PER_PARAMETER, "nats above frozen"),
+    "gap-dense": (PER_PARAMETER, "nats above dense"),
 }
+GAPS = tuple(name for name in AXES if name.startswith("gap-"))
 LOG = ("sensitivity", "dropping", "pruning")
-LOG_X = ("sensitivity",)
-ZERO = ("pes-rate",)  # figures with a line at 0
+LOG_X = ("sensitivity", *GAPS)
+ZERO = ("pes-rate", *GAPS)  # figures with a line at 0
 
 
-def write_curves(table: Table, folder: Path) -> None:
-    """Write means over seeds, and their bands, of every figure that there are data for.
-
-    Raises:
-        UserError: the file of a run's curve is broken.
-    """
+def write_curves(shown: Mapping[str, Sequence[Curve]], folder: Path) -> None:
+    """Write the means over seeds, and their bands, of every figure."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(HEADINGS)
-    for name, curves in _found(table).items():
+    for name, curves in shown.items():
         for curve in curves:
             bands: Sequence[float | str] = curve.bands or [""] * len(curve.xs)  # one seed has none
             lines.writerows(
@@ -54,8 +55,12 @@ def write_curves(table: Table, folder: Path) -> None:
     write_text(folder / CURVES, text.getvalue())
 
 
-def _found(table: Table) -> dict[str, list[Curve]]:
-    """Return the curves of a table, by figure."""
+def curves_of(table: Table) -> dict[str, list[Curve]]:
+    """Return the curves of a table, by figure, of which those without data have none.
+
+    Raises:
+        UserError: the file of a run's curve is broken.
+    """
     arms = series.read(figure_arms(table), table.baseline)
     loss = series.over_tokens(arms, "val/loss")
     return {

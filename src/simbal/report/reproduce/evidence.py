@@ -15,7 +15,7 @@ from simbal.report.arms import Arm
 from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
-from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.reproduce.drawing import curves_of, draw, write_curves
 from simbal.report.reproduce.rows import write_rows
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
@@ -62,7 +62,7 @@ def studies(config: dict[str, Any]) -> list[Study]:
     scale, only = config["scale"], config["only"]
     if only is not None and not isinstance(only, list):
         raise UserError(f"only={only} must be null or a list: write only=[{only}]")
-    known = [*scale["studies"], *scale["analyses"]]
+    known = [*scale["studies"], *scale.get("budgets", {}), *scale["analyses"]]
     unknown = [name for name in only or [] if name not in known]
     if unknown:
         raise UserError(f"only={unknown[0]} is no study of scale={scale['name']}: there are {', '.join(known)}")
@@ -105,7 +105,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_json(folder / "table.json", as_json(table))
     write_rows(table.rows, folder)
     write_analyses([row.arm for row in table.rows], folder)
-    write_curves(table, folder)
+    write_curves(curves_of(table), folder)
     draw(folder)
     write_json(folder / "origin.json", origin(study, command, runs))
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 
 from simbal.errors import UserError
@@ -13,25 +14,30 @@ from simbal.report.reproduce.check_table import LARGEST
 def check_plan(study: Path) -> tuple[str, bool]:
     """Return what is known of when a study's plan.md was first committed, and whether that was too late.
 
-    The date is the one that git keeps when commits are moved (the author's), held against `first_started` of the
-    study's origin.json.
+    The date is the one that git keeps when commits are moved (the author's), held against the earliest `first_started`
+    of the study's origin.json, or of those of its parts, studies whose names begin with its own.
 
     Raises:
-        UserError: origin.json does not say when the first run began.
+        UserError: an origin.json does not say when the first run began.
     """
-    origin = study / "origin.json"
-    if not origin.exists():
+    whole = study / "origin.json"
+    origins = [whole] if whole.exists() else sorted(study.parent.glob(f"{escape(study.name)}_*/origin.json"))
+    if not origins:
         return "its study has no origin.json to hold it against", False
-    try:
-        started = datetime.fromisoformat(json.loads(read_bytes(origin, LARGEST))["first_started"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{origin} does not say when the first run began") from None
+    started = min(map(_first_started, origins))
     committed = first_commit(study / "plan.md")
     if committed is None:
         return "not verified, as git does not know its first commit here", False
     if committed < started:
         return "committed before the first run began", False
     return f"WRONG: committed at {committed.isoformat()}, after the first run began, {started.isoformat()}", True
+
+
+def _first_started(origin: Path) -> datetime:
+    try:
+        return datetime.fromisoformat(json.loads(read_bytes(origin, LARGEST))["first_started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{origin} does not say when the first run began") from None
 
 
 def first_commit(file: Path) -> datetime | None:

@@ -10,7 +10,8 @@ from typing import IO, Any
 from simbal.commands import as_typed
 from simbal.errors import UserError
 from simbal.files.disk import write_text
-from simbal.report.reproduce.drawing import draw
+from simbal.report.reproduce.budgets import budgets
+from simbal.report.reproduce.drawing import draw, write_curves
 from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
 from simbal.report.reproduce.verify import verify
 
@@ -32,8 +33,9 @@ def reproduce(config: dict[str, Any]) -> None:
     if config["verify"]:
         verify(results)
         return
+    gaps = {name: of for name, of in config["scale"].get("budgets", {}).items() if only is None or name in only}
     if config["figures"]:
-        for name in named:
+        for name in [*named, *gaps]:
             _draw_again(results / name, asked_for=only is not None)
         return
     for name, keys in named.items():
@@ -43,6 +45,10 @@ def reproduce(config: dict[str, Any]) -> None:
         command = _do(study)
         write(study, command, results / study.name)
         print(f"written: {results / study.name}")
+    for name, of in gaps.items():
+        write_curves(budgets(of, results), results / name)
+        draw(results / name)
+        print(f"written: {results / name}")
     for name, overrides in analyses(config).items():
         _look(overrides, results / name)
         print(f"written: {results / name}")

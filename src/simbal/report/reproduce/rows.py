@@ -16,6 +16,7 @@ from simbal.report.comparison import Row
 
 ROWS = "rows.csv"
 SHARE, NEVER = "tokens_to_loss", "never"
+PER_PARAMETER = "tokens_per_expert_parameter"
 LABELS = ["arm", "balancing", "setting", "seed", "run"]  # the columns before those of numbers
 
 
@@ -36,20 +37,31 @@ class ArmRows:
 def write_rows(rows: Sequence[Row], folder: Path) -> None:
     """Write a line for each finished run: its arm, seed and folder, and every number of its record and analyses.
 
-    The last column, `SHARE`, has its tokens up to the baseline's final loss by the baseline's, which follow from both
-    their curves: `NEVER` where that loss is not reached, nothing where there is no baseline.
+    `PER_PARAMETER` has the tokens that an evenly used expert has seen for each of its parameters. The last column,
+    `SHARE`, has its tokens up to the baseline's final loss by the baseline's, which follow from both their curves:
+    `NEVER` where that loss is not reached, nothing where there is no baseline.
     """
     keys = list(dict.fromkeys(key for row in rows for run in row.arm.runs for key in _keys(run)))
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow([*LABELS, *keys, SHARE])
+    lines.writerow([*LABELS, *keys, PER_PARAMETER, SHARE])
     for row in rows:
         arm, shares = row.arm, row.tokens_to_loss.shares if row.tokens_to_loss else {}
         for run in arm.runs:
             labels = [arm.name, arm.balancing, setting_of(arm), run.seed, run.path.name]
             share = NEVER if shares.get(run.seed, 0) is None else shares.get(run.seed)
-            lines.writerow([*labels, *(run.value(key) for key in keys), share])
+            lines.writerow([*labels, *(run.value(key) for key in keys), tokens_per_expert_parameter(run), share])
     write_text(folder / ROWS, text.getvalue())
+
+
+def tokens_per_expert_parameter(run: Run) -> float | None:
+    """Return T K / (E 3 D F) of a finished run: T tokens, of which each expert sees K / E if all are used evenly.
+
+    Shapes: E experts of three matrices, K of them for each token, D model width, F expert hidden width. None: dense.
+    """
+    model = run.spec.config.model
+    size = model.num_experts * 3 * model.d_model * model.d_expert
+    return run.result["tokens"] * model.top_k / size if size else None
 
 
 def setting_of(arm: Arm) -> str:
