@@ -27,9 +27,8 @@ def test_the_tables_of_the_results_follow_from_their_rows(name):
     checked, text = check_table(RESULTS / name), (RESULTS / name / "table.md").read_text()
     lines = [line for _, table in _tables(text) for line in table]
     assert checked.wrong == []
-    assert sorted(checked.unverified) == sorted(
-        n for line in lines for key in OTHERS for n in numbers(line.get(key, ""))
-    )
+    cells = [line.get(heading, "") for line in lines for heading in OTHERS]
+    assert sorted(checked.unverified) == sorted(number for cell in cells for number in numbers(cell))
     assert checked.verified >= 18
 
 
