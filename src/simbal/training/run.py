@@ -93,13 +93,25 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
             tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
-            notices = [*filter(None, (tight,)), *few_documents(spec, data.validation)]
+            notices = [*filter(None, (tight, idle_router(spec, module))), *few_documents(spec, data.validation)]
             announce(spec, run, notices)
             notices += filter(None, (folder.set_aside_damaged_record(),))
         with ending.recorded(folder, run, keys, ranks):
             measured = fit(spec, module, data, device.type, precision, stored)
             if is_first():
                 finish(folder, run | measured, notices + (stored.troubles if stored else []))
+
+
+def idle_router(spec: RunSpec, module: LitMoE) -> str | None:
+    """Return a warning where the router learns nothing from the language model: a weight divided by itself is 1."""
+    model, steering = spec.config.model, module.balancing
+    several = steering.ragged and not steering.drops  # a token may have more than one expert
+    if not model.num_experts or model.top_k > 1 or several or not spec.config.router.renormalize:
+        return None
+    return (
+        "with model.top_k=1 and router.renormalize=true the weight of a token's expert is 1 whatever its logit, and "
+        "only a balancing loss trains the router: set router.renormalize=false"
+    )
 
 
 def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
