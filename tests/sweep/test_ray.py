@@ -61,11 +61,13 @@ def waiting(running, folder, runs: int):
             os.kill(held[run], signal.SIGSTOP)
         return len(held)
 
-    wait_until(lambda: running.poll() is not None or hold() >= runs)
-    yield
-    for pid in held.values():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    try:
+        wait_until(lambda: running.poll() is not None or hold() >= runs)
+        yield
+    finally:
+        for pid in held.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(sweep, tmp_path, small_spec):

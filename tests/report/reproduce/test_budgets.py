@@ -2,10 +2,11 @@
 
 import pytest
 
+from simbal.errors import UserError
 from simbal.report.reproduce.budgets import budgets
 from simbal.report.reproduce.drawing import draw, write_curves
 
-GROUP = {"of": ["short", "long", "never_done"], "arm": "lbl", "rivals": ["none", "frozen", "dense"]}
+GROUP = {"of": ["short", "long"], "arm": "lbl", "rivals": ["none", "frozen", "dense"]}
 HEADINGS = "arm,balancing,setting,seed,run,val/loss,tokens_per_expert_parameter"
 
 
@@ -51,3 +52,12 @@ def test_they_are_drawn_with_all_there_is_and_nothing_else(results):
         "gap-none.svg", "gap-frozen.svg", "gap-dense.svg"
     }  # fmt: skip
     assert "nats above frozen" in (results / "long" / "gap-frozen.svg").read_text()
+
+
+def test_a_study_that_is_not_there_and_too_many_settings_are_refused(results):
+    with pytest.raises(UserError, match=r"there is no .*never_done/rows.csv: reproduce the study first"):
+        budgets(GROUP | {"of": ["short", "never_done"]}, results)
+    lines = [f"{arm} {k},{arm},model.top_k={k},0,run,3.0,{k}" for k in range(1, 14) for arm in ("lbl", "none")]
+    (results / "long/rows.csv").write_text("\n".join([HEADINGS, *lines]) + "\n")
+    with pytest.raises(UserError, match="short, long have 14 settings, of which a figure shows 12"):
+        budgets(GROUP, results)

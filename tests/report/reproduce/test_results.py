@@ -4,18 +4,23 @@ import json
 import re
 import shlex
 import shutil
+from functools import cache
 
 import pytest
 
 from simbal.report.reproduce import drawing
-from simbal.report.reproduce.evidence import studies
+from simbal.report.reproduce.evidence import Study, studies
 from tests.conftest import CONF
 from tests.report.reproduce.test_reproduce import config
 
 RESULTS = CONF.parent / "results"
 STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/origin.json"))
 ENGLISH = "english=.cache/english/*.jsonl.zst"  # the text that significance_english was run on; it is not checked in
-COMMANDS = {study.name: study for scale in ("cpu", "micro") for study in studies(config(f"scale={scale}", ENGLISH))}
+
+
+@cache
+def of_scale(scale: str) -> list[Study]:
+    return studies(config(f"scale={scale}", ENGLISH))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -24,7 +29,7 @@ def test_every_run_of_a_study_is_in_its_table_and_the_command_is_still_the_same(
     assert origin["finished"] == origin["runs"] == sum(len(arm["runs"]) for arm in table["arms"])
     assert (table["without_result"], table["missing"]) == ([], [])
     assert {code["dirty"] for code in origin["code"]} == {False}
-    study = COMMANDS[name]
+    [study] = [study for scale in ("cpu", "micro") for study in of_scale(scale) if study.name == name]
     assert origin["command"] == f"python train.py -m {shlex.join(study.overrides)}"
     assert origin["analyses"] == study.analyses
 

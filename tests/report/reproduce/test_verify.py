@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.report.reproduce.check_table import _tables, check_table
+from simbal.report.reproduce.check_table import check_table, tables
 from simbal.report.reproduce.formulas import Study
 from simbal.report.reproduce.printed import agrees, numbers
 from simbal.report.reproduce.verify import QUOTED, check_text, verify
@@ -25,7 +25,7 @@ STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/rows.csv"))
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_tables_of_the_results_follow_from_their_rows(name):
     checked, text = check_table(RESULTS / name), (RESULTS / name / "table.md").read_text()
-    lines = [line for _, table in _tables(text) for line in table]
+    lines = [line for _, table in tables(text) for line in table]
     assert checked.wrong == []
     cells = [line.get(heading, "") for line in lines for heading in OTHERS]
     assert sorted(checked.unverified) == sorted(number for cell in cells for number in numbers(cell))

@@ -9,9 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from simbal.errors import UserError
 from simbal.report.page.series import Curve
 from simbal.report.page.styles import MOST_ARMS
-from simbal.report.reproduce.rows import PER_PARAMETER, ArmRows, read_rows
+from simbal.report.reproduce.drawing import GAP
+from simbal.report.reproduce.rows import PER_PARAMETER, ROWS, ArmRows, read_rows
 from simbal.report.statistics import standard_deviation
 
 LOSS, EXPERTS = "val/loss", "num_experts"
@@ -24,21 +26,31 @@ def budgets(config: Mapping[str, Any], results: Path) -> dict[str, list[Curve]]:
 
     Args:
         config: a value of `scale.budgets`: `of`, names of studies; `arm`, a balancing; `rivals`, others or `dense`.
-        results: the folder of the studies; those that are not there are left out.
+        results: the folder of the studies.
 
     Raises:
-        UserError: a rows.csv is broken.
+        UserError: a rows.csv is not there or broken, or there are more settings than can be told apart.
     """
-    studies = [arms for name in config["of"] if (arms := read_rows(results / name))]
-    figures = {}
+    studies, figures = [_arms(results / name) for name in config["of"]], {}
     for rival in config["rivals"]:
         found: dict[str, list[Gap]] = defaultdict(list)
         for arms in studies:
             for setting, gap in _gaps(arms, config["arm"], rival):
                 found[setting].append(gap)
-        lines = [*found.items()][:MOST_ARMS]
-        figures[f"gap-{rival}"] = [_line(setting, style, sorted(gaps)) for style, (setting, gaps) in enumerate(lines)]
+        if len(found) > MOST_ARMS:
+            raise UserError(
+                f"{', '.join(config['of'])} have {len(found)} settings, of which a figure shows {MOST_ARMS}"
+            )
+        lines = enumerate(found.items())
+        figures[GAP + rival] = [_line(setting, style, sorted(gaps)) for style, (setting, gaps) in lines]
     return figures
+
+
+def _arms(folder: Path) -> list[ArmRows]:
+    arms = read_rows(folder)
+    if arms is None:
+        raise UserError(f"there is no {folder / ROWS}: reproduce the study first")
+    return arms
 
 
 def _gaps(arms: Sequence[ArmRows], of: str, rival: str) -> Iterator[tuple[str, Gap]]:

@@ -35,7 +35,7 @@ def check_table(folder: Path) -> Checked:
         text = (folder / "table.md").read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
-    for caption, lines in _tables(text):
+    for caption, lines in tables(text):
         baseline = BASELINE.search(caption)
         if baseline and "difference" in lines[0]:
             _differences(lines, arms, keys, baseline[1], checked)
@@ -49,7 +49,7 @@ def check_table(folder: Path) -> Checked:
     return checked
 
 
-def _tables(text: str) -> Iterator[tuple[str, list[Line]]]:
+def tables(text: str) -> Iterator[tuple[str, list[Line]]]:
     """Yield each table of a Markdown text, after the line of text above it."""
     caption, table = "", list[list[str]]()
     for line in [*text.replace("\\", "").splitlines(), ""]:

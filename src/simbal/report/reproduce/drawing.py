@@ -19,7 +19,7 @@ from simbal.report.table import Table
 CURVES = "curves.csv"
 HEADINGS = ["figure", "arm", "style", "x", "mean", "band", "rival"]
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
-PER_PARAMETER = "tokens per expert parameter"
+GAP = "gap-"  # and the name of a rival: how far the loss of an arm lies above its
 AXES = {
     "loss": (TOKENS, LOSS),
     "loss-late": (TOKENS, LOSS),
@@ -30,14 +30,8 @@ AXES = {
     "pes-rate": (TOKENS, "change of PES per million tokens"),
     "dropping": ("experts dropped", "perplexity"),
     "pruning": ("threshold of weight", "perplexity"),
-    "gap-none": (PER_PARAMETER, "nats above none"),
-    "gap-frozen": (PER_PARAMETER, "nats above frozen"),
-    "gap-dense": (PER_PARAMETER, "nats above dense"),
 }
-GAPS = tuple(name for name in AXES if name.startswith("gap-"))
 LOG = ("sensitivity", "dropping", "pruning")
-LOG_X = ("sensitivity", *GAPS)
-ZERO = ("pes-rate", *GAPS)  # figures with a line at 0
 
 
 def write_curves(shown: Mapping[str, Sequence[Curve]], folder: Path) -> None:
@@ -83,7 +77,10 @@ def draw(folder: Path) -> None:
         UserError: there is no curves.csv, or it is none.
     """
     for name, curves in _read(folder / CURVES).items():
-        figure = figures.curves(curves, *AXES[name], log=name in LOG, log_x=name in LOG_X, zero=name in ZERO)
+        gap = name.startswith(GAP)
+        labels = ("tokens per expert parameter", f"nats above {name.removeprefix(GAP)}") if gap else AXES[name]
+        log_x, zero = gap or name == "sensitivity", gap or name == "pes-rate"
+        figure = figures.curves(curves, *labels, log=name in LOG, log_x=log_x, zero=zero)
         figure.supxlabel(series.bands(curves), fontsize=7.5, color=figures.MUTED)
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
         write_text(folder / f"{name}.svg", svg(figure, f"{folder.name}-{name}"))
@@ -106,6 +103,6 @@ def _read(file: Path) -> dict[str, list[Curve]]:
         raise UserError(f"there is no {file}: reproduce the study first") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{file} does not hold the curves of a study") from None
-    if unknown := found.keys() - AXES.keys():
+    if unknown := {name for name in found if name not in AXES and not name.startswith(GAP)}:
         raise UserError(f"{file} has curves of a figure {min(unknown)!r}, which is not known")
     return {name: [*arms.values()] for name, arms in found.items()}

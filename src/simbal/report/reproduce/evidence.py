@@ -62,7 +62,7 @@ def studies(config: dict[str, Any]) -> list[Study]:
     scale, only = config["scale"], config["only"]
     if only is not None and not isinstance(only, list):
         raise UserError(f"only={only} must be null or a list: write only=[{only}]")
-    known = [*scale["studies"], *scale.get("budgets", {}), *scale["analyses"]]
+    known = [*scale["studies"], *scale["budgets"], *scale["analyses"]]
     unknown = [name for name in only or [] if name not in known]
     if unknown:
         raise UserError(f"only={unknown[0]} is no study of scale={scale['name']}: there are {', '.join(known)}")

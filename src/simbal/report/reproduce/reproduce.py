@@ -33,7 +33,7 @@ def reproduce(config: dict[str, Any]) -> None:
     if config["verify"]:
         verify(results)
         return
-    gaps = {name: of for name, of in config["scale"].get("budgets", {}).items() if only is None or name in only}
+    gaps = {name: of for name, of in config["scale"]["budgets"].items() if only is None or name in only}
     if config["figures"]:
         for name in [*named, *gaps]:
             _draw_again(results / name, asked_for=only is not None)
