@@ -141,7 +141,7 @@ def test_large_counts_are_shortened_as_in_the_paper():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"preset": "moe_xl"}, "preset=moe_xl is not one of dense_l, dense_m, micro, moe_l, moe_m, small, tiny"),
+        ({"preset": "moe_xl"}, "preset=moe_xl is not one of bench, dense_l, dense_m, moe_l, moe_m, small, tiny"),
         ({"preset": "tiny"}, "steps=null: tiny is no model of the paper, so give the steps"),
         ({"vocab_size": 0}, "vocab_size=0 must be a whole number of at least 1"),
         ({"seq_len": 0}, "seq_len=0 must be a whole number of at least 1"),

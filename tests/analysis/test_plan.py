@@ -270,6 +270,6 @@ def test_a_changed_model_is_planned_under_no_name():
 def test_the_recipes_are_those_of_the_configs():
     for preset in PAPER:
         model = keys_of("model", preset)
-        trainer = recipe.PAPER_TRAINERS[model["num_layers"], model["d_model"]]
+        trainer = recipe.TRAINERS[model["num_layers"], model["d_model"]]
         assert trainer == f"paper_{preset[-1]}"
         assert keys_of("trainer", trainer)["max_steps"] == PAPER[preset].steps

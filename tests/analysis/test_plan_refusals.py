@@ -49,7 +49,7 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):
 def test_it_asks_for_a_model_and_for_hardware():
     with pytest.raises(UserError, match="analysis=plan needs hardware=NAME: there is a100, a100_40gb, cpu, h100, h200"):
         plan(keys_of("model", "tiny"), None, 1, **KEYS)
-    with pytest.raises(UserError, match="analysis=plan needs model=NAME: there is dense_l, dense_m, micro, moe_l"):
+    with pytest.raises(UserError, match="analysis=plan needs model=NAME: there is bench, dense_l, dense_m, moe_l"):
         plan(None, keys_of("hardware", "cpu"), 1, **KEYS)
 
 

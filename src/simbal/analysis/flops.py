@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-import yaml
 from rich.table import Table
 
 from simbal.analysis.shared.finding import Finding
@@ -16,7 +15,7 @@ from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of, whole_number
 from simbal.cost.memory import DeviceMemory, Precision, Step, memory_cost
 from simbal.cost.parameters import Parameters, parameters
-from simbal.cost.recipe import MOST, PAPER, Printed, shape_of
+from simbal.cost.recipe import MOST, PAPER, Printed, read_option, shape_of
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
@@ -95,10 +94,9 @@ def flops(
 
 def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
     """Return the shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
-    files = options("model")
-    one_of("analysis.flops.preset", preset, [*files])
+    one_of("analysis.flops.preset", preset, [*options("model")])
     whole_number("analysis.flops.vocab_size", vocab_size, 1, MOST)
-    return shape_of(yaml.safe_load(files[preset].read_text(encoding="utf-8")), vocab_size)
+    return shape_of(read_option("model", preset), vocab_size)
 
 
 def of_parameters(counted: Parameters, printed: Printed | None) -> Table:

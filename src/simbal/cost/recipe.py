@@ -14,7 +14,8 @@ from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
-PAPER_TRAINERS = {(8, 768): "paper_m", (12, 1536): "paper_l"}  # by layers and width: with other experts too
+# by layers and width: with other experts too
+TRAINERS = {(2, 64): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
 # tokens of a whole validation split, known without preparing it: the windows in the first 2,048 tokens of each of
 # pysource's 82 held-out documents; one shard of DCLM
 HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
@@ -115,9 +116,9 @@ def recipe_of(model: Any, accelerator: str, settings: dict[str, Any]) -> Recipe:
         UserError: a key has no sensible value, or there is no model.
     """
     name = _checked_name(model)
-    trainer = PAPER_TRAINERS.get((model["num_layers"], model["d_model"]), "default")
-    source = "pysource" if trainer == "default" else "dclm"
-    keys, data = _read("trainer", trainer), _read("data", source)
+    trainer = TRAINERS.get((model["num_layers"], model["d_model"]), "default")
+    source = "dclm" if trainer.startswith("paper") else "pysource"
+    keys, data = read_option("trainer", trainer), read_option("data", source)
     automatic = "32-true" if accelerator == "cpu" else "bf16-mixed"
     usual = {
         "steps": keys["max_steps"],
@@ -149,10 +150,10 @@ def _checked_name(model: Any) -> str | None:
     for key in COUNTS:
         whole_number(f"model.{key}", model[key], 0, MOST)
     whole_number("model.head_dim", model["head_dim"] or 0, 0, MOST)
-    return next((name for name in names if _read("model", name) == model), None)
+    return next((name for name in names if read_option("model", name) == model), None)
 
 
-def _read(group: str, option: str) -> dict[str, Any]:
+def read_option(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option, with those that it inherits."""
     keys = Catalogue([CONF, *conf_here()]).option_keys(group, option)
     return {key.removeprefix(f"{group}."): value for key, value in keys.items()}
