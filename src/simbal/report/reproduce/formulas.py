@@ -1,28 +1,23 @@
 """The numbers that follow from the runs of a study: means, paired differences, their intervals and tests.
 
 They are computed by scipy.stats, not by the code that has made the tables, so that one checks the other.
-Shapes of arguments: a number's key or the last part of it, such as `ppl`, and names of arms.
 """
 
-import ast
 import csv
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from simbal.report.reproduce.rows import ArmRows, read_rows
 from simbal.report.statistics import holm
 
 SAME = 1e-12  # as a share of the largest value: differences that vary by less vary by rounding alone
+ALPHA = 0.05
 Values = Mapping[int, float]  # by seed
-OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-}  # fmt: skip
 
 
 class Paired:
@@ -58,6 +53,18 @@ class Paired:
         if self._same:
             return self._limit(fmean(self.differences))
         return float(stats.ttest_1samp(self.differences, 0).pvalue)
+
+    def equivalence_p(self, margin: float) -> float:
+        """The p of two one-sided t tests, the larger: small if the true difference lies within ± `margin`."""
+        from scipy import stats
+
+        if math.isinf(margin):
+            return 1.0
+        if self._same:
+            return 0.0 if abs(fmean(self.differences)) < margin else 1.0
+        below = stats.ttest_1samp(self.differences, margin, alternative="less").pvalue
+        above = stats.ttest_1samp(self.differences, -margin, alternative="greater").pvalue
+        return float(max(below, above))
 
     @property
     def welch_p(self) -> float:
@@ -102,24 +109,25 @@ class Paired:
         return 100 * math.expm1(value) if self.ratio else value
 
 
+class Computed(str):
+    """A text that was computed from rows."""
+
+
+def shown(value: float, digits: str) -> Computed:
+    """Return a number in a format such as ".2f"; an exponent without the zeros before it."""
+    return Computed(re.sub(r"e([+-])0+(?=\d)", r"e\1", format(value, digits)).replace("e+", "e"))
+
+
 class Study:
-    """The numbers of a study's folder, by formulas such as `diff(ppl, simbal, lbl)`."""
+    """The numbers of a study's folder, as its texts ask for them: `significance.diff("ppl", "simbal", "lbl")`.
+
+    Arguments are a number's key, or the last part of it, and the names of arms; `digits` is a format such as ".2f".
+    A number that rows.csv has not is that of analyses.csv, which has means and standard deviations.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
         self.arms: Sequence[ArmRows] = read_rows(folder) or []
-        self.from_means = False  # whether a number of analyses.csv was needed, which has no rows
-
-    def number(self, formula: str) -> float:
-        """Return the value of a formula: functions of this class, numbers, + - * / and brackets.
-
-        Raises:
-            ValueError: it is no formula, or names what is not there.
-        """
-        try:
-            return self._value(ast.parse(formula.strip(), mode="eval").body)
-        except (SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError) as error:
-            raise ValueError(f"{formula} cannot be computed ({error})") from None
 
     def mean(self, key: str, arm: str) -> float:
         """Return the mean over the seeds of an arm."""
@@ -130,6 +138,10 @@ class Study:
         """Return the standard deviation over the seeds of an arm."""
         values = self._values(key, arm)
         return stdev(values.values()) if values else self._of_analyses(key, arm, "sd")
+
+    def mean_sd(self, key: str, arm: str, digits: str) -> "Computed":
+        """Return both as a text: `27.94 ± 1.12`."""
+        return Computed(f"{shown(self.mean(key, arm), digits)} ± {shown(self.sd(key, arm), digits)}")
 
     def least(self, key: str, *arms: str) -> float:
         """Return the smallest value of any run of these arms."""
@@ -155,18 +167,44 @@ class Study:
         """Return the upper end of the same interval."""
         return self._paired(key, arm, baseline).interval[1]
 
+    def interval(self, key: str, arm: str, baseline: str, digits: str) -> "Computed":
+        """Return both as a text: `-1.18 to +2.88`."""
+        return Computed(" to ".join(shown(end, digits) for end in self._paired(key, arm, baseline).interval))
+
+    def detectable(self, key: str, arm: str, baseline: str) -> float:
+        """Return the true difference that so many pairs find with 80% power."""
+        return self._paired(key, arm, baseline).detectable
+
+    def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> "Computed":
+        """Return one word on a number that is better if it is lower, corrected for all arms but the baseline.
+
+        Args:
+            key: the number.
+            arm: the arm.
+            baseline: the arm that it is compared with.
+            margin: within which arms are equivalent, in the number's unit; infinite: none is.
+        """
+        if self.p_holm(key, arm, baseline) < ALPHA:
+            return Computed("better" if self.diff(key, arm, baseline) < 0 else "worse")
+        others = self._others(baseline)
+        same = holm([self._paired(key, other, baseline).equivalence_p(margin) for other in others])
+        return Computed("equivalent" if same[others.index(arm)] < ALPHA else "not resolved")
+
     def p(self, key: str, arm: str, baseline: str) -> float:
         """Return the p of the paired t test."""
         return self._paired(key, arm, baseline).p
 
     def p_holm(self, key: str, arm: str, baseline: str) -> float:
         """Return the same, corrected for all arms but the baseline."""
-        others = [other.name for other in self.arms if other.name != baseline]
+        others = self._others(baseline)
         return holm([self.p(key, other, baseline) for other in others])[others.index(arm)]
 
     def lower(self, key: str, arm: str, baseline: str) -> float:
         """Return on how many seeds an arm has the smaller value."""
         return float(sum(difference < 0 for difference in self._paired(key, arm, baseline).differences))
+
+    def _others(self, baseline: str) -> list[str]:
+        return [arm.name for arm in self.arms if arm.name != baseline]
 
     def _paired(self, key: str, arm: str, baseline: str) -> Paired:
         return Paired(self._values(key, arm), self._values(key, baseline))
@@ -174,17 +212,16 @@ class Study:
     def _values(self, key: str, arm: str) -> Values:
         found = {each.name: each for each in self.arms}.get(arm)
         if found is None:
-            raise ValueError(f"{self.folder.name} has no arm {arm}: there are {', '.join(a.name for a in self.arms)}")
+            raise ValueError(f"{self._folder.name} has no arm {arm}: there are {', '.join(a.name for a in self.arms)}")
         return found.values(key) or found.values(f"val/{key}")
 
     def _of_analyses(self, key: str, arm: str, column: str) -> float:
-        self.from_means = True
         return self._means[key, arm][column]
 
     @cached_property
     def _means(self) -> dict[tuple[str, str], dict[str, float]]:
         """Means and standard deviations of analyses.csv, by key and arm."""
-        file = self.folder / "analyses.csv"
+        file = self._folder / "analyses.csv"
         if not file.exists():
             return {}
         with file.open(encoding="utf-8", newline="") as text:
@@ -195,24 +232,3 @@ class Study:
             }
             for row in rows
         }
-
-    def _value(self, node: ast.expr) -> float:
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return OPERATORS[type(node.op)](self._value(node.left), self._value(node.right))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            return float(node.value)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
-            return float(getattr(self, node.func.id)(*map(_word, node.args)))
-        raise ValueError(f"{ast.unparse(node)} is no formula: there are {', '.join(FUNCTIONS)}")
-
-
-FUNCTIONS = ("mean", "sd", "least", "most", "value", "diff", "low", "high", "p", "p_holm", "lower")
-
-
-def _word(node: ast.expr) -> Any:
-    """Return an argument: a name, with dots or in quotes, or a number."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name | ast.Attribute):
-        return ast.unparse(node)
-    raise ValueError(f"{ast.unparse(node)} is no name")

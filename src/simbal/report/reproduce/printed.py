@@ -11,14 +11,12 @@ class Checked:
     """What has become of the numbers of a file."""
 
     verified: int = 0
-    of_means: int = 0  # those of the verified that follow from analyses.csv, which has means and not the runs' numbers
     wrong: list[str] = field(default_factory=list)  # sentences
     unverified: list[str] = field(default_factory=list)  # numbers, as printed
 
     def add(self, other: "Checked") -> None:
         """Add what has become of the numbers of another file."""
         self.verified += other.verified
-        self.of_means += other.of_means
         self.wrong += other.wrong
         self.unverified += other.unverified
 

@@ -13,6 +13,7 @@ from simbal.files.disk import write_text
 from simbal.report.reproduce.budgets import budgets
 from simbal.report.reproduce.drawing import draw, write_curves
 from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
+from simbal.report.reproduce.texts import write_texts
 from simbal.report.reproduce.verify import verify
 
 PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not take these from a run
@@ -37,6 +38,7 @@ def reproduce(config: dict[str, Any]) -> None:
     if config["figures"]:
         for name in [*named, *gaps]:
             _draw_again(results / name, asked_for=only is not None)
+        write_texts(results)
         return
     for name, keys in named.items():
         if lacking := missing(keys, config):
@@ -52,6 +54,8 @@ def reproduce(config: dict[str, Any]) -> None:
     for name, overrides in analyses(config).items():
         _look(overrides, results / name)
         print(f"written: {results / name}")
+    for text in write_texts(results):
+        print(f"written: {text}")
 
 
 def _draw_again(folder: Path, asked_for: bool) -> None:
