@@ -31,7 +31,7 @@ def sweep(name, folder, *arguments):
 
 
 def test_all_that_there_are_are_tested():
-    assert sorted([*RUNS, "bench_tuning", "coefficient_search"]) == NAMES
+    assert sorted([*RUNS, "bench_tuning", "coefficient_search", "league_tuning"]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
