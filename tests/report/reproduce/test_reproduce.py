@@ -230,7 +230,7 @@ def started(monkeypatch, write_run, tmp_path):
             curve(run, [2.0, 1.0])
             (run.parent / "table.json").write_text("{}")
         if stdout:
-            Path(arguments[-1].removeprefix("output_dir=")).mkdir(parents=True)
+            Path(arguments[-1].removeprefix("output_dir=")).mkdir(parents=True, exist_ok=True)
             stdout.write("what it prints\n")
         return subprocess.CompletedProcess(command, 0)
 
@@ -258,6 +258,10 @@ def test_a_scale_is_done_by_the_commands_that_it_says_and_drawn_again_by_none(st
     (results / "significance/loss.svg").unlink()
     reproducing.reproduce(made | {"figures": True})
     assert (results / "significance/loss.svg").read_bytes() == before
+    reproducing.reproduce(made)
+    took = "1 of 1 studies took 1M tokens and 0.0 hours of runs, several at once, when outputs/smoke was made"
+    assert took in capsys.readouterr().out.splitlines()
+    del started[3:]
     shutil.rmtree(results)
     reproducing.reproduce(made | {"figures": True})
     assert capsys.readouterr().out == "left out: significance, which has not been reproduced\n"

@@ -49,10 +49,8 @@ def written(copy: Path, template: str) -> str:
 
 
 def test_a_text_has_its_numbers_from_the_rows_and_says_which_it_has_not(copy):
-    text = written(
-        copy,
-        "Of 5 seeds `at 7`: {{ significance.mean_sd('ppl', 'lbl', '.2f') }}.\n{% for E in 2, %}\n{{ E }}\n{% endfor %}\n",
-    )
+    loop = "{% for E in 2, %}\n{{ E }}\n{% endfor %}\n"
+    text = written(copy, "Of 5 seeds `at 7`: {{ significance.mean_sd('ppl', 'lbl', '.2f') }}.\n" + loop)
     assert text == "Of 5 seeds `at 7`: 27.94 ± 1.12.\n2\n"
     checked = check_text(copy / "significance" / TEXT, copy)
     assert (checked.verified, checked.unverified, checked.wrong) == (2, ["5", "2"], [])

@@ -2,15 +2,16 @@
 
 import csv
 import io
+import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simbal.analysis.shared.finding import numbers_of
 from simbal.errors import UserError
-from simbal.files.disk import write_json, write_text
+from simbal.files.disk import read_bytes, write_json, write_text
 from simbal.report.arms import Arm
 from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
@@ -23,6 +24,7 @@ from simbal.report.table import LastSweep, build
 
 KEYS = {"command", "analyses", "columns", "needs"}
 ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
+LARGEST = 1 << 24  # bytes
 HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
 
 
@@ -131,6 +133,19 @@ def origin(study: Study, command: str, runs: Sequence[Run]) -> dict[str, Any]:
         "first_started": min((record["started"] for record in records), default=None),
         "last_ended": max((record["ended"] for record in records), default=None),
     }
+
+
+def spent(results: Path, key: str, names: Collection[str] | None = None) -> dict[str, float]:
+    """Return a number of origin.json, such as `tokens` or `seconds`, by study, for those of `names` that have it.
+
+    Raises:
+        UserError: a file is not what `write` has written.
+    """
+    files = [file for file in sorted(results.glob("*/origin.json")) if names is None or file.parent.name in names]
+    try:
+        return {file.parent.name: json.loads(read_bytes(file, LARGEST))[key] for file in files}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"an origin.json in {results} does not say {key}: reproduce its study") from None
 
 
 def write_analyses(arms: Sequence[Arm], folder: Path) -> None:

@@ -12,7 +12,7 @@ from simbal.errors import UserError
 from simbal.files.disk import write_text
 from simbal.report.reproduce.budgets import budgets
 from simbal.report.reproduce.drawing import draw, write_curves
-from simbal.report.reproduce.evidence import Study, analyses, missing, studies, write
+from simbal.report.reproduce.evidence import Study, analyses, missing, spent, studies, write
 from simbal.report.reproduce.texts import write_texts
 from simbal.report.reproduce.verify import verify
 
@@ -43,6 +43,7 @@ def reproduce(config: dict[str, Any]) -> None:
     for name, keys in named.items():
         if lacking := missing(keys, config):
             print(f"left out: {name}, which needs {lacking}=")
+    _say_cost(chosen, results)
     for study in chosen:
         command = _do(study)
         write(study, command, results / study.name)
@@ -56,6 +57,17 @@ def reproduce(config: dict[str, Any]) -> None:
         print(f"written: {results / name}")
     for text in write_texts(results):
         print(f"written: {text}")
+
+
+def _say_cost(chosen: list[Study], results: Path) -> None:
+    """Print what the studies have taken, as far as they were ever done."""
+    names = [study.name for study in chosen]
+    tokens, seconds = (spent(results, key, names) for key in ("tokens", "seconds"))
+    if tokens:
+        took = f"{sum(tokens.values()) / 1e6:.0f}M tokens and {sum(seconds.values()) / 3600:.1f} hours of runs"
+        print(
+            f"{len(tokens)} of {len(names)} studies took {took}, several at once, when {results} was made", flush=True
+        )
 
 
 def _draw_again(folder: Path, asked_for: bool) -> None:

@@ -1,7 +1,7 @@
 """The texts of results/: README.md.jinja is what people write, README.md the same with its numbers, from rows.csv.
 
-A template has each study by its name: `{{ significance.mean("ppl", "lbl") | as(".2f") }}`. So a number of a text cannot
-part from its rows, and a text whose template is younger than it is found.
+A template has each study by its name, `{{ significance.mean("ppl", "lbl") | as(".2f") }}`, and `total("tokens")`, which
+is over every origin.json. So a number of a text cannot part from its rows, and a text older than its template is found.
 """
 
 import re
@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from simbal.errors import UserError
 from simbal.files.disk import write_text
+from simbal.report.reproduce.evidence import spent
 from simbal.report.reproduce.formulas import Computed, Study, shown
 from simbal.report.reproduce.printed import NUMBER, Checked, numbers
 from simbal.report.reproduce.rows import ROWS
@@ -66,9 +67,10 @@ def check_text(file: Path, results: Path) -> Checked:
 def _rendered(template: Path, results: Path) -> str:
     """Return the text of a template, with `MARK` before and after each thing that is computed."""
     studies = {file.parent.name: Study(file.parent) for file in results.glob(f"*/{ROWS}")}
+    names: dict[str, Any] = {**studies, "total": lambda key: float(sum(spent(results, key).values()))}
     try:
         source = template.read_text(encoding="utf-8")
-        return _environment().from_string(source).render(studies)
+        return _environment().from_string(source).render(names)
     except WRONG as error:
         line = f", line {error.lineno}" if hasattr(error, "lineno") else ""
         raise UserError(f"{template}{line}: {error}") from None
