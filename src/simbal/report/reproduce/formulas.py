@@ -171,6 +171,10 @@ class Study:
         """Return both as a text: `-1.18 to +2.88`."""
         return Computed(" to ".join(shown(end, digits) for end in self._paired(key, arm, baseline).interval))
 
+    def effect(self, key: str, arm: str, baseline: str) -> float:
+        """Return the mean difference in standard deviations of the differences, Cohen's d_z."""
+        return self._paired(key, arm, baseline).effect
+
     def detectable(self, key: str, arm: str, baseline: str) -> float:
         """Return the true difference that so many pairs find with 80% power."""
         return self._paired(key, arm, baseline).detectable

@@ -55,8 +55,8 @@ def reproduce(config: dict[str, Any]) -> None:
     for name, overrides in analyses(config).items():
         _look(overrides, results / name)
         print(f"written: {results / name}")
-    for text in write_texts(results):
-        print(f"written: {text}")
+    if texts := write_texts(results):
+        print(f"written: {len(texts)} texts in {results}")
 
 
 def _say_cost(chosen: list[Study], results: Path) -> None:
