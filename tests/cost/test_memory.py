@@ -5,12 +5,11 @@ import itertools
 
 import pytest
 import torch
-import yaml
 from torch.profiler import ProfilerActivity, profile
 
-from simbal.config.catalogue import options
 from simbal.config.schema import OptimConfig
 from simbal.cost.memory import Step, activation_bytes, memory_cost
+from simbal.cost.recipe import read_option
 from simbal.model.head import head_loss
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
@@ -35,7 +34,7 @@ PEAKS = [  # each step in one way, and each way of one step; all ways of the sma
 
 
 def shape_of(preset, **changes):
-    numbers = yaml.safe_load(options("model")[preset].read_text())
+    numbers = read_option("model", preset)
     del numbers["init_std"]
     return TransformerShape(**{"vocab_size": 512, "gating": "softmax", "renormalize": True} | numbers | changes)
 

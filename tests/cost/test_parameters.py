@@ -21,7 +21,7 @@ WAYS = st.fixed_dictionaries({
     "qk_norm": st.sampled_from(["none", "head", "projection"]), "tie_embeddings": st.booleans(), "bias": st.booleans(),
     "num_shared_experts": st.integers(0, 3),
 })  # fmt: skip
-PRESETS = ("micro", "tiny", "tiny_dense", "small", "dense_m", "moe_m", "moe_l")
+PRESETS = ("bench", "tiny", "tiny_dense", "small", "dense_m", "moe_m", "moe_l")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
