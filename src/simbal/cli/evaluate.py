@@ -15,7 +15,6 @@ from simbal.errors import UserError, exit_on_user_error
 
 OF_HOSTS = ("hf", "name", "context", "dtype")
 INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
-OF_PRESETS = ("optim", "trainer")  # groups that are here only because an option of model= chooses among theirs
 
 
 def main(argv: list[str]) -> None:
@@ -31,7 +30,6 @@ def evaluate_composed(cfg: Any) -> None:
         from simbal.analysis.shared.trained import DataPlaces
         from simbal.config.check import resolved
 
-        refuse_groups_of_presets()
         config = resolved(cfg)
         inputs = {key: config.get(key) for key in INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
@@ -41,15 +39,6 @@ def evaluate_composed(cfg: Any) -> None:
             return
         refuse_keys_of_hosts(config)
         evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
-
-
-def refuse_groups_of_presets() -> None:
-    """Raise `UserError` for an override of a group that nothing here reads."""
-    from hydra.core.hydra_config import HydraConfig
-
-    for line in HydraConfig.get().overrides.task:
-        if line.lstrip("+~").partition("=")[0].partition(".")[0] in OF_PRESETS:
-            raise UserError(f"{line}: nothing is trained here; analysis.plan.steps= and its like plan another training")
 
 
 def refuse_keys_of_hosts(config: dict[str, Any]) -> None:

@@ -177,13 +177,16 @@ def _inherited(content: dict[str, Any]) -> Iterable[str]:
 
 
 def _choices(content: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the `group: option` pairs in a defaults list, without those that are Hydra's own."""
+    """Return the `group: option` pairs in a defaults list that a user may choose.
+
+    Those are not Hydra's own, and none with a package, such as `optim@_global_.optim: null`: presets choose these.
+    """
     choices = {}
     for item in content.get("defaults") or []:
         if isinstance(item, dict):
             for key, option in item.items():
                 group = key.removeprefix("override").strip().lstrip("/")
-                if not group.startswith("hydra/"):
+                if not group.startswith("hydra/") and "@" not in group:
                     names = option if isinstance(option, list) else [option]
                     choices[group] = [str(name) for name in names if name is not None]
     return choices

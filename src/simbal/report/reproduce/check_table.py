@@ -10,12 +10,12 @@ from simbal.errors import UserError
 from simbal.files.disk import read_bytes
 from simbal.report.arms import seed_spans
 from simbal.report.columns import ABSENT
+from simbal.report.reproduce.evidence import LARGEST
 from simbal.report.reproduce.formulas import Paired
 from simbal.report.reproduce.printed import Checked, numbers
 from simbal.report.reproduce.rows import SHARE, ArmRows, read_rows, rival
 from simbal.report.statistics import holm, summarize
 
-LARGEST = 1 << 24  # bytes
 BASELINE = re.compile(r"difference to (.+) on the seeds")
 OF_SHARES = ("tokens needed", "saved", "95% interval", "seeds", "not reached")  # headings of what rows.csv decides
 Line = dict[str, str]  # a line of a table, by heading

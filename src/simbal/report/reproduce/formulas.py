@@ -127,7 +127,11 @@ class Study:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.arms: Sequence[ArmRows] = read_rows(folder) or []
+
+    @cached_property
+    def arms(self) -> Sequence[ArmRows]:
+        """The arms of rows.csv, in the order of the table."""
+        return read_rows(self._folder) or []
 
     def mean(self, key: str, arm: str) -> float:
         """Return the mean over the seeds of an arm."""
@@ -139,7 +143,7 @@ class Study:
         values = self._values(key, arm)
         return stdev(values.values()) if values else self._of_analyses(key, arm, "sd")
 
-    def mean_sd(self, key: str, arm: str, digits: str) -> "Computed":
+    def mean_sd(self, key: str, arm: str, digits: str) -> Computed:
         """Return both as a text: `27.94 ± 1.12`."""
         return Computed(f"{shown(self.mean(key, arm), digits)} ± {shown(self.sd(key, arm), digits)}")
 
@@ -167,7 +171,7 @@ class Study:
         """Return the upper end of the same interval."""
         return self._paired(key, arm, baseline).interval[1]
 
-    def interval(self, key: str, arm: str, baseline: str, digits: str) -> "Computed":
+    def interval(self, key: str, arm: str, baseline: str, digits: str) -> Computed:
         """Return both as a text: `-1.18 to +2.88`."""
         return Computed(" to ".join(shown(end, digits) for end in self._paired(key, arm, baseline).interval))
 
@@ -179,7 +183,7 @@ class Study:
         """Return the true difference that so many pairs find with 80% power."""
         return self._paired(key, arm, baseline).detectable
 
-    def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> "Computed":
+    def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> Computed:
         """Return one word on a number that is better if it is lower, corrected for all arms but the baseline.
 
         Args:
