@@ -19,6 +19,7 @@ from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
 from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
+from simbal.report.reproduce.kept import bring_back
 from simbal.report.reproduce.rows import read_rows
 from simbal.runs.folder import RunFolder
 from tests import programs
@@ -276,6 +277,19 @@ def test_a_command_that_failed_is_a_sentence(monkeypatch, tmp_path, code, says):
         reproducing.reproduce(config("scale=smoke"))
 
 
+def test_what_is_finished_is_kept_when_the_rest_is_interrupted(started, monkeypatch, tmp_path):
+    train = reproducing.subprocess.run
+
+    def interrupted(*args, **keys):
+        train(*args, **keys)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproducing.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproducing.reproduce(config("scale=smoke"))
+    assert bring_back(tmp_path / "outputs/smoke/significance", tmp_path / "elsewhere") == 1
+
+
 @pytest.mark.slow  # processes: four runs and their analyses
 def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
     first = programs.run("reproduce.py", "scale=smoke", cwd=tmp_path)
@@ -290,6 +304,13 @@ def test_the_command_does_what_is_left_and_says_what_it_does(tmp_path):
     assert "layer" in printed
     again = programs.run("reproduce.py", "scale=smoke", "figures=true", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
+    before = (results / "significance/rows.csv").read_bytes()
+    shutil.rmtree(tmp_path / "outputs/smoke-significance")  # as on another machine
+    elsewhere = programs.run("reproduce.py", "scale=smoke", "only=[significance]", cwd=tmp_path)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert "4 runs from outputs/smoke/significance/runs.tar.xz\n" in elsewhere.stdout
+    assert "4 finished, 0 resumed, 0 new" in elsewhere.stdout
+    assert (results / "significance/rows.csv").read_bytes() == before
     shutil.rmtree(results)
     none_there = programs.run("reproduce.py", "scale=smoke", "figures=true", cwd=tmp_path)
     assert (none_there.returncode, none_there.stderr) == (0, "")

@@ -17,7 +17,7 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import curves_of, draw, write_curves
-from simbal.report.reproduce.rows import write_rows
+from simbal.report.reproduce.rows import ROWS, rows_csv
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
@@ -105,7 +105,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     write_text(folder / "table.md", markdown(table))
     write_text(folder / "table.csv", tidy_csv(table))
     write_json(folder / "table.json", as_json(table))
-    write_rows(table.rows, folder)
+    write_text(folder / ROWS, rows_csv(table.rows))
     write_analyses([row.arm for row in table.rows], folder)
     write_curves(curves_of(table), folder)
     draw(folder)

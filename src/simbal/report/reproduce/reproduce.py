@@ -10,9 +10,11 @@ from typing import IO, Any
 from simbal.commands import as_typed
 from simbal.errors import UserError
 from simbal.files.disk import write_text
+from simbal.report.collect import collect
 from simbal.report.reproduce.budgets import budgets
 from simbal.report.reproduce.drawing import draw, write_curves
 from simbal.report.reproduce.evidence import Study, analyses, missing, spent, studies, write
+from simbal.report.reproduce.kept import RUNS, bring_back, keep
 from simbal.report.reproduce.texts import write_texts
 from simbal.report.reproduce.verify import verify
 
@@ -45,8 +47,11 @@ def reproduce(config: dict[str, Any]) -> None:
             print(f"left out: {name}, which needs {lacking}=")
     _say_cost(chosen, results)
     for study in chosen:
-        command = _do(study)
-        write(study, command, results / study.name)
+        kept = results / study.name
+        if back := bring_back(kept, study.folder):
+            print(f"{back} runs from {kept / RUNS}", flush=True)
+        command = _do(study, kept)
+        write(study, command, kept)
         print(f"written: {results / study.name}")
     for name, of in gaps.items():
         write_curves(budgets(of, results), results / name)
@@ -78,14 +83,21 @@ def _draw_again(folder: Path, asked_for: bool) -> None:
         print(f"left out: {folder.name}, which has not been reproduced")
 
 
-def _do(study: Study) -> str:
-    """Train what is not finished of a study and analyse it; return the command that trained."""
-    command = _run(["train", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
-    if not (study.folder / "table.json").exists():
-        raise UserError(f"{command} has left no table: what it printed says why")
-    if study.analyses:
-        places = [override for override in study.overrides if override.startswith(PLACES)]
-        _run(["evaluate", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]", *places])
+def _do(study: Study, kept: Path) -> str:
+    """Train what is not finished of a study and analyse it; return the command that trained.
+
+    What is finished is kept in runs.tar.xz, also where the rest is not: by Ctrl-C, as by an error.
+    """
+    try:
+        command = _run(["train", "-m", *study.overrides], allowed=(0, FAILED_JOBS))
+        if not (study.folder / "table.json").exists():
+            raise UserError(f"{command} has left no table: what it printed says why")
+        if study.analyses:
+            places = [override for override in study.overrides if override.startswith(PLACES)]
+            _run(["evaluate", f"run={study.folder}", f"analysis=[{','.join(study.analyses)}]", *places])
+    finally:
+        if any(study.folder.glob("*/record.json")):
+            keep(collect(study.folder), kept)
     return command
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simbal.errors import UserError
-from simbal.files.disk import write_text
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT
@@ -34,8 +33,8 @@ class ArmRows:
         return {seed: numbers[key] for seed, numbers in self.by_seed.items() if key in numbers}
 
 
-def write_rows(rows: Sequence[Row], folder: Path) -> None:
-    """Write a line for each finished run: its arm, seed and folder, and every number of its record and analyses.
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Return rows.csv: for each finished run its arm, seed and folder, and every number of its record and analyses.
 
     `PER_PARAMETER` has the tokens that an evenly used expert has seen for each of its parameters. The last column,
     `SHARE`, has its tokens up to the baseline's final loss by the baseline's, which follow from both their curves:
@@ -51,7 +50,7 @@ def write_rows(rows: Sequence[Row], folder: Path) -> None:
             labels = [arm.name, arm.balancing, setting_of(arm), run.seed, run.path.name]
             share = NEVER if shares.get(run.seed, 0) is None else shares.get(run.seed)
             lines.writerow([*labels, *(run.value(key) for key in keys), tokens_per_expert_parameter(run), share])
-    write_text(folder / ROWS, text.getvalue())
+    return text.getvalue()
 
 
 def tokens_per_expert_parameter(run: Run) -> float | None:

@@ -1,12 +1,19 @@
-"""Checks what results/ prints: the numbers of its tables, its texts, and when its plans were written."""
+"""Checks what results/ prints: rows against runs, tables against rows, texts, and when its plans were written."""
 
+import csv
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from simbal.errors import UserError
+from simbal.report.collect import collect
 from simbal.report.reproduce.check_table import check_table
+from simbal.report.reproduce.kept import RUNS, bring_back
 from simbal.report.reproduce.plans import check_plan
 from simbal.report.reproduce.printed import Checked
+from simbal.report.reproduce.rows import ROWS, rows_csv
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text
+from simbal.report.table import build
 
 
 def verify(results: Path) -> None:
@@ -16,6 +23,8 @@ def verify(results: Path) -> None:
         UserError: a number is wrong, a text is not as its template has it, a plan is too late, or a file is not there.
     """
     found = {f"{file.parent.name}/table.md": check_table(file.parent) for file in sorted(results.glob("*/table.md"))}
+    whole = [file.parent for file in sorted(results.glob(f"*/{ROWS}")) if (file.parent / RUNS).exists()]
+    found |= {f"{folder.name}/{ROWS}": check_rows(folder) for folder in whole}
     if not found:
         raise UserError(f"{results} holds no study")
     folders = {file.parent for name in (TEXT, TEMPLATE) for file in results.glob(f"**/{name}")}
@@ -37,6 +46,21 @@ def verify(results: Path) -> None:
         raise UserError(f"{count} numbers or sentences of {results} are not as its rows have them: see above")
     if late:
         raise UserError(f"{results} has {late} of its plans younger than their runs: see above")
+
+
+def check_rows(folder: Path) -> Checked:
+    """Make rows.csv of a study again from the records and curves of its runs, those that runs.tar.xz has.
+
+    Raises:
+        UserError: runs.tar.xz is broken.
+    """
+    with TemporaryDirectory() as place:
+        bring_back(folder, Path(place))
+        made = rows_csv(build(folder.name, collect(Path(place))).rows).splitlines()
+    checked = Checked(verified=sum(map(bool, chain.from_iterable(csv.reader(made[1:])))))
+    if (folder / ROWS).read_text(encoding="utf-8").splitlines() != made:
+        checked.wrong.append(f"{ROWS} is not what the runs in {RUNS} give: reproduce the study")
+    return checked
 
 
 def _print(name: str, checked: Checked) -> None:
