@@ -34,7 +34,7 @@ TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another, as while 
 GRACE_SECONDS = 30.0  # after a rank's end, until the first one ends too
 BACKENDS = "cpu:gloo,cuda:nccl"
 KEY = "simbal/failure"
-WAIT = timedelta(seconds=10)  # for a report: the connection to a killed rank breaks seconds before its process ends
+WAIT = timedelta(seconds=20)  # for a report: the connection to a killed rank breaks seconds before its process ends
 
 
 @dataclass(frozen=True)
