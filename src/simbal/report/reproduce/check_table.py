@@ -120,7 +120,8 @@ def _tokens_to_loss(lines: Sequence[Line], arms: Sequence[ArmRows], checked: Che
             computed["not reached"] = [missed, len(shares)]
         elif shares:
             saved = Paired(dict.fromkeys(range(len(shares)), 100.0), {i: 100 * share for i, share in enumerate(shares)})
-            computed |= {"tokens needed": [100 - saved.mean], "saved": [saved.mean], "95% interval": saved.interval}
+            computed |= {"tokens needed": [100 - saved.mean], "saved": [saved.mean]}
+            computed |= {"95% interval": saved.interval} if len(shares) > 1 else {}
         for heading, cell in line.items():
             if heading in OF_SHARES:
                 _hold(numbers(cell), computed.get(heading, []), f"{line['arm']} {heading}", checked)
