@@ -76,7 +76,9 @@ def _as_page(file: Path) -> str:
 def _results(root: Path) -> dict[str, str]:
     """Return every file of results/ by its path in the repository, so that links between them hold."""
     files = {
-        file.relative_to(root).as_posix(): file for file in sorted((root / "results").rglob("*")) if file.is_file()
+        file.relative_to(root).as_posix(): file
+        for file in sorted((root / "results").rglob("*"))
+        if file.is_file() and file.suffix != ".xz"  # runs, for no browser
     }
     return {path: WIDE * path.endswith(".md") + file.read_text(encoding="utf-8") for path, file in files.items()}
 
