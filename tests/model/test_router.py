@@ -1,13 +1,15 @@
 """What the router promises to strategies and experts."""
 
+import math
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Router, Steering
+from simbal.model.router import Candidates, Router, Steering, largest
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -50,6 +52,19 @@ def test_renormalised_softmax_is_the_softmax_of_the_chosen_logits():
     routing = router()(states(), ids())
     chosen = routing.logits_NE.gather(1, routing.topk_experts_NK)
     torch.testing.assert_close(routing.topk_probs_NK, chosen.softmax(-1))
+
+
+@given(st.integers(0, 5), st.integers(1, 40), st.booleans(), st.data())
+def test_the_largest_scores_are_the_first_of_a_stable_sort(top_k, num_experts, fp64, data):
+    """Ties, scores that forbid an expert and NaN included; whether the passes or the sort has chosen."""
+    assume(top_k <= num_experts)
+    score = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan])
+    rows = st.lists(st.lists(score, min_size=num_experts, max_size=num_experts), min_size=1, max_size=4)
+    scores_NE = torch.tensor(data.draw(rows), dtype=torch.float64 if fp64 else torch.float32)
+    before_NE = scores_NE.clone()
+    want_NK = scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    assert torch.equal(largest(scores_NE, top_k), want_NK)
+    torch.testing.assert_close(scores_NE, before_NE, rtol=0, atol=0, equal_nan=True)
 
 
 def test_ties_go_to_the_lowest_expert_index():
