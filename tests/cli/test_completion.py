@@ -40,7 +40,7 @@ def test_a_shell_completes_what_there_is(install):
     assert len(LINES) == 2
     train = "simbal train" if "simbal" in install else "python train.py"
     assert completions(install, f"{train} balancing=si", f"{train} -m sweeps=sig", f"{train} trainer.max") == [
-        "balancing=simbal balancing=sinkhorn", "sweeps=significance", "trainer.max_steps=",
+        "balancing=simbal balancing=sinkhorn", "sweeps=significance sweeps=significance_bench", "trainer.max_steps=",
     ]  # fmt: skip
 
 
