@@ -1,5 +1,6 @@
 """What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
 
+import gc
 import signal
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from simbal.sweep.composer import Composer
 from tests import programs
 
 pytest_plugins = ["tests.run_folders"]
+
+# what modules and tests are made of stays: looking for garbage among it would be a tenth of all the time
+gc.disable()
 
 # a shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,6 +45,12 @@ MARKOV = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slow tests, of which many wait: else the last minutes are theirs alone, and a core has no work."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, among what the tests leave."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
