@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from scipy import stats
 
 from simbal.errors import UserError
 from simbal.report.conclusion import equivalence_p
+from simbal.report.power import pairs_to_resolve
 from simbal.report.reproduce.formulas import Paired, Study, shown
 from simbal.report.reproduce.printed import agrees
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text, write_texts
@@ -115,6 +117,9 @@ def test_formulas_are_what_they_say():
     assert study.p("ppl", "simbal", "lbl") == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
     assert study.interval("ppl", "simbal", "lbl", "+.2f") == "-1.18 to +2.88"
     assert 2.7 < study.detectable("ppl", "simbal", "lbl") < 2.8
+    spread = stdev(one - other for one, other in zip(ours, theirs, strict=True))
+    for difference in (0.5, 1.0, 2.0, 5.0):
+        assert study.pairs("ppl", "simbal", "lbl", difference) == pairs_to_resolve(spread, difference)
 
 
 def test_a_conclusion_is_one_word():

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from statistics import fmean, stdev
 from warnings import catch_warnings, simplefilter
@@ -16,7 +17,7 @@ from simbal.report.reproduce.rows import ArmRows, read_rows
 from simbal.report.statistics import holm
 
 SAME = 1e-12  # as a share of the largest value: differences that vary by less vary by rounding alone
-ALPHA = 0.05
+ALPHA, POWER = 0.05, 0.8
 Values = Mapping[int, float]  # by seed
 
 
@@ -89,14 +90,13 @@ class Paired:
         from scipy import optimize, stats
 
         n = len(self.differences)
-        critical = float(stats.t.isf(0.025, n - 1))
-
-        def power(shift: float) -> float:
-            below = stats.nct.cdf(-critical, n - 1, min(shift, 10.0))  # nothing from there on, where scipy has NaN
-            return float(stats.nct.sf(critical, n - 1, shift) + below)
-
-        shift = optimize.brentq(lambda shift: power(shift) - 0.8, 0, 2 * critical)
+        shift = optimize.brentq(lambda shift: _power(shift, n) - POWER, 0, 2 * stats.t.isf(ALPHA / 2, n - 1))
         return self._shown(shift * stdev(self.differences) / math.sqrt(n))
+
+    def pairs(self, difference: float) -> int:
+        """The fewest pairs of this spread with which the same test finds a true `difference` with 80% power."""
+        shift = difference / stdev(self.differences)
+        return next(n for n in count(2) if _power(shift * math.sqrt(n), n) >= POWER)
 
     @property
     def _same(self) -> bool:
@@ -107,6 +107,15 @@ class Paired:
 
     def _shown(self, value: float) -> float:
         return 100 * math.expm1(value) if self.ratio else value
+
+
+def _power(shift: float, n: int) -> float:
+    """Return the power of a two-sided paired t test at 5% of n pairs, for a true mean of `shift` standard errors."""
+    from scipy import stats
+
+    critical = float(stats.t.isf(ALPHA / 2, n - 1))
+    below = stats.nct.cdf(-critical, n - 1, min(shift, 10.0))  # nothing from there on, where scipy has NaN
+    return float(stats.nct.sf(critical, n - 1, shift) + below)
 
 
 class Computed(str):
@@ -182,6 +191,10 @@ class Study:
     def detectable(self, key: str, arm: str, baseline: str) -> float:
         """Return the true difference that so many pairs find with 80% power."""
         return self._paired(key, arm, baseline).detectable
+
+    def pairs(self, key: str, arm: str, baseline: str, difference: float) -> float:
+        """Return the fewest pairs of this spread that find a true `difference` with 80% power."""
+        return float(self._paired(key, arm, baseline).pairs(difference))
 
     def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> Computed:
         """Return one word on a number that is better if it is lower, corrected for all arms but the baseline.
