@@ -46,9 +46,10 @@ def test_its_strategy_trains(project, tmp_path, cache_dir):
 
 
 @pytest.mark.slow  # starts Python anew
-def test_its_own_tests_pass_before_it_is_installed_and_fail_if_a_promise_is_broken(project):
+def test_its_own_tests_pass_before_it_is_installed_and_fail_if_a_promise_is_broken(project, tmp_path):
     def pytest_of_it():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        place = f"--basetemp={tmp_path / 'its-tests'}"  # and deletes nothing of earlier runs of ours
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", place]
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYT", "SLIPCOVER_"))}
         return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 

@@ -18,23 +18,25 @@ FILES = {"fused_interpreted.py": MISSING & {"triton"}, "megablocks_interpreted.p
 POSSIBLE = [name for name, missing in FILES.items() if not missing]
 
 
-def interpret(*names: str, markers: str) -> None:
+def interpret(folder: Path, *names: str, markers: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SLIPCOVER_"))}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     files = [str(HERE / name) for name in names]
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers, *files)
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers)
+    # in a folder of ours it does not delete what earlier runs of all tests have left
+    command = (sys.executable, "-m", "pytest", f"--basetemp={folder / 'tests'}", *options, *files)
     done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not POSSIBLE, reason="Triton is not installed: make setup-gpu")
-def test_every_kernel_equals_reference_in_every_dtype():
-    interpret(*POSSIBLE, markers="not slow")
+def test_every_kernel_equals_reference_in_every_dtype(tmp_path):
+    interpret(tmp_path, *POSSIBLE, markers="not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_kernels_equal_reference_in_all_other_cases(name):
+def test_kernels_equal_reference_in_all_other_cases(name, tmp_path):
     if FILES[name]:
         pytest.skip(f"not installed: {', '.join(FILES[name])}: make setup-gpu")
-    interpret(name, markers="slow")
+    interpret(tmp_path, name, markers="slow")
