@@ -12,6 +12,7 @@ from simbal.report.reproduce import drawing
 from simbal.report.reproduce.evidence import Study, studies
 from simbal.report.reproduce.kept import RUNS, bring_back
 from tests.conftest import CONF
+from tests.golden import composing
 from tests.report.reproduce.test_reproduce import config
 
 RESULTS = CONF.parent / "results"
@@ -33,6 +34,16 @@ def test_every_run_of_a_study_is_in_its_table_and_the_command_is_still_the_same(
     [study] = [study for scale in ("cpu", "micro") for study in of_scale(scale) if study.name == name]
     assert origin["command"] == f"python train.py -m {shlex.join(study.overrides)}"
     assert origin["analyses"] == study.analyses
+
+
+@pytest.mark.parametrize("name", sorted({study.name for study in of_scale("micro")} & {*STUDIES}))
+def test_its_command_is_still_the_runs_that_were_done(name):
+    """Those of `scale=cpu` were done before keys were added that every run has now."""
+    table = json.loads((RESULTS / name / "table.json").read_text())
+    [study] = [study for study in of_scale("micro") if study.name == name]
+    jobs = composing.compose(["-m", *study.overrides])
+    if not any(job["search"] for job in jobs):  # whose points are drawn
+        assert {run["config_hash"] for arm in table["arms"] for run in arm["runs"]} == {job["hash"] for job in jobs}
 
 
 @pytest.mark.parametrize("name", STUDIES)
