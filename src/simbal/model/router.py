@@ -244,9 +244,9 @@ def largest(scores_NE: Tensor, top_k: int) -> Tensor:
 
     A CPU takes the largest K times, which is five to ten times as fast as a sort of many experts.
     """
-    if scores_NE.is_cuda or 4 * top_k > scores_NE.shape[1]:
+    if scores_NE.device.type != "cpu" or 4 * top_k > scores_NE.shape[1]:
         return scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    left_NE = scores_NE.clamp(min=torch.finfo(scores_NE.dtype).min)  # -inf is for those that are taken
+    left_NE = scores_NE.clamp(min=torch.finfo(scores_NE.dtype).min)  # -inf is left to those that are taken
     taken_NK = torch.empty((len(scores_NE), top_k), dtype=torch.int64)
     for place in range(top_k):
         taken_NK[:, place] = left_NE.argmax(-1)

@@ -264,6 +264,8 @@ def test_a_scale_is_done_by_the_commands_that_it_says_and_drawn_again_by_none(st
     assert took in capsys.readouterr().out.splitlines()
     del started[3:]
     shutil.rmtree(results)
+    (results / "significance").mkdir(parents=True)
+    (results / "significance/plan.md").write_text("It is there before the runs.")
     reproducing.reproduce(made | {"figures": True})
     assert capsys.readouterr().out == "left out: significance, which has not been reproduced\n"
     assert len(started) == 3

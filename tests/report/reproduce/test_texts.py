@@ -120,6 +120,8 @@ def test_formulas_are_what_they_say():
     spread = stdev(one - other for one, other in zip(ours, theirs, strict=True))
     for difference in (0.5, 1.0, 2.0, 5.0):
         assert study.pairs("ppl", "simbal", "lbl", difference) == pairs_to_resolve(spread, difference)
+    with pytest.raises(ValueError, match="it has to be above 0"):
+        study.pairs("ppl", "simbal", "lbl", 0.0)
 
 
 def test_a_conclusion_is_one_word():

@@ -94,7 +94,9 @@ class Paired:
         return self._shown(shift * stdev(self.differences) / math.sqrt(n))
 
     def pairs(self, difference: float) -> int:
-        """The fewest pairs of this spread with which the same test finds a true `difference` with 80% power."""
+        """The fewest pairs of this spread with which the same test finds a true `difference` above 0 with 80% power."""
+        if difference <= 0:
+            raise ValueError(f"no number of pairs finds a difference of {difference}: it has to be above 0")
         shift = difference / stdev(self.differences)
         return next(n for n in count(2) if _power(shift * math.sqrt(n), n) >= POWER)
 

@@ -12,7 +12,7 @@ from simbal.errors import UserError
 from simbal.files.disk import write_text
 from simbal.report.collect import collect
 from simbal.report.reproduce.budgets import budgets
-from simbal.report.reproduce.drawing import draw, write_curves
+from simbal.report.reproduce.drawing import CURVES, draw, write_curves
 from simbal.report.reproduce.evidence import Study, analyses, missing, spent, studies, write
 from simbal.report.reproduce.kept import RUNS, bring_back, keep
 from simbal.report.reproduce.texts import write_texts
@@ -77,7 +77,7 @@ def _say_cost(chosen: list[Study], results: Path) -> None:
 
 def _draw_again(folder: Path, asked_for: bool) -> None:
     """Draw the figures of a study, or say that it has not been reproduced, unless it was `asked_for` by name."""
-    if asked_for or folder.exists():
+    if asked_for or (folder / CURVES).exists():  # a plan is there before, and the runs that are done
         draw(folder)
     else:
         print(f"left out: {folder.name}, which has not been reproduced")
