@@ -1,10 +1,12 @@
-"""The documentation site, built once for a process."""
+"""The documentation site, built once for all workers."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.conftest import CONF
 from tests.docs.site import Site
@@ -13,11 +15,19 @@ NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://1
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Site:
+def site(tmp_path_factory, worker_id) -> Site:
     pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'simbal[docs]')")
-    folder = tmp_path_factory.mktemp("documentation") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "site"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            _build(folder)
+    return Site(folder)
+
+
+def _build(folder: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", f"{folder}.part"]
     env = os.environ | NO_NETWORK | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=CONF.parent, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return Site(folder)
+    Path(f"{folder}.part").rename(folder)
