@@ -27,6 +27,7 @@ setup: $(STAMP) ## create .venv with the tested versions
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simbal needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt --upgrade pip  # that of Python 3.11 takes twice as long for the rest
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # most of it is never imported
 	touch $@
 
