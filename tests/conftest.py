@@ -1,6 +1,7 @@
 """What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
 
 import gc
+import os
 import signal
 from functools import cache
 from pathlib import Path
@@ -43,8 +44,19 @@ MARKOV = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow tests, of which many wait: else the last minutes are theirs alone, and a core has no work."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Let each worker begin with its share of the slow tests, of which many wait, and the longest take minutes.
+
+    A worker is given a part of the list without a gap; at the end it takes tests of others, which are short ones then.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = [
+        item
+        for worker in range(workers)
+        for part in (slow, fast)
+        for item in part[worker * len(part) // workers : (worker + 1) * len(part) // workers]
+    ]
 
 
 def pytest_collection_finish() -> None:
