@@ -97,14 +97,18 @@ def lines(run: dict[str, Any]) -> list[str]:
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return the package's version, and the commit of a git checkout (`dirty`: with uncommitted changes)."""
+    """Return the package's version, and the commit of a git checkout.
+
+    `dirty`: with uncommitted changes, but for results/, which a reproduction fills while its runs go on.
+    """
     version = importlib.metadata.version(package)
     folder = Path(__file__).parent
     try:  # the folder may lie in a checkout of something else, as that of an installed package does
         tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
         subprocess.check_output(tracked, cwd=folder, stderr=subprocess.DEVNULL)
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True, stderr=subprocess.DEVNULL)
-        changes = subprocess.check_output(["git", "status", "--porcelain"], cwd=folder, text=True)
+        changed = ["git", "status", "--porcelain", "--", ":/", ":(top,exclude)results"]
+        changes = subprocess.check_output(changed, cwd=folder, text=True)
     except (OSError, subprocess.CalledProcessError):
         return {"version": version, "commit": None, "dirty": None}
     return {"version": version, "commit": commit.strip(), "dirty": bool(changes.strip())}
