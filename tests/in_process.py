@@ -26,7 +26,7 @@ def run(
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, environment or {}),
         mock.patch.object(sys, "argv", [program, *arguments]),
-        mock.patch("logging.config.dictConfig"),  # by which Hydra would silence the loggers of this process
+        mock.patch("logging.config.DictConfigurator.configure"),  # by which Hydra would silence this process's loggers
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(said),
     ):

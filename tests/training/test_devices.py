@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import timedelta
 from multiprocessing import active_children
 
 import pytest
@@ -139,7 +138,7 @@ def test_a_failure_of_the_first_rank_ends_the_others(small_spec, monkeypatch):
     spec = small_spec(*PAIR)
     with monkeypatch.context() as patch:
         patch.setattr(LitMoE, "finish_step", lambda *_: 1 / 0)
-        patch.setattr(ranks, "WAIT", timedelta(seconds=1))  # for another rank's reason, which there is not
+        patch.setattr(ranks, "WAIT_SECONDS", 1.0)  # for another rank's reason, which there is not
         with pytest.raises(ZeroDivisionError):
             train(spec)
     assert RunFolder(spec.path).read_record()["error"] == "ZeroDivisionError: division by zero"

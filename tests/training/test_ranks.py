@@ -1,11 +1,11 @@
 """Ranks share why one of them failed, and end together."""
 
 import sys
-from datetime import timedelta
+import threading
 from multiprocessing import get_context
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from simbal.training import ranks
 from simbal.training.ranks import Ranks
@@ -14,7 +14,7 @@ from simbal.training.ranks import Ranks
 @pytest.fixture
 def pair(monkeypatch):
     """The two ranks of a group, by rank."""
-    monkeypatch.setattr(ranks, "WAIT", timedelta(milliseconds=50))
+    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.05)
     store = HashStore()
     return Ranks(0, 2, store), Ranks(1, 2, store)
 
@@ -28,6 +28,15 @@ def test_the_first_report_is_the_one_that_counts(pair):
 
 def test_without_a_report_there_is_none(pair):
     assert pair[0].failure_of_others() is None
+
+
+def test_a_thread_can_report_while_another_looks_for_reports():
+    """As the one that watches the other ranks does; a wait of torch's store would lock it out."""
+    first = Ranks(0, 2, TCPStore(ranks.HOST, 0, 2, is_master=True, wait_for_workers=False))
+    watcher = threading.Timer(3 * ranks.LOOK_SECONDS, first.report_failure, [{"error": "rank 1 has gone"}])
+    watcher.start()
+    assert first.failure_of_others() == {"error": "rank 1 has gone"}
+    watcher.join()
 
 
 def test_a_process_alone_has_nobody_to_report_to():

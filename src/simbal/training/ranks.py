@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
@@ -34,7 +35,8 @@ TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another, as while 
 GRACE_SECONDS = 30.0  # after a rank's end, until the first one ends too
 BACKENDS = "cpu:gloo,cuda:nccl"
 KEY = "simbal/failure"
-WAIT = timedelta(seconds=20)  # for a report: the connection to a killed rank breaks seconds before its process ends
+WAIT_SECONDS = 20.0  # for a report: the connection to a killed rank breaks seconds before its process ends
+LOOK_SECONDS = 0.1  # between two looks for it: a wait of the store would keep this process's own threads from reporting
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ class Ranks:
                 self.store.compare_set(KEY, "", json.dumps(dict(failure)))
 
     def failure_of_others(self) -> dict[str, str] | None:
-        """Return the failure that another rank has reported, or None if none does so within `WAIT`."""
-        if self.store is not None:
-            with suppress(RuntimeError):
-                self.store.wait([KEY], WAIT)
-                return dict(json.loads(self.store.get(KEY)))
+        """Return the failure that another rank has reported, or None if none does so within `WAIT_SECONDS`."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        with suppress(RuntimeError):  # a launcher's store may be gone
+            while self.store is not None and time.monotonic() < deadline:
+                if self.store.check([KEY]):
+                    return dict(json.loads(self.store.get(KEY)))
+                time.sleep(LOOK_SECONDS)
         return None
 
 
