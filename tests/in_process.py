@@ -5,6 +5,7 @@ What only a process of its own shows, such as what is imported at its start, tes
 
 import contextlib
 import io
+import logging
 import os
 import runpy
 import sys
@@ -26,7 +27,6 @@ def run(
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, environment or {}),
         mock.patch.object(sys, "argv", [program, *arguments]),
-        mock.patch("logging.config.DictConfigurator.configure"),  # by which Hydra would silence this process's loggers
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(said),
     ):
@@ -36,6 +36,8 @@ def run(
             code = end.code
         finally:
             sys.path[:] = path
+            for logger in logging.root.manager.loggerDict.values():  # Hydra has silenced all that there were
+                logger.disabled = False
     if isinstance(code, str):  # a sentence in place of a number is said and stands for 1
         said.write(f"{code}\n")
         code = 1
