@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.trained import load
-from simbal.data.loader import ValidationSplit
-from simbal.data.store import prepare
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
@@ -78,21 +76,3 @@ def test_a_seed_of_the_data_decides_order_and_windows_and_no_weight(small_spec):
         train(spec)
     first = [[row["val/loss"] for row in rows(spec) if "val/loss" in row] for spec in (alike, crossed, plain)]
     assert first[0] == first[2] != first[1]
-
-
-def test_few_documents_are_warned_of_with_what_to_raise(tmp_path):
-    few = text_spec(tmp_path)
-    train(few)
-    (warning,) = RunFolder(few.path).read_record()["warnings"]
-    documents = len(ValidationSplit.of(prepare(few.config.data, progress=False), 16, 0, None).document_ends)
-    assert warning.startswith(f"the validation split has {documents} documents, and fewer than 30")
-
-
-def test_too_narrow_a_drawing_is_warned_of(tmp_path, monkeypatch):
-    monkeypatch.setattr("simbal.training.run.FEW_DOCUMENTS", 5)
-    spec = text_spec(tmp_path, "trainer.pes_every=12", "trainer.pes_tokens=32")
-    train(spec)
-    drawn, pes = RunFolder(spec.path).read_record()["warnings"]
-    assert drawn.startswith("data.validation_tokens=64 are of ")
-    assert pes.startswith("trainer.pes_tokens=32 are of ")
-    assert pes.endswith("raise it")

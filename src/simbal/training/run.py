@@ -19,7 +19,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from simbal.data.loader import TokenData, ValidationSplit
+from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
 from simbal.errors import UserError, redacted
@@ -32,6 +32,7 @@ from simbal.runs.spec import RunSpec
 from simbal.store.stored_run import StoredRun
 from simbal.training import checkpoint, ending, loggers, record
 from simbal.training.build import build_data, build_module, resolve_device, resolve_precision, transformer_shape
+from simbal.training.cautions import divided_gradients, few_documents, idle_router
 from simbal.training.checkpoint import Saving
 from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
@@ -43,7 +44,6 @@ from simbal.training.telemetry import PES, ProgressBar, Telemetry
 from simbal.training.validation import ValidationTimes, is_validated
 
 log = logging.getLogger("simbal")
-FEW_DOCUMENTS = 30
 EXPECTED_WARNINGS = (
     ".*does not have many workers",  # our loader is a memory map
     ".*exists and is not empty",  # the checkpoints of the run that is continued
@@ -100,43 +100,6 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             measured = fit(spec, module, data, device.type, precision, stored)
             if is_first():
                 finish(folder, run | measured, notices + (stored.troubles if stored else []))
-
-
-def idle_router(spec: RunSpec, module: LitMoE) -> str | None:
-    """Return a warning where the router learns nothing from the language model: a weight divided by itself is 1."""
-    model, steering = spec.config.model, module.balancing
-    several = steering.ragged and not steering.drops  # a token may have more than one expert
-    if not model.num_experts or model.top_k > 1 or several or not spec.config.router.renormalize:
-        return None
-    return (
-        "with model.top_k=1 and router.renormalize=true the weight of a token's expert is 1 whatever its logit, and "
-        "only a balancing loss trains the router: set router.renormalize=false"
-    )
-
-
-def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
-    """Yield a warning where the run is measured on so few documents that they say little about others.
-
-    Those of a Markov chain differ by chance alone.
-    """
-    config, held_out = spec.config, len(validation.document_ends)
-    if config.data.source == "synthetic":
-        return
-    if held_out < FEW_DOCUMENTS:
-        yield (
-            f"the validation split has {held_out} documents, and fewer than {FEW_DOCUMENTS} say little about others: "
-            "hold out more text, as by a smaller data.validation_one_in"
-        )
-        return
-    asked = {"data.validation_tokens": config.data.validation_tokens}
-    if config.trainer.pes_every and config.model.num_experts:
-        asked["trainer.pes_tokens"] = config.trainer.pes_tokens
-    for key, tokens in asked.items():
-        if (documents := validation.coverage(tokens)) < FEW_DOCUMENTS:
-            yield (
-                f"{key}={tokens} are of {documents} of {held_out:,} documents, and fewer than {FEW_DOCUMENTS} say "
-                "little about others: raise it"
-            )
 
 
 def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
@@ -251,7 +214,7 @@ def fit(
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {
         "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps,
-        "warnings": rounding.warnings + count.warnings,
+        "warnings": [*rounding.warnings, *count.warnings, *divided_gradients(telemetry.clipped(), spec.config.optim)],
     }  # fmt: skip
 
 

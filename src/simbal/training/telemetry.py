@@ -98,6 +98,10 @@ class Telemetry(Callback):
         found = {metric.key: metric.of_curve(curve) for metric in SETTLING if metric.of_curve}
         return {key: value for key, value in found.items() if value is not None}
 
+    def clipped(self) -> list[float]:
+        """Return the factors by which clipping has scaled the gradient, at the logged steps that were made."""
+        return [row["train/clipped"] for row in from_first(self.rows) if "train/clipped" in row]
+
     @property
     def shown(self) -> str:
         """The newest losses and speed, for a progress bar."""
