@@ -152,4 +152,5 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path):
     assert done.returncode == 1
     assert "_target_=myproject.Mine names no subclass" in done.stderr
     assert ": no package myproject is installed\n" in done.stderr
+    assert "preparing" not in done.stderr  # data come after what a user can get wrong
     assert not (tmp_path / "executed").exists()

@@ -109,11 +109,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     optim, trainer = spec.config.optim, spec.config.trainer
     shape = transformer_shape(spec, store.meta["eot"])
     require_room(shape)
-    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
-    group, layer_reduce = spec.config.balancing, optim.aux_layer_reduce
-    balancing = build_balancing(group, facts, trainer.max_steps, layer_reduce, spec.trusted)
-    if trainer.strategy == "fsdp" and trainer.devices > 1:
-        require_no_experts_seen(balancing)
+    balancing = build_strategies(spec, shape)
     choice = choose_backend(spec, device, precision)
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
     router_init = resolve_router_init(spec.config.router.init, balancing)
@@ -123,6 +119,16 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         compile_blocks(model)
     bytes_of_token_V = torch.from_numpy(store.byte_len.astype("int64"))
     return LitMoE(model, balancing, optim, trainer.max_steps, bytes_of_token_V, trainer.skip_nonfinite)
+
+
+def build_strategies(spec: RunSpec, shape: TransformerShape) -> Composition:
+    """Return the strategies of the config's group; `UserError` if one refuses its keys, or how the run is trained."""
+    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
+    group, trainer = spec.config.balancing, spec.config.trainer
+    balancing = build_balancing(group, facts, trainer.max_steps, spec.config.optim.aux_layer_reduce, spec.trusted)
+    if trainer.strategy == "fsdp" and trainer.devices > 1:
+        require_no_experts_seen(balancing)
+    return balancing
 
 
 def require_no_experts_seen(balancing: Composition) -> None:

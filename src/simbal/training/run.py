@@ -31,7 +31,14 @@ from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
 from simbal.store.stored_run import StoredRun
 from simbal.training import checkpoint, ending, loggers, record
-from simbal.training.build import build_data, build_module, resolve_device, resolve_precision, transformer_shape
+from simbal.training.build import (
+    build_data,
+    build_module,
+    build_strategies,
+    resolve_device,
+    resolve_precision,
+    transformer_shape,
+)
 from simbal.training.cautions import divided_gradients, few_documents, idle_router
 from simbal.training.checkpoint import Saving
 from simbal.training.free_memory import memory_warning, require_room
@@ -62,7 +69,10 @@ def train(spec: RunSpec) -> None:
         StoppedError: a signal has asked for it.
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
-    require_room(transformer_shape(spec, end_of_text=0))  # before data are prepared with a byte for each id
+    shape = transformer_shape(spec, end_of_text=0)  # what is wrong with it is said before data are prepared
+    require_room(shape)
+    if not folder.finished(spec):  # of which a strategy may be gone by now
+        build_strategies(spec, shape)
     store, stored, here = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec), launched()
     if stored and here is None:  # ranks that a launcher has started must all see the same, and look together later
         stored.look_for_end()
