@@ -64,9 +64,12 @@ def test_too_narrow_a_drawing_is_warned_of(tmp_path, monkeypatch):
         (("balancing.simbal.coef=10", "optim.grad_clip=0"), False),
     ],
 )  # fmt: skip
-def test_a_gradient_that_another_divides_is_warned_of(small_spec, keys, divided):
+def test_a_gradient_that_another_divides_is_warned_of(small_spec, keys, divided, capsys):
     """That of SimBal has the norm 2 coef E sqrt(L) = 113 at a coefficient of 10, and is clipped to 1."""
     spec = small_spec("balancing=simbal", *keys)
     train(spec)
-    beginnings = [warning.partition(",")[0] for warning in RunFolder(spec.path).read_record()["warnings"]]
+    warnings = RunFolder(spec.path).read_record()["warnings"]
+    beginnings = [warning.partition(",")[0] for warning in warnings]
     assert beginnings == ["optim.grad_clip=1 has divided gradients by 113"] * divided
+    printed = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert printed == [f"warning: {warning}" for warning in warnings]

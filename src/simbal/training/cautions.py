@@ -9,19 +9,18 @@ from simbal.runs.spec import RunSpec
 from simbal.training.lit_moe import LitMoE
 
 FEW_DOCUMENTS = 30
-LEAST_CLIPPED = 0.01  # below it AdamW's `eps` is a share of the gradient that shows in the loss: results/bench_grid
+LEAST_CLIPPED = 0.01  # less of a gradient makes AdamW's `eps` a share of it that shows in the loss: results/bench_grid
 
 
-def idle_router(spec: RunSpec, module: LitMoE) -> str | None:
-    """Return a warning where the router learns nothing from the language model: a weight divided by itself is 1."""
+def idle_router(spec: RunSpec, module: LitMoE) -> Iterator[str]:
+    """Yield a warning where the router learns nothing from the language model: a weight divided by itself is 1."""
     model, steering = spec.config.model, module.balancing
     several = steering.ragged and not steering.drops  # a token may have more than one expert
-    if not model.num_experts or model.top_k > 1 or several or not spec.config.router.renormalize:
-        return None
-    return (
-        "with model.top_k=1 and router.renormalize=true the weight of a token's expert is 1 whatever its logit, and "
-        "only a balancing loss trains the router: set router.renormalize=false"
-    )
+    if model.num_experts and model.top_k == 1 and not several and spec.config.router.renormalize:
+        yield (
+            "with model.top_k=1 and router.renormalize=true the weight of a token's expert is 1 whatever its logit, "
+            "and only a balancing loss trains the router: set router.renormalize=false"
+        )
 
 
 def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
@@ -50,17 +49,17 @@ def few_documents(spec: RunSpec, validation: ValidationSplit) -> Iterator[str]:
 
 
 def divided_gradients(clipped: Sequence[float], optim: OptimConfig) -> Iterator[str]:
-    """Yield a warning where clipping has scaled the gradient by so little that `eps` is not small beside the rest.
+    """Yield a warning where clipping has left so little of the gradients that AdamW's `eps` is not small beside them.
 
     The long gradient of an auxiliary loss does so, and changes the steps of weights that it has nothing to do with.
 
     Args:
-        clipped: the factors of the logged steps.
+        clipped: the factors by which the gradients of the logged steps were scaled.
         optim: the config's group of that name.
     """
     if clipped and median(clipped) < LEAST_CLIPPED:
         yield (
-            f"optim.grad_clip={optim.grad_clip:g} has divided gradients by {1 / median(clipped):,.0f}, beside which "
-            f"optim.eps={optim.eps:g} is no longer small: an auxiliary loss with a long gradient changes the steps of "
-            "every weight so; set optim.grad_clip=0"
+            f"optim.grad_clip={optim.grad_clip:g} has divided gradients by {1 / median(clipped):,.0f}, as the long one "
+            f"of an auxiliary loss makes it do, and optim.eps={optim.eps:g} is no longer small beside what is left of "
+            "the others: set optim.grad_clip=0"
         )

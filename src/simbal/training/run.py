@@ -103,7 +103,7 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
             tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
-            notices = [*filter(None, (tight, idle_router(spec, module))), *few_documents(spec, data.validation)]
+            notices = [*([tight] if tight else ()), *idle_router(spec, module), *few_documents(spec, data.validation)]
             announce(spec, run, notices)
             notices += filter(None, (folder.set_aside_damaged_record(),))
         with ending.recorded(folder, run, keys, ranks):
@@ -127,8 +127,13 @@ def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
 
 
 def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
-    """Write the record of a run that has reached its last step, and remove the checkpoints that it needs no more."""
+    """Write the record of a run that has reached its last step, and remove the checkpoints that it needs no more.
+
+    Print what was found while it trained, too: `announce` has printed what was known before.
+    """
     checkpoints = folder.path / "checkpoints"
+    for warning in run["warnings"]:
+        print(f"warning: {warning}")
     notices = [*notices, *run["warnings"], *checkpoint.warnings(checkpoints)]
     folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": notices})
     checkpoint.remove_periodic(checkpoints)
