@@ -23,12 +23,12 @@ RUNS = {
     "coefficient": 12, "collapse": 25, "controls": 30, "experts_grid": 24, "language_modeling": 12, "lbl_fairness": 33,
     "league_tuning": 174, "learning_rate": 18, "loss_free": 12, "regimes": 78, "regimes_budget": 28,
     "regimes_details": 24, "router_precision": 6, "scale_or_direction": 15, "significance": 10,
-    "significance_bench": 54,
+    "significance_bench": 54, "significance_retuned": 48, "tiny_tuning": 24,
 }  # fmt: skip
 ONE_ROW = {  # of the grids, whose other rows differ from it by a number
     "bench_eps": ["optim.eps=3e-5"], "bench_grid": ["optim.lr=2e-3"], "experts_grid": ["model.num_experts=16"],
     "regimes": ["model.num_experts=16"], "regimes_budget": ["model.num_experts=16"],
-    "regimes_details": ["model.d_expert=16"],
+    "regimes_details": ["model.d_expert=16"], "tiny_tuning": ["optim.lr=1e-3", "optim.eps=1e-5"],
 }  # fmt: skip
 EVERY_STRATEGY = {"league_tuning"}  # nearly a hundred runs at one seed; the strategies are tested one by one elsewhere
 
