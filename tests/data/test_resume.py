@@ -153,7 +153,8 @@ def test_a_build_killed_again_and_again_anywhere_ends_in_the_same_files(corpus, 
             sys.setprofile(None)
         return seen
 
-    undisturbed = events(replace(corpus, cache_dir=str(tmp_path / "undisturbed")))
+    # the lesser of two: what earlier tests left may be finalized within one of them, which counts as calls too
+    undisturbed = min(events(replace(corpus, cache_dir=str(tmp_path / place))) for place in ("once", "twice"))
     draw = random.Random(0)  # less than half of a build each, so that several are needed
     ended = [in_a_fork(partial(events, corpus, draw.randrange(1, undisturbed // 2))) for _ in range(8)]
     assert ended.count(-signal.SIGKILL) >= 3
