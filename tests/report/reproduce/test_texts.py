@@ -14,6 +14,7 @@ from simbal.report.conclusion import equivalence_p
 from simbal.report.power import pairs_to_resolve
 from simbal.report.reproduce.formulas import Paired, Study, shown
 from simbal.report.reproduce.printed import agrees
+from simbal.report.reproduce.rows import ROWS
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text, write_texts
 from tests.conftest import CONF
 
@@ -122,6 +123,19 @@ def test_formulas_are_what_they_say():
         assert study.pairs("ppl", "simbal", "lbl", difference) == pairs_to_resolve(spread, difference)
     with pytest.raises(ValueError, match="it has to be above 0"):
         study.pairs("ppl", "simbal", "lbl", 0.0)
+
+
+def test_studies_agree_as_far_as_the_order_of_their_arms(tmp_path):
+    losses = {"one": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}, "other": {"a": 5.0, "b": 9.0, "c": 6.0, "d": 20.0}}
+    for name, arms in losses.items():
+        (tmp_path / name).mkdir()
+        lines = [f"{arm},{arm},,{seed},run,{loss + seed}" for arm, loss in arms.items() for seed in (0, 1)]
+        (tmp_path / name / ROWS).write_text("\n".join(["arm,balancing,setting,seed,run,val/loss", *lines]))
+    one, other = (Study(tmp_path / name) for name in losses)
+    assert one.agreement("loss", one) == pytest.approx(1)
+    assert one.agreement("loss", other) == pytest.approx(0.8)  # 1 - 6 * 2 / (4 * 15): b and c have changed places
+    with pytest.raises(ValueError, match="one and significance have not the same arms"):
+        one.agreement("loss", Study(RESULTS / "significance"))
 
 
 def test_a_conclusion_is_one_word():

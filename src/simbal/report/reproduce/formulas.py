@@ -226,6 +226,15 @@ class Study:
         """Return on how many seeds an arm has the smaller value."""
         return float(sum(difference < 0 for difference in self._paired(key, arm, baseline).differences))
 
+    def agreement(self, key: str, other: "Study") -> float:
+        """Return Spearman's correlation of the means of the arms, which are to be the same, with those of `other`."""
+        from scipy import stats
+
+        if {arm.name for arm in self.arms} != {arm.name for arm in other.arms}:
+            raise ValueError(f"{self._folder.name} and {other._folder.name} have not the same arms")
+        ours, theirs = ([study.mean(key, arm.name) for arm in self.arms] for study in (self, other))
+        return float(stats.spearmanr(ours, theirs).statistic)
+
     def _others(self, baseline: str) -> list[str]:
         return [arm.name for arm in self.arms if arm.name != baseline]
 
