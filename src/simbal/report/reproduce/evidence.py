@@ -22,7 +22,7 @@ from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
 
-KEYS = {"command", "analyses", "columns", "needs"}
+KEYS = {"command", "analyses", "baseline", "columns", "needs"}
 ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
 LARGEST = 1 << 24  # bytes
 HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
@@ -37,6 +37,7 @@ class Study:
     analyses: list[str]  # to be done on every finished run
     columns: list[str] | None  # columns of its table; None: those that the runs' own configs name
     folder: Path  # the folder of its runs
+    baseline: str | None = None  # of its table; None: the same
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def write(study: Study, command: str, folder: Path) -> None:
     columns = study.columns or named_by_runs(finished)
     metrics = None if columns is None else choose(columns, finished)
     missing = LastSweep.of(study.folder).never_started({run.path.name for run in runs})
-    table = build(study.name, runs, None, metrics, False, missing)
+    table = build(study.name, runs, study.baseline, metrics, False, missing)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", markdown(table))
     write_text(folder / "table.csv", tidy_csv(table))
@@ -178,7 +179,7 @@ def _study(name: str, keys: dict[str, Any], config: dict[str, Any]) -> Study:
     places = [f"name={run_name}", f"output_dir={config['output_dir']}"]
     overrides = [*scale["common"], *keys["command"], *places]
     folder = Path(config["output_dir"], run_name)
-    return Study(name, overrides, keys.get("analyses", []), keys.get("columns"), folder)
+    return Study(name, overrides, keys.get("analyses", []), keys.get("columns"), folder, keys.get("baseline"))
 
 
 def _without_folders(value: Any) -> Any:
