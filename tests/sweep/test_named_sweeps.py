@@ -37,6 +37,14 @@ def sweep(name, folder, *arguments):
     return run("train.py", "-m", f"sweeps={name}", f"output_dir={folder}", *arguments, cwd=folder)
 
 
+def names_of(table) -> set[str]:
+    """What a baseline may be: an arm's balancing, or its name."""
+    labels = [arm["label"] for arm in table["arms"]]
+    settings = [" ".join(f"{key.split('.')[-1]}={text}" for key, text in [*of.items()][1:]) for of in labels]
+    balancings = [of["balancing"] for of in labels]
+    return {*balancings, *(f"{one} {more}" for one, more in zip(balancings, settings, strict=True))}
+
+
 def test_all_that_there_are_are_tested():
     assert sorted([*RUNS, "bench_tuning", "coefficient_search"]) == NAMES
 
@@ -68,8 +76,9 @@ def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
     seeds = [run["seed"] for arm in table["arms"] for run in arm["runs"]]
     assert seeds == [0] * len(table["arms"])
     assert not table["without_result"]
-    columns = yaml.safe_load((ROOT / "sweeps" / f"{name}.yaml").read_text()).get("columns")
-    assert columns is None or len(table["metrics"]) == len(columns)
+    written = yaml.safe_load((ROOT / "sweeps" / f"{name}.yaml").read_text())
+    assert "columns" not in written or len(table["metrics"]) == len(written["columns"])
+    assert written["baseline"] in names_of(table) or name in ONE_ROW, "no arm is the baseline"
     assert (tmp_path / name / "index.html").stat().st_size > 10_000
     logs = [file.read_text() for file in (tmp_path / name).glob("*/train.log")]
     assert all("training from step 0 to 2" in log for log in logs)

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,7 @@ from simbal.config.check import resolved
 from simbal.errors import UserError
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
-from simbal.report.reproduce.check_table import check_table
+from simbal.report.reproduce.check_table import baseline_of, check_table
 from simbal.report.reproduce.evidence import Study, studies, write
 from simbal.report.reproduce.kept import bring_back
 from simbal.report.reproduce.rows import read_rows
@@ -87,6 +88,14 @@ def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote
         rows = [row for row in csv.DictReader(file) if row["figure"] == "loss" and row["arm"] == "simbal"]
     assert [(row["x"], row["mean"]) for row in rows] == [("0", "4.5"), ("100", "2.5"), ("200", "1.5")]
     assert {(float(row["band"]), row["rival"]) for row in rows} == {(0, "lbl")}  # both seeds differ by the same
+
+
+def test_a_table_compares_with_the_baseline_of_its_study_where_that_names_one(study, tmp_path):
+    for baseline, rivals in {None: {"lbl"}, "simbal": {"simbal"}}.items():
+        write(replace(study, baseline=baseline), "python train.py", tmp_path)
+        assert baseline_of(tmp_path) == (baseline or "lbl")
+        rows = csv.DictReader((tmp_path / "curves.csv").read_text().splitlines())
+        assert {row["rival"] for row in rows} - {""} == rivals
 
 
 def test_evidence_names_files_without_the_folders_of_one_machine(write_run, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from simbal.errors import UserError
@@ -30,11 +31,9 @@ def check_table(folder: Path) -> Checked:
     arms, checked = read_rows(folder), Checked()
     if arms is None:
         raise UserError(f"there is no {folder / 'rows.csv'}: reproduce the study")
-    try:
+    with _of_a_study(folder):
         keys = {title: key for key, title in json.loads(read_bytes(folder / "table.json", LARGEST))["metrics"].items()}
         text = (folder / "table.md").read_text(encoding="utf-8")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
     for caption, lines in tables(text):
         baseline = BASELINE.search(caption)
         if baseline and "difference" in lines[0]:
@@ -47,6 +46,25 @@ def check_table(folder: Path) -> Checked:
             cells = [cell for line in lines for heading, cell in line.items() if heading != "arm"]
             checked.unverified += [number for cell in cells for number in numbers(cell)]
     return checked
+
+
+def baseline_of(folder: Path) -> str | None:
+    """Return the arm or the balancing that a study's table compares with, which need not be what its runs name.
+
+    Raises:
+        UserError: table.json is not there or broken.
+    """
+    with _of_a_study(folder):
+        baseline: str | None = json.loads(read_bytes(folder / "table.json", LARGEST))["baseline"]
+    return baseline
+
+
+@contextmanager
+def _of_a_study(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
 
 
 def tables(text: str) -> Iterator[tuple[str, list[Line]]]:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from simbal.errors import UserError
 from simbal.report.collect import collect
-from simbal.report.reproduce.check_table import check_table
+from simbal.report.reproduce.check_table import baseline_of, check_table
 from simbal.report.reproduce.kept import RUNS, bring_back
 from simbal.report.reproduce.plans import check_plan
 from simbal.report.reproduce.printed import Checked
@@ -52,11 +52,11 @@ def check_rows(folder: Path) -> Checked:
     """Make rows.csv of a study again from the records and curves of its runs, those that runs.tar.xz has.
 
     Raises:
-        UserError: runs.tar.xz is broken.
+        UserError: runs.tar.xz or table.json is broken.
     """
     with TemporaryDirectory() as place:
         bring_back(folder, Path(place))
-        made = rows_csv(build(folder.name, collect(Path(place))).rows).splitlines()
+        made = rows_csv(build(folder.name, collect(Path(place)), baseline_of(folder)).rows).splitlines()
     checked = Checked(verified=sum(map(bool, chain.from_iterable(csv.reader(made[1:])))))
     if (folder / ROWS).read_text(encoding="utf-8").splitlines() != made:
         checked.wrong.append(f"{ROWS} is not what the runs in {RUNS} give: reproduce the study")
