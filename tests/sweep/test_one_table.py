@@ -74,3 +74,14 @@ def test_a_baseline_may_be_an_arm_or_a_run_that_is_there_already(app):
     arms = ("-m", "balancing=simbal", "balancing.simbal.coef=0.1,1", "name=arms")
     assert app.run(*arms, "baseline='simbal coef=1'").returncode == 0
     assert "there is simbal coef=1, " in refused(app, *arms, "baseline='simbal coef=2'")
+
+
+def test_a_named_sweep_that_is_narrowed_beside_its_baseline_says_so_and_runs(app):
+    narrowed = app.run("-m", "sweeps=significance_retuned", "router.init=normal", "seed=10")
+    said = " ".join(narrowed.stdout.split())
+    assert "baseline=lbl init=normal eps=3e-05: no arm is that; there is lbl eps=3e-05, " in said
+    assert "the table will show no difference" in said
+    assert narrowed.returncode == 0
+    assert len(app.started) == 4
+    named = app.run("-m", "sweeps=significance_retuned", "router.init=normal", "seed=10", "baseline=lbl")
+    assert "no arm is that" not in named.stdout

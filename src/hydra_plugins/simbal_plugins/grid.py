@@ -83,14 +83,22 @@ class GridSweeper(LaunchingSweeper):
             console().print(f"{said}{several}", markup=False, highlight=False, soft_wrap=True)
 
     def _check_table(self, arguments: list[str], jobs: "list[Job]") -> None:
-        """Raise `UserError` for what would spoil the table once all is trained."""
-        from simbal.sweep.one_table import check_baseline, check_columns, require_one_table
+        """Raise `UserError` for what would spoil the table once all is trained.
+
+        A sweep that is narrowed on the command line may lose the arm that its file names as the baseline: that is said.
+        """
+        from simbal.files.console import console
+        from simbal.sweep.one_table import check_columns, no_such_baseline, require_one_table
 
         require_one_table(jobs)
         check_columns(jobs)
-        if any(override.key_or_group == "baseline" for override in self.overrides(arguments)):
-            for baseline in dict.fromkeys(job.spec.config.baseline for job in jobs):
-                check_baseline(jobs, baseline)
+        typed = any(override.key_or_group == "baseline" for override in self.overrides(arguments))
+        for baseline in dict.fromkeys(job.spec.config.baseline for job in jobs):
+            said = no_such_baseline(jobs, baseline) if typed or "=" in baseline else None
+            if said and typed:
+                raise UserError(said)
+            if said:
+                console().print(f"{said}: the table will show no difference", markup=False, highlight=False)
 
     def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int, pages: "LivePages") -> Sequence[JobReturn]:
         """Run jobs, the newest of all that were run, and return how they ended."""

@@ -74,16 +74,16 @@ def check_columns(jobs: Iterable[Job]) -> None:
                 raise UserError(f"{error}, and numbers of an analysis once evaluate.py has measured them") from None
 
 
-def check_baseline(jobs: Sequence[Job], baseline: str) -> None:
-    """Raise `UserError` unless an arm is the baseline that the command line names, here or among the folder's runs."""
+def no_such_baseline(jobs: Sequence[Job], baseline: str) -> str | None:
+    """Return a sentence unless an arm is the baseline, here or among the folder's runs."""
     finished = [run.spec for folder in {job.spec.path.parent for job in jobs} for run in _finished(folder)]
     specs = [*(job.spec for job in jobs), *finished]
     columns = label_columns(specs)
     arms = dict.fromkeys([spec.choices["balancing"] for spec in specs])
     arms |= dict.fromkeys([short_label(label_of(spec, columns)) for spec in specs])
-    if baseline not in arms:
-        nearest = get_close_matches(baseline, arms, 3, 0)
-        raise UserError(f"baseline={baseline}: no arm is that; there is {', '.join(nearest)}")
+    if baseline in arms:
+        return None
+    return f"baseline={baseline}: no arm is that; there is {', '.join(get_close_matches(baseline, arms, 3, 0))}"
 
 
 def _finished(folder: Path) -> list[Run]:
