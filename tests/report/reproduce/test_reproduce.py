@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 
 from simbal.analysis.shared.finding import write_analysis
@@ -25,17 +24,11 @@ from simbal.report.reproduce.rows import read_rows
 from simbal.runs.folder import RunFolder
 from tests import programs
 from tests.conftest import CONF
-from tests.golden import composing
 
 RECORD = {
     "code": {"version": "1", "commit": "abc", "dirty": False}, "seconds": 10.0,
     "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:00:10+00:00",
 }  # fmt: skip
-STUDIES = [
-    (file.stem, name)
-    for file in sorted((CONF / "scale").glob("*.yaml"))
-    for name in yaml.safe_load(file.read_text())["studies"]
-]
 
 
 def config(*overrides: str):
@@ -55,13 +48,6 @@ def study(write_run) -> Study:
             curve(write_run(balancing, seed, **RECORD), [loss + seed for loss in losses])
     folder = write_run("none", 0, status="failed", error="the disk was full").parent
     return Study("significance", ["x=1"], [], ["ppl"], folder)
-
-
-@pytest.mark.parametrize(("scale", "name"), STUDIES)
-def test_every_study_of_every_scale_is_a_sweep_that_can_be_composed(scale, name):
-    [study] = studies(config(f"scale={scale}", "english=corpus.txt", f"only=[{name}]"))
-    jobs = composing.compose(["-m", *study.overrides])
-    assert {Path(job["folder"]).parent for job in jobs} == {study.folder}
 
 
 def test_a_study_that_needs_text_is_left_out_without_it_and_an_unknown_one_refused():

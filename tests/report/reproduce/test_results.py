@@ -5,8 +5,10 @@ import re
 import shlex
 import shutil
 from functools import cache
+from pathlib import Path
 
 import pytest
+import yaml
 
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce.evidence import Study, studies
@@ -20,6 +22,11 @@ STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/origin.json"))
 SEARCHES = {"bench_tuning"}  # their points are drawn
 KEPT_ITS_RUNS = {"significance_bench"}  # in a checkout that was dirty by that alone, before results/ did not count
 ENGLISH = "english=.cache/english/*.jsonl.zst"  # the text that significance_english was run on; it is not checked in
+OF_SCALES = [
+    (file.stem, name)
+    for file in sorted((CONF / "scale").glob("*.yaml"))
+    for name in yaml.safe_load(file.read_text())["studies"]
+]
 
 
 @cache
@@ -38,13 +45,15 @@ def test_every_run_of_a_study_is_in_its_table_and_the_command_is_still_the_same(
     assert origin["analyses"] == study.analyses
 
 
-@pytest.mark.parametrize("name", sorted({study.name for study in of_scale("micro")} & {*STUDIES} - SEARCHES))
-def test_its_command_is_still_the_runs_that_were_done(name):
-    """Those of `scale=cpu` were done before keys were added that every run has now."""
-    table = json.loads((RESULTS / name / "table.json").read_text())
-    [study] = [study for study in of_scale("micro") if study.name == name]
-    composed = {job["hash"] for job in composing.compose(["-m", *study.overrides])}
-    assert {run["config_hash"] for arm in table["arms"] for run in arm["runs"]} == composed
+@pytest.mark.parametrize(("scale", "name"), OF_SCALES)
+def test_every_study_of_every_scale_can_be_composed_to_the_runs_that_were_done(scale, name):
+    """The runs of `scale=cpu` were done before keys were added that every run has now."""
+    [study] = [study for study in of_scale(scale) if study.name == name]
+    jobs = composing.compose(["-m", *study.overrides])
+    assert {Path(job["folder"]).parent for job in jobs} == {study.folder}
+    if name in STUDIES and name not in SEARCHES and scale == "micro":
+        arms = json.loads((RESULTS / name / "table.json").read_text())["arms"]
+        assert {run["config_hash"] for arm in arms for run in arm["runs"]} == {job["hash"] for job in jobs}
 
 
 @pytest.mark.parametrize("name", STUDIES)
