@@ -98,7 +98,8 @@ class GridSweeper(LaunchingSweeper):
             if said and typed:
                 raise UserError(said)
             if said:
-                console().print(f"{said}: the table will show no difference", markup=False, highlight=False)
+                said += ": the table will show no difference"
+                console().print(said, markup=False, highlight=False, soft_wrap=True)
 
     def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int, pages: "LivePages") -> Sequence[JobReturn]:
         """Run jobs, the newest of all that were run, and return how they ended."""
