@@ -125,8 +125,14 @@ def main() -> None:
     checked = {str(dtype): list(check(device, dtype)) for dtype in dtypes}
     print("every implementation is right; now the times", file=sys.stderr, flush=True)
     peak = matmul_peak(device, timed, 256 if SMOKE else 8192, repeats)
-    layers = list(time_layers(device, timed, args.tokens, repeats))
-    steps = list(time_steps(device, timed, 1 if SMOKE else args.batch, repeats))
+    layers, steps = [], []
+    try:
+        for layer in time_layers(device, timed, args.tokens, repeats):
+            layers.append(layer)
+        for whole in time_steps(device, timed, 1 if SMOKE else args.batch, repeats):
+            steps.append(whole)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured until now", file=sys.stderr)
     section = report.section(device, checked, peak, layers, steps, SMOKE)
     print(section)
     if args.write:

@@ -16,7 +16,7 @@ NAMES = ("y", "dx", "dp", "dw13", "dw2")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3}
 BLOCKS = Blocks(16, 16, num_warps=1, num_stages=1)
 # many tiles, ragged ones, several groups of them and cut experts at sizes that take a second
-SMALL = Config(16, 16, BLOCKS, BLOCKS, BLOCKS, BLOCKS, weight_rows=16, group=2, programs=48, min_chunk=16)
+SMALL = Config(16, 16, BLOCKS, BLOCKS, BLOCKS, BLOCKS, 16, shared_memory=0, group=2, programs=48, min_chunk=16)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_fused_equals_reference_for_one_choice_and_for_all_experts(small_blocks,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "width"), list(zip(fused_blocks.CONFIGS, (256, 192), strict=True)))
+@pytest.mark.parametrize(("config", "width"), list(zip(fused_blocks.CONFIGS, (256, 384, 192), strict=True)))
 def test_shipped_blocks_equal_reference_when_rows_fill_no_tile(config, width):
     assert fused_blocks.config_for(config.width, width) is config
     assert_equals_reference(*case("empty", N=201, D=config.width, width=width, E=7, K=3))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.experts import fused
-from simbal.experts.fused_blocks import CONFIGS, SHARED_MEMORY, config_for
+from simbal.experts.fused_blocks import CONFIGS, config_for
 
 NEEDS_TRITON = "Triton is not installed: pip install triton==3.7.1"
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -50,12 +50,23 @@ def test_a_gpu_with_too_little_shared_memory_is_refused(compiling, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Turing)
-    says = f"needs {SHARED_MEMORY} bytes of shared memory, this GPU has 65536"
+    says = "needs 99328 bytes of shared memory, this GPU has 65536"
     assert says in fused.unsupported(CUDA, torch.bfloat16, 768, 768)
 
 
-def test_widths_choose_the_blocks():
-    assert [config_for(*w) for w in ((768, 1536), (768, 192), (96, 768))] == [CONFIGS[0], CONFIGS[1], None]
+@pytest.mark.parametrize(
+    ("widths", "memory", "chosen"),
+    [
+        ((768, 1536), 232_448, 0),  # an H100
+        ((768, 1536), 166_912, 1),  # an A100
+        ((768, 384), 232_448, 1),
+        ((768, 192), 232_448, 2),
+        ((768, 768), 65_536, None),
+        ((96, 768), 232_448, None),
+    ],
+)
+def test_widths_and_shared_memory_choose_the_blocks(widths, memory, chosen):
+    assert config_for(*widths, memory) is (None if chosen is None else CONFIGS[chosen])
 
 
 @given(st.sampled_from(CONFIGS), st.integers(1, 600), st.lists(st.integers(0, 20_000), min_size=1, max_size=64))

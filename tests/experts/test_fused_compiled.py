@@ -1,4 +1,4 @@
-"""Every kernel of `fused` in every shipped shape compiles for sm_90 and sm_80, well: no GPU needed for that."""
+"""Every kernel of `fused` in every shipped shape, and the head's, compiles for sm_90 and sm_80, well: without a GPU."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.experts.fused_blocks import CONFIGS, SHARED_MEMORY
+from simbal.experts.fused_blocks import CONFIGS
 
 pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
@@ -18,12 +18,15 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TYPES = {
     "order_R": "*i64", "ends_E": "*i32", "tiles_3T": "*i32", "chunks_3T": "*i32",
     "p_slot": "*fp32", "dp_slotC": "*fp32", "partial_SIJ": "*fp32",
+    "targets_C": "*i64", "nll_C": "*fp32", "lse_C": "*fp32", "counted": "*fp32", "z_coef": "fp32", "row_stride": "i32",
     "num_tiles": "i32", "num_chunks": "i32", "chunk_rows": "i32", "size": "i32",
 }  # fmt: skip
-WIDTHS = {128: (768, 1536), 64: (192,)}  # the paper's models, and a width that only the smaller blocks divide
+WIDTHS = {256: (768, 1536), 128: (384,), 64: (192,)}  # the paper's models, and widths that only smaller blocks divide
+MEMORY = {90: 227 * 1024, 80: 163 * 1024}  # bytes of shared memory that a program can have
 CASES = [
     *((config, width, 90, "bf16") for config in CONFIGS for width in WIDTHS[config.width]),
-    *((config, WIDTHS[config.width][0], *target) for config in CONFIGS for target in ((90, "fp16"), (80, "bf16"))),
+    *((config, WIDTHS[config.width][0], 90, "fp16") for config in CONFIGS),
+    *((config, WIDTHS[config.width][0], 80, "bf16") for config in CONFIGS if config.shared_memory <= MEMORY[80]),
 ]
 
 
@@ -84,9 +87,22 @@ def test_every_kernel_compiles_without_spills_and_uses_the_tensor_cores(
         products = ptx.count("wgmma.mma_async" if capability == 90 else "mma.sync")
         print(f"sm_{capability} {dtype} {width} {name}: {registers=} {spilled=} {shared=} {products=}")
         assert spilled == 0, name
-        assert shared <= SHARED_MEMORY, name
+        assert shared <= config.shared_memory <= MEMORY[capability], name
         if "DEPTH" in constants:
             assert products > 0, name
-        if capability == 90:  # an SM has 65536 registers and 227 KiB of shared memory, and keeps 1 KiB for each program
+        if (
+            capability == 90 and config is not CONFIGS[0]
+        ):  # which was timed. An SM has 65536 registers and 227 KiB of shared memory, and keeps 1 KiB for each program
             assert 2 * registers * 32 * options["num_warps"] <= 65536, f"{name}: one program for an SM"
             assert 2 * (shared + 1024) <= 227 * 1024, f"{name}: one program for an SM"
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_the_kernel_of_the_head_compiles_without_spills(capability, with_gradient, tmp_path, monkeypatch):
+    from simbal.model.head_kernels import BLOCK, cross_entropy_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    constants = {"V": 100_277, "IGNORED": -100, "WITH_GRADIENT": with_gradient, "BLOCK": BLOCK}
+    compiled = compile_kernel(cross_entropy_kernel, constants, {"num_warps": 8}, capability, "bf16", tmp_path)
+    assert compiled[3] == 0, "spilled bytes"

@@ -9,18 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.timing import Timing
 from simbal.errors import UserError
 from tests.experts.test_megablocks import needs_megablocks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 
+def dry_run(script, *arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOKE": "1"}
+    command = (sys.executable, str(SCRIPT.with_name(script)), *arguments)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.mark.slow
 @needs_megablocks
 def test_the_dry_run_checks_every_backend_and_prints_a_section():
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOKE": "1"}
-    done = subprocess.run((sys.executable, str(SCRIPT)), env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = dry_run("gpu_check.py")
     assert done.stdout.startswith("## Expert layers on CPU, Triton interpreter, ")
     assert "the numbers mean nothing" in done.stdout
     for name in ("torch", "megablocks", "fused", "MegaBlocks' module, sparse", "MegaBlocks' module, grouped"):
@@ -29,6 +36,17 @@ def test_the_dry_run_checks_every_backend_and_prints_a_section():
     assert "\n- D 128, F 128: " in done.stdout
     widths = {line.count("|") for line in done.stdout.splitlines() if line.startswith("| small")}
     assert widths == {13}
+
+
+@pytest.mark.slow
+@needs_megablocks
+def test_block_shapes_are_checked_and_timed():
+    lines = dry_run("fused_blocks.py", "--kernels", "up", "--processes", "1").stdout.splitlines()
+    assert lines[0].split(" | ")[-2:] == ["balanced ms", "skewed ms |"]
+    assert lines[2].startswith("| 256 | up | 64, 64, 8, 3 (in use) | ")
+    error, balanced, skewed = (float(cell) for cell in lines[2].split("|")[4:7])
+    assert error < 1e-5
+    assert min(balanced, skewed) > 0
 
 
 @pytest.fixture
@@ -55,3 +73,20 @@ def test_without_a_gpu_it_says_so(main, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="^no CUDA device is visible: run this on a GPU, or SMOKE=1"):
         main()
+
+
+@needs_megablocks
+def test_ctrl_c_prints_what_was_measured_until_then(main, monkeypatch, capsys):
+    gpu_check = importlib.import_module("benchmarks.gpu_check")
+
+    def layers(*_):
+        yield gpu_check.SMALL, "balanced", "fused", Timing(1.0, 2.0, 3.0, 0.1, None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "check", lambda *_: iter([("fused", "balanced", 1e-7)]))
+    monkeypatch.setattr(gpu_check, "matmul_peak", lambda *_: 1.0)
+    monkeypatch.setattr(gpu_check, "time_layers", layers)
+    main(smoke=True)
+    printed = capsys.readouterr()
+    assert "| small | 24 | balanced | fused | 1.000 | 2.000 | 3.000 | 10.0% |" in printed.out
+    assert printed.err.endswith("interrupted: what was measured until now\n")

@@ -64,29 +64,33 @@ def test_what_cannot_run_is_passed_over_with_its_reason():
     assert choice.reason.startswith("auto chose reference: torch cannot run here: model.d_model=30 and")
 
 
-def test_on_cuda_the_default_is_megablocks_until_measured(all_run):
+def test_on_cuda_auto_takes_what_was_measured_there(all_run):
     choice = choose("auto", CUDA, torch.bfloat16, 768, 768)
-    assert choice.name == "megablocks"
-    assert choice.reason == (
-        "auto chose megablocks: the default on cuda, where nothing is measured for torch.bfloat16 and these widths"
+    assert choice.name == "fused"
+    assert choice.reason.startswith("auto chose fused: measured 1.5 times as fast as torch")
+
+
+def test_on_cuda_the_default_is_the_fastest_of_other_widths(all_run):
+    assert choose("auto", CUDA, torch.bfloat16, 768, 512).reason == (
+        "auto chose fused: the default on cuda, where nothing is measured for torch.bfloat16 and these widths"
     )
 
 
-def test_on_cuda_without_megablocks_auto_says_so(all_run, monkeypatch):
-    refuse(monkeypatch, "megablocks", "stk is not installed: run `make setup-gpu`")
+def test_on_cuda_without_the_default_auto_says_so(all_run, monkeypatch):
+    refuse(monkeypatch, "fused", "Triton is not installed: pip install triton==3.7.1")
     choice = choose("auto", CUDA, torch.bfloat16, 768, 768)
     assert choice.name == "torch"
     assert choice.reason == (
-        "auto chose torch: megablocks cannot run here: stk is not installed: run `make setup-gpu`"
+        "auto chose torch: fused cannot run here: Triton is not installed: pip install triton==3.7.1"
     )  # fmt: skip
 
 
 def test_a_measured_row_wins_over_the_default_for_its_widths_only(all_run, monkeypatch):
-    row = Row("cuda", torch.bfloat16, 768, 768, "fused", "by a test")
+    row = Row("cuda", torch.bfloat16, 768, 768, "megablocks", "by a test")
     monkeypatch.setattr(select, "TABLE", (row,))
-    assert choose("auto", CUDA, torch.bfloat16, 768, 768).reason == "auto chose fused: measured by a test"
-    assert choose("auto", CUDA, torch.bfloat16, 768, 1536).name == "megablocks"
-    assert choose("auto", CUDA, torch.float16, 768, 768).name == "megablocks"
+    assert choose("auto", CUDA, torch.bfloat16, 768, 768).reason == "auto chose megablocks: measured by a test"
+    assert choose("auto", CUDA, torch.bfloat16, 768, 1536).name == "fused"
+    assert choose("auto", CUDA, torch.float16, 768, 768).name == "fused"
 
 
 @pytest.mark.parametrize("name", BACKENDS)

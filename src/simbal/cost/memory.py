@@ -218,12 +218,13 @@ def _feed_forward_weights(shape: TransformerShape) -> int:
 def _head_working(shape: TransformerShape, step: Step) -> int:
     """Return the bytes that the head works in.
 
-    They are two chunks of logits in fp32, the copies of one in bf16, and the gradient of the weight in fp32.
+    They are two chunks of logits, or on a CPU three of bf16 and one of fp32, and the gradient of the weight in fp32.
     """
     V = shape.vocab_size
     rows = min(step.tokens, max(1, CHUNK_ELEMENTS[step.device] // V))
-    copies = 0 if step.compute == FP32 else 2 * step.compute
-    return (2 * FP32 + copies) * rows * V + FP32 * V * shape.d_model
+    rounded_on_cpu = step.device == "cpu" and step.compute != FP32
+    of_logit = 3 * step.compute + FP32 if rounded_on_cpu else 2 * step.compute
+    return of_logit * rows * V + FP32 * V * shape.d_model
 
 
 def _feed_forward_working(shape: TransformerShape, step: Step) -> int:

@@ -2,7 +2,7 @@
 
 No padding, no permuted copy of x or dy, no atomics, and the host never waits for the device, so a CUDA graph can hold
 it. Same inputs give the same bits: every sum has one order, and block shapes come from a table (`fused_blocks`).
-Not yet run on a GPU. Untried there: other block shapes, a persistent grid, TMA, warp specialisation.
+Untried: a persistent grid, TMA, warp specialisation.
 Reference: MegaBlocks (arXiv 2211.15841) for the weight layout; SonicMoE for the router gradient <h, dy W2^T>.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, T tiles,
 C column blocks, S partial sums, I and J the widths of a matrix.
@@ -10,6 +10,7 @@ C column blocks, S partial sums, I and J the widths of a matrix.
 
 import importlib.util
 import os
+from math import inf
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simbal.experts.dispatch import RoutingPlan
-from simbal.experts.fused_blocks import SHARED_MEMORY, Blocks, Config, config_for, multiple
+from simbal.experts.fused_blocks import CONFIGS, Blocks, Config, config_for, multiple
 
 
 def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
@@ -36,21 +37,29 @@ def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert
     if config_for(d_model, d_expert) is None:
         return f"model.d_model={d_model} and model.d_expert={d_expert} must be multiples of {multiple()}"
     if not interpreted:
-        return _unsupported_on_gpu(device, dtype)
+        return _unsupported_on_gpu(device, dtype, d_model, d_expert)
     if dtype not in (torch.float32, torch.float16):
         return f"Triton's interpreter needs float32 or float16, not {dtype}: its bfloat16 products are wrong"
     return None
 
 
-def _unsupported_on_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
+def _unsupported_on_gpu(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         why = ", which Triton multiplies as TF32" if dtype == torch.float32 else ""
         return f"on CUDA it needs bfloat16 or float16, not {dtype}{why}: set trainer.precision=bf16-mixed"
-    if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-        if memory < SHARED_MEMORY:
-            return f"a program needs {SHARED_MEMORY} bytes of shared memory, this GPU has {memory}"
+    memory = _shared_memory(device)
+    if config_for(d_model, d_expert, memory) is None:
+        least = min(c.shared_memory for c in CONFIGS)
+        return f"a program needs {least} bytes of shared memory, this GPU has {memory}"
     return None
+
+
+def _shared_memory(device: torch.device) -> float:
+    """Return the bytes of shared memory that a program can have there, without bound where there is no GPU to ask."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return inf
+    memory: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return memory
 
 
 def _check(x_ND: Tensor, w13: Tensor, w2: Tensor) -> Config:
@@ -60,7 +69,7 @@ def _check(x_ND: Tensor, w13: Tensor, w2: Tensor) -> Config:
         raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13.dtype} and {w2.dtype}")
     if not (w13.is_contiguous() and w2.is_contiguous()):
         raise ValueError(f"w13 and w2 must be contiguous, got strides {w13.stride()} and {w2.stride()}")
-    if (config := config_for(D, width)) is None:
+    if (config := config_for(D, width, _shared_memory(x_ND.device))) is None:
         raise ValueError(f"the widths of the weights, {D} and {width}, must be multiples of {multiple()}")
     return config
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from simbal.model.matmul import mm
 
 IGNORED = -100  # target of a position that does not count
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**22}  # logits held at once: 8 MB in fp32 on a CPU, 256 rows at V = 8192
+CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits of a chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
+ALIGNED = 64  # on CUDA a row of logits begins at a multiple of so many, which the fast matrix products ask for
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float)
     """Compute the loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
 
     Raises:
-        RuntimeError: a target is neither in [0, V) nor `IGNORED`.
+        RuntimeError: a target is neither in [0, V) nor `IGNORED`; on CUDA, where nobody waits for it, its loss is NaN.
     """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
@@ -46,16 +47,17 @@ class _ChunkedHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
         nll_N, lse_N = (torch.zeros_like(targets_N, dtype=torch.float32) for _ in range(2))
-        counted = (targets_N != IGNORED).sum().clamp(min=1)
+        counted = (targets_N != IGNORED).sum().clamp(min=1).float()
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
-            logits_CV = mm(x_ND[chunk], weight_VD.T)
-            exp_CV, total_C1, nll_N[chunk], lse_N[chunk] = _softmax(logits_CV, targets_N[chunk])
-            if with_gradient:
-                dlogits_CV = _dlogits(exp_CV, total_C1, lse_N[chunk], targets_N[chunk], z_coef, counted).to(x_ND.dtype)
+            logits_CV = _logits(x_ND[chunk], weight_VD)
+            nll_N[chunk], lse_N[chunk], dlogits_CV = _of_chunk(
+                logits_CV, targets_N[chunk], z_coef, counted, with_gradient
+            )
+            if dlogits_CV is not None:
                 dx_ND[chunk] = mm(dlogits_CV, weight_VD)
                 dweight_VD += mm(dlogits_CV.T, x_ND[chunk])
         if with_gradient:
@@ -67,6 +69,29 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
         return dloss.to(dx_ND.dtype) * dx_ND, dloss.to(dweight_VD.dtype) * dweight_VD, None, None, None
+
+
+def _logits(x_CD: Tensor, weight_VD: Tensor) -> Tensor:
+    """Return x W^T, (C, V)."""
+    if not x_CD.is_cuda:
+        return mm(x_CD, weight_VD.T)
+    V = len(weight_VD)  # odd, where the tokens are those of cl100k_base
+    logits_CV = x_CD.new_empty(len(x_CD), -(-V // ALIGNED) * ALIGNED)[:, :V]
+    return torch.mm(x_CD, weight_VD.T, out=logits_CV)
+
+
+def _of_chunk(
+    logits_CV: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the negative log-likelihoods, the log-normalisers and the logits' gradient in their dtype, (C, V)."""
+    if logits_CV.is_cuda:
+        from simbal.model.head_kernels import cross_entropy
+
+        return cross_entropy(logits_CV, targets_C, z_coef, counted, IGNORED, with_gradient)
+    exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
+    if not with_gradient:
+        return nll_C, lse_C, None
+    return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, counted).to(logits_CV.dtype)
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

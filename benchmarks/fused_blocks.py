@@ -1,0 +1,117 @@
+"""Device time of each kernel of `fused` by block shape, for CONFIGS: python benchmarks/fused_blocks.py [--widths 768]
+
+Every shape is compiled and checked against `reference` in processes of its own, many at once; the right ones are then
+timed one after another, on balanced and on skewed routing. SMOKE=1 is a dry run on a CPU; its numbers mean nothing.
+"""
+
+import argparse
+import functools
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+SMOKE = os.environ.get("SMOKE") == "1"
+if SMOKE:
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+sys.path[0] = str(Path(__file__).parents[1])  # not this folder: torch would take tabulate.py for the package tabulate
+
+import torch  # noqa: E402
+
+from benchmarks.gpu.layers import Case, Ours, Shape, errors, make_case, step, wanted  # noqa: E402
+from benchmarks.gpu.timing import time_layer  # noqa: E402
+from simbal.experts import fused  # noqa: E402
+from simbal.experts.fused_blocks import CONFIGS, Blocks, Config  # noqa: E402
+
+DEVICE, DTYPE = (torch.device("cpu"), torch.float32) if SMOKE else (torch.device("cuda"), torch.bfloat16)
+SHARED_OF_AN_SM = 227 * 1024
+OPERANDS = {"up": 2, "down": 1, "hidden_grad": 1, "weight_grad": 1}
+"""How many tiles of a weight each step of a kernel's sum takes, beside one of rows; the fields of `Config`."""
+
+
+def candidates(kernel: str) -> Iterator[Blocks]:
+    """Block shapes whose tiles fit into the shared memory of one SM, for tiles of 128 rows."""
+    columns = (64, 128) if kernel in ("up", "hidden_grad") else (64, 128, 256)
+    for width, depth, warps, stages in itertools.product(columns, (64, 128), (4, 8), (2, 3, 4, 5)):
+        shared = stages * 2 * depth * (128 + OPERANDS[kernel] * width)
+        accumulators = 128 * width * OPERANDS[kernel] // (32 * warps)
+        if shared <= SHARED_OF_AN_SM and accumulators <= 128:
+            yield Blocks(width, depth, warps, stages)
+
+
+def use(config: Config) -> None:
+    """Let `fused` take this entry, whatever the widths."""
+    fused.config_for = lambda *_: config
+
+
+@functools.cache
+def case_of(width: int, routing: str, tokens: int) -> Case:
+    """Return a layer as wide as its experts."""
+    return make_case(Shape("", tokens, width, width, 32, 4), routing, DEVICE, DTYPE)
+
+
+@functools.cache
+def expected(width: int, routing: str, tokens: int) -> list[torch.Tensor]:
+    """Return what `reference` gives."""
+    return wanted(case_of(width, routing, tokens))
+
+
+def checked(width: int, kernel: str, blocks: Blocks) -> float | str:
+    """Return the largest error of a layer with these blocks, or why it did not run; the compiled kernels are kept."""
+    use(replace(CONFIGS[0], **{kernel: blocks}))
+    layer = width, "skewed", 24 if SMOKE else 2048
+    try:
+        return max(errors(step(Ours("fused"), case_of(*layer)), expected(*layer)).values())
+    except Exception as error:  # too much shared memory, say
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+
+
+def device_ms(width: int, routing: str, kernel: str, blocks: Blocks, tokens: int) -> float:
+    """Milliseconds of the kernel in one forward and backward pass."""
+    use(replace(CONFIGS[0], **{kernel: blocks}))
+    case, layer = case_of(width, routing, tokens), Ours("fused")
+    if SMOKE:
+        return time_layer(layer, case, DEVICE, 1).total
+    for _ in range(3):
+        step(layer, case)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(10):
+            step(layer, case)
+        torch.cuda.synchronize()
+    return sum(e.self_device_time_total for e in profile.key_averages() if e.key.startswith(f"{kernel}_kernel")) / 1e4
+
+
+def main() -> None:
+    """Check, time, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=[768, 1536], help="of the model and of an expert")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--kernels", nargs="+", default=list(OPERANDS))
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    tried = [(w, kernel, blocks) for w in args.widths for kernel in args.kernels for blocks in candidates(kernel)]
+    if SMOKE:
+        tried = [(256, kernel, getattr(CONFIGS[0], kernel)) for kernel in args.kernels]
+    with ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(checked, *zip(*tried, strict=True)))
+    print("| width | kernel | columns, depth, warps, stages | error | balanced ms | skewed ms |")
+    print("|---:|---|---|---:|---:|---:|")
+    for (width, kernel, blocks), error in zip(tried, found, strict=True):
+        shown = f"{blocks.columns}, {blocks.depth}, {blocks.num_warps}, {blocks.num_stages}"
+        shown += " (in use)" if blocks == getattr(CONFIGS[0], kernel) else ""
+        if isinstance(error, str) or not error < 3e-2:
+            print(f"| {width} | {kernel} | {shown} | {error} | | |", flush=True)
+            continue
+        tokens = 24 if SMOKE else args.tokens
+        times = " | ".join(
+            f"{device_ms(width, routing, kernel, blocks, tokens):.3f}" for routing in ("balanced", "skewed")
+        )
+        print(f"| {width} | {kernel} | {shown} | {error:.0e} | {times} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

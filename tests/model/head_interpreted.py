@@ -1,0 +1,72 @@
+"""The head's kernel in Triton's interpreter, chosen before Triton is imported: see `experts/test_interpreted.py`."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from simbal.model import head_kernels
+from simbal.model.head import IGNORED
+from simbal.model.head_kernels import cross_entropy
+
+Z_COEF, COUNTED = 0.1, torch.tensor(12.0)
+
+
+@pytest.fixture(autouse=True)
+def several_ragged_blocks_a_row(monkeypatch):
+    monkeypatch.setattr(head_kernels, "BLOCK", 16)
+
+
+def case(dtype=torch.float32, padding=11):
+    """Logits whose rows are apart, and targets of which one does not count."""
+    g = torch.Generator().manual_seed(0)
+    apart = torch.full((13, 53 + padding), math.nan, dtype=dtype)
+    logits_CV = apart[:, :53]
+    logits_CV.copy_(4 * torch.randn(13, 53, generator=g))
+    targets_C = torch.randint(0, 53, (13,), generator=g)
+    targets_C[3] = IGNORED
+    return logits_CV, targets_C
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3)])
+def test_loss_and_gradient_are_those_of_cross_entropy_plus_z_loss(dtype, tolerance):
+    logits_CV, targets_C = case(dtype)
+    exact_CV = logits_CV.double().requires_grad_()
+    lse_C = exact_CV.logsumexp(-1)[targets_C != IGNORED]
+    loss = (
+        F.cross_entropy(exact_CV, targets_C, ignore_index=IGNORED, reduction="sum") + Z_COEF * lse_C.square().sum()
+    ) / 12
+    nll_C, got_lse_C, dlogits_CV = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, True)
+    assert dlogits_CV is logits_CV
+    torch.testing.assert_close(got_lse_C[targets_C != IGNORED], lse_C.float())
+    assert nll_C[3] == got_lse_C[3] == 0
+    torch.testing.assert_close((nll_C + Z_COEF * got_lse_C.square()).sum() / 12, loss.float())
+    wanted = torch.autograd.grad(loss, exact_CV)[0]
+    torch.testing.assert_close(dlogits_CV.double(), wanted, atol=tolerance, rtol=0)
+
+
+def test_without_a_gradient_the_logits_stay_as_they_are():
+    logits_CV, targets_C = case()
+    before = logits_CV.clone()
+    nll_C, _, nothing = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    assert nothing is None
+    torch.testing.assert_close(logits_CV, before, atol=0, rtol=0)
+    torch.testing.assert_close(nll_C, F.cross_entropy(before, targets_C, ignore_index=IGNORED, reduction="none"))
+
+
+@pytest.mark.parametrize("wrong", [53, -1])
+def test_a_target_that_is_no_token_makes_the_loss_nan(wrong):
+    logits_CV, targets_C = case()
+    targets_C[5] = wrong
+    nll_C, _, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    assert nll_C.isnan().tolist() == [row == 5 for row in range(13)]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of inf - inf
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_logit_that_is_no_number_makes_the_loss_nan(value):
+    logits_CV, targets_C = case()
+    logits_CV[7, 50] = value
+    nll_C, _, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    assert nll_C.isnan().tolist() == [row == 7 for row in range(13)]
