@@ -51,7 +51,7 @@ def use(config: Config) -> None:
 @functools.cache
 def case_of(width: int, routing: str, tokens: int) -> Case:
     """Return a layer as wide as its experts."""
-    return make_case(Shape("", tokens, width, width, 32, 4), routing, DEVICE, DTYPE)
+    return make_case(Shape("", tokens, width, width, *((4, 2) if SMOKE else (32, 4))), routing, DEVICE, DTYPE)
 
 
 @functools.cache
