@@ -98,6 +98,13 @@ def test_holm_is_corrected_for_all_arms_of_a_number(tmp_path):
     assert wrong.startswith("val/max_vio p (Holm): 0.091 is printed, and the rows give 0.0")
 
 
+def test_a_number_that_some_seeds_lack_is_counted(tmp_path):
+    shutil.copytree(RESULTS / "collapse", tmp_path / "collapse")
+    replace(tmp_path / "collapse/table.md", "(n=4)", "(n=5)")
+    (wrong,) = check_table(tmp_path / "collapse").wrong
+    assert wrong.startswith("lbl train/steps_to_settle: 5 is printed, and the rows give 4")
+
+
 @pytest.mark.parametrize(("old", "new"), [("84.5%", "84.6%"), ("+15.5%", "+15.4%"), ("-2.7% to", "-2.8% to")])
 def test_tokens_up_to_the_baselines_loss_follow_from_the_rows_too(tmp_path, old, new):
     shutil.copytree(RESULTS / "lbl_fairness", tmp_path / "lbl_fairness")

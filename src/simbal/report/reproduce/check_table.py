@@ -100,8 +100,13 @@ def _means(lines: Sequence[Line], arms: Sequence[ArmRows], keys: dict[str, str],
 
 
 def _mean(cell: str, arm: ArmRows, key: str, checked: Checked) -> None:
-    summary, where = summarize([*arm.values(key).values()]), f"{arm.name} {key}"
-    expected = [] if summary is None else [summary.mean] if summary.sd is None else [summary.mean, summary.sd]
+    values, where = [*arm.values(key).values()], f"{arm.name} {key}"
+    summary = summarize(values)
+    expected: list[float] = (
+        [] if summary is None else [summary.mean] if summary.sd is None else [summary.mean, summary.sd]
+    )
+    if 0 < len(values) < len(arm.by_seed):
+        expected.append(len(values))  # (n=...)
     _hold(numbers(cell), expected, where, checked)
 
 
