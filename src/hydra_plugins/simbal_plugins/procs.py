@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from simbal.processes.start import Starter
     from simbal.sweep.composer import Job
 
+IMPORTED_BY_A_RUN = ("simbal.training.run", "torch.utils.tensorboard", "s3fs")
+"""What a run imports, the last two by Lightning while it logs; what is not installed is passed over."""
+
 
 @dataclass
 class ProcsConf:
@@ -23,7 +26,7 @@ class ProcsConf:
     threads: int | None = None  # of each job; null: one on a CPU, the libraries' choice with a GPU
     gpus: list[str] | None = None  # [0,1]: one per job; [0+1,2+3]: two per job; null: every visible GPU
     # modules imported once for all jobs, which are then forked, on CPUs alone; null: every job imports for itself
-    preload: list[str] | None = field(default_factory=lambda: ["simbal.training.run"])
+    preload: list[str] | None = field(default_factory=lambda: [*IMPORTED_BY_A_RUN])
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="procs", node=ProcsConf, provider="simbal")
