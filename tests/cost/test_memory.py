@@ -1,6 +1,7 @@
 """The estimate of a step's memory beside what autograd keeps and what torch allocates."""
 
 import contextlib
+import gc
 import itertools
 
 import pytest
@@ -86,6 +87,7 @@ def peak_bytes(shape, step, micro_batches):
 
     train()
     optimizer.zero_grad()
+    gc.collect()  # what other tests have left would be freed, and counted, while this one measures
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
         train()
     events = [event for event in measured.profiler.kineto_results.events() if event.name() == "[memory]"]
