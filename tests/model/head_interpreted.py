@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal.model import head_kernels
-from simbal.model.head import IGNORED
+from simbal.model import head, head_kernels
+from simbal.model.head import IGNORED, head_loss
 from simbal.model.head_kernels import cross_entropy
 
 Z_COEF, COUNTED = 0.1, torch.tensor(12.0)
@@ -37,20 +37,18 @@ def test_loss_and_gradient_are_those_of_cross_entropy_plus_z_loss(dtype, toleran
     loss = (
         F.cross_entropy(exact_CV, targets_C, ignore_index=IGNORED, reduction="sum") + Z_COEF * lse_C.square().sum()
     ) / 12
-    nll_C, got_lse_C, dlogits_CV = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, True)
-    assert dlogits_CV is logits_CV
+    nll_C, got_lse_C = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, True)
     torch.testing.assert_close(got_lse_C[targets_C != IGNORED], lse_C.float())
     assert nll_C[3] == got_lse_C[3] == 0
     torch.testing.assert_close((nll_C + Z_COEF * got_lse_C.square()).sum() / 12, loss.float())
     wanted = torch.autograd.grad(loss, exact_CV)[0]
-    torch.testing.assert_close(dlogits_CV.double(), wanted, atol=tolerance, rtol=0)
+    torch.testing.assert_close(logits_CV.double(), wanted, atol=tolerance, rtol=0)
 
 
 def test_without_a_gradient_the_logits_stay_as_they_are():
     logits_CV, targets_C = case()
     before = logits_CV.clone()
-    nll_C, _, nothing = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
-    assert nothing is None
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
     torch.testing.assert_close(logits_CV, before, atol=0, rtol=0)
     torch.testing.assert_close(nll_C, F.cross_entropy(before, targets_C, ignore_index=IGNORED, reduction="none"))
 
@@ -59,7 +57,7 @@ def test_without_a_gradient_the_logits_stay_as_they_are():
 def test_a_target_that_is_no_token_makes_the_loss_nan(wrong):
     logits_CV, targets_C = case()
     targets_C[5] = wrong
-    nll_C, _, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
     assert nll_C.isnan().tolist() == [row == 5 for row in range(13)]
 
 
@@ -68,5 +66,20 @@ def test_a_target_that_is_no_token_makes_the_loss_nan(wrong):
 def test_a_logit_that_is_no_number_makes_the_loss_nan(value):
     logits_CV, targets_C = case()
     logits_CV[7, 50] = value
-    nll_C, _, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
     assert nll_C.isnan().tolist() == [row == 7 for row in range(13)]
+
+
+def test_the_head_is_the_same_with_it_chunk_by_chunk(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(*shape, generator=g, requires_grad=True) for shape in ((13, 8), (53, 8))]
+    _, targets_N = case()
+
+    def computed():
+        loss = head_loss(*leaves, targets_N, Z_COEF)
+        return loss.loss, loss.nll_N, loss.lse_N, *torch.autograd.grad(loss.loss / 4, leaves)
+
+    wanted = computed()
+    monkeypatch.setattr(head, "_by_torch", head._on_cuda)
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", {"cpu": 5 * 53})
+    torch.testing.assert_close(computed(), wanted)

@@ -75,3 +75,11 @@ def test_bf16_autocast_multiplies_in_bf16_and_returns_fp32_gradients():
     torch.testing.assert_close(exact.loss, rounded.loss, atol=3e-2, rtol=3e-2)
     gradients = torch.autograd.grad(rounded.loss, (x_ND, weight_VD))
     assert all(gradient.dtype is torch.float32 for gradient in gradients)
+
+
+def test_on_cuda_rows_of_logits_begin_at_multiples_of_64():
+    x_ND, weight_VD, _ = leaves(N=5, V=131)
+    with torch.no_grad():
+        logits_CV = head._aligned_logits(x_ND, weight_VD)
+    assert (logits_CV.shape, logits_CV.stride()) == ((5, 131), (192, 1))
+    torch.testing.assert_close(logits_CV, (x_ND @ weight_VD.T).detach())

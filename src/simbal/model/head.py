@@ -13,6 +13,8 @@ from torch import Tensor
 
 from simbal.model.matmul import mm
 
+OfChunk = tuple[Tensor, Tensor, Tensor | None]
+
 IGNORED = -100  # target of a position that does not count
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits of a chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
 ALIGNED = 64  # on CUDA a row of logits begins at a multiple of so many, which the fast matrix products ask for
@@ -51,11 +53,11 @@ class _ChunkedHead(torch.autograd.Function):
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        of_chunk = _on_cuda if x_ND.is_cuda else _by_torch
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
-            logits_CV = _logits(x_ND[chunk], weight_VD)
-            nll_N[chunk], lse_N[chunk], dlogits_CV = _of_chunk(
-                logits_CV, targets_N[chunk], z_coef, counted, with_gradient
+            nll_N[chunk], lse_N[chunk], dlogits_CV = of_chunk(
+                x_ND[chunk], weight_VD, targets_N[chunk], z_coef, counted, with_gradient
             )
             if dlogits_CV is not None:
                 dx_ND[chunk] = mm(dlogits_CV, weight_VD)
@@ -71,23 +73,28 @@ class _ChunkedHead(torch.autograd.Function):
         return dloss.to(dx_ND.dtype) * dx_ND, dloss.to(dweight_VD.dtype) * dweight_VD, None, None, None
 
 
-def _logits(x_CD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Return x W^T, (C, V)."""
-    if not x_CD.is_cuda:
-        return mm(x_CD, weight_VD.T)
-    V = len(weight_VD)  # odd, where the tokens are those of cl100k_base
-    logits_CV = x_CD.new_empty(len(x_CD), -(-V // ALIGNED) * ALIGNED)[:, :V]
-    return torch.mm(x_CD, weight_VD.T, out=logits_CV)
+def _aligned_logits(x_CD: Tensor, weight_VD: Tensor) -> Tensor:
+    """Return x W^T, (C, V), whose rows begin at multiples of `ALIGNED`: V is odd where tokens are cl100k_base's."""
+    V = len(weight_VD)
+    return torch.mm(x_CD, weight_VD.T, out=x_CD.new_empty(len(x_CD), -(-V // ALIGNED) * ALIGNED)[:, :V])
 
 
-def _of_chunk(
-    logits_CV: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _on_cuda(
+    x_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
+) -> OfChunk:
+    """Return what `_by_torch` returns, by one kernel that needs no memory beside the logits."""
+    from simbal.model.head_kernels import cross_entropy
+
+    logits_CV = _aligned_logits(x_CD, weight_VD)
+    nll_C, lse_C = cross_entropy(logits_CV, targets_C, z_coef, counted, IGNORED, with_gradient)
+    return nll_C, lse_C, logits_CV if with_gradient else None
+
+
+def _by_torch(
+    x_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
+) -> OfChunk:
     """Return the negative log-likelihoods, the log-normalisers and the logits' gradient in their dtype, (C, V)."""
-    if logits_CV.is_cuda:
-        from simbal.model.head_kernels import cross_entropy
-
-        return cross_entropy(logits_CV, targets_C, z_coef, counted, IGNORED, with_gradient)
+    logits_CV = mm(x_CD, weight_VD.T)
     exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
     if not with_gradient:
         return nll_C, lse_C, None

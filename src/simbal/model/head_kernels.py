@@ -15,7 +15,7 @@ BLOCK = 4096  # logits of a row that are read at once
 
 def cross_entropy(
     logits_CV: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, ignored: int, with_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihoods and the log-normalisers; the logits' gradient takes the place of the logits.
 
     Args:
@@ -24,7 +24,7 @@ def cross_entropy(
         z_coef: of the z-loss.
         counted: number of targets that count, in fp32.
         ignored: the target that does not.
-        with_gradient: whether to compute it; the third result is None if not.
+        with_gradient: whether to compute it; if not, the logits stay.
     """
     rows, V = logits_CV.shape
     assert logits_CV.stride(1) == 1, "the numbers of a row must lie side by side"
@@ -33,7 +33,7 @@ def cross_entropy(
         logits_CV, logits_CV.stride(0), targets_C, nll_C, lse_C, counted, z_coef,
         V=V, IGNORED=ignored, WITH_GRADIENT=with_gradient, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
-    return nll_C, lse_C, logits_CV if with_gradient else None
+    return nll_C, lse_C
 
 
 @triton.jit
