@@ -40,7 +40,7 @@ test: $(STAMP) ## the tests that answer in minutes (one file: ARGS=tests/model)
 test-all: $(STAMP) ## all tests, and what of src/ they run (ten times the examples: ARGS=--hypothesis-profile=thorough)
 	$(BIN)/python -m slipcover --source src/simbal --skip-covered -m pytest -n 4 --dist worksteal --durations=10 $(ARGS)
 
-mutants: $(STAMP) ## does `make test` see each of 115 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
+mutants: $(STAMP) ## does `make test` see each of 118 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: $(STAMP) ## random kills, bad files, a full disk: nothing may be lost (SECONDS=600; clusters: ARGS="--ray --store")
