@@ -6,6 +6,7 @@ Shapes: V vocabulary, C rows of one chunk.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +29,7 @@ def cross_entropy(
     """
     rows, V = logits_CV.shape
     assert logits_CV.stride(1) == 1, "the numbers of a row must lie side by side"
-    nll_C, lse_C = (logits_CV.new_empty(rows, dtype=counted.dtype) for _ in range(2))
+    nll_C, lse_C = (torch.empty_like(targets_C, dtype=torch.float32) for _ in range(2))
     cross_entropy_kernel[(rows,)](
         logits_CV, logits_CV.stride(0), targets_C, nll_C, lse_C, counted, z_coef,
         V=V, IGNORED=ignored, WITH_GRADIENT=with_gradient, BLOCK=BLOCK, num_warps=8,

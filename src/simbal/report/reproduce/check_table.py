@@ -101,13 +101,9 @@ def _means(lines: Sequence[Line], arms: Sequence[ArmRows], keys: dict[str, str],
 
 def _mean(cell: str, arm: ArmRows, key: str, checked: Checked) -> None:
     values, where = [*arm.values(key).values()], f"{arm.name} {key}"
-    summary = summarize(values)
-    expected: list[float] = (
-        [] if summary is None else [summary.mean] if summary.sd is None else [summary.mean, summary.sd]
-    )
-    if 0 < len(values) < len(arm.by_seed):
-        expected.append(len(values))  # (n=...)
-    _hold(numbers(cell), expected, where, checked)
+    summary, some_lack_it = summarize(values), len(values) < len(arm.by_seed)
+    printed = [summary.mean, summary.sd, summary.n if some_lack_it else None] if summary else []
+    _hold(numbers(cell), [value for value in printed if value is not None], where, checked)
 
 
 def _differences(
