@@ -78,7 +78,7 @@ def test_where_git_does_not_know_nothing_is_claimed(repository, tmp_path):
 def test_verifying_fails_at_a_late_plan_and_at_an_origin_without_a_date(repository, capsys):
     study = repository("2026-03-05T12:00:00+00:00")
     for name in ("table.json", "table.md", "rows.csv"):
-        shutil.copy(RESULTS / "unclipped" / name, study)
+        shutil.copy(RESULTS / "collapse" / name, study)
     with pytest.raises(UserError, match="results has 1 of its plans younger than their runs: see above"):
         verify(study.parent)
     assert "study/plan.md: WRONG: committed at 2026-03-05T12:00:00+00:00" in capsys.readouterr().out

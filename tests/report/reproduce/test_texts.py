@@ -41,41 +41,41 @@ def test_the_table_at_the_front_is_from_them_too():
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    shutil.copytree(RESULTS / "significance", tmp_path / "significance")
+    shutil.copytree(RESULTS / "collapse", tmp_path / "collapse")
     return tmp_path
 
 
 def written(copy: Path, template: str) -> str:
-    (copy / "significance" / TEMPLATE).write_text(template)
-    assert write_texts(copy) == [copy / "significance" / TEXT]
-    return (copy / "significance" / TEXT).read_text()
+    (copy / "collapse" / TEMPLATE).write_text(template)
+    assert write_texts(copy) == [copy / "collapse" / TEXT]
+    return (copy / "collapse" / TEXT).read_text()
 
 
 def test_a_text_has_its_numbers_from_the_rows_and_says_which_it_has_not(copy):
     loop = "{% for E in 2, %}\n{{ E }}\n{% endfor %}\n"
-    text = written(copy, "Of 5 seeds `at 7`: {{ significance.mean_sd('ppl', 'lbl', '.2f') }}.\n" + loop)
-    assert text == "Of 5 seeds `at 7`: 27.94 ± 1.12.\n2\n"
-    checked = check_text(copy / "significance" / TEXT, copy)
+    text = written(copy, "Of 5 seeds `at 7`: {{ collapse.mean_sd('loss', 'lbl', '.4f') }}.\n" + loop)
+    assert text == "Of 5 seeds `at 7`: 3.5860 ± 0.0650.\n2\n"
+    checked = check_text(copy / "collapse" / TEXT, copy)
     assert (checked.verified, checked.unverified, checked.wrong) == (2, ["5", "2"], [])
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
-    [(TEXT, "27.94 ±", "27.95 ±"), (TEXT, "Not here.", "Yes."), ("rows.csv", "27.96752743", "27.86752743")],
+    [(TEXT, "3.5860 ±", "3.5861 ±"), (TEXT, "All four,", "Two,"), ("rows.csv", "3.43792036", "3.53792036")],
 )
 def test_a_changed_word_or_digit_is_found_and_written_anew(copy, file, old, new):
-    changed = copy / "significance" / file
+    changed = copy / "collapse" / file
     assert old in changed.read_text()
     changed.write_text(changed.read_text().replace(old, new, 1))
-    wrong = check_text(copy / "significance" / TEXT, copy).wrong
+    wrong = check_text(copy / "collapse" / TEXT, copy).wrong
     assert wrong
     assert all(f"is not as {TEMPLATE} and the rows have it" in sentence for sentence in wrong)
     write_texts(copy)
-    assert check_text(copy / "significance" / TEXT, copy).wrong == []
+    assert check_text(copy / "collapse" / TEXT, copy).wrong == []
 
 
 def test_a_line_more_or_less_is_found(copy):
-    text = copy / "significance" / TEXT
+    text = copy / "collapse" / TEXT
     text.write_text(text.read_text() + "And more.\n")
     assert check_text(text, copy).wrong == [f"it ends otherwise than {TEMPLATE}"]
 
@@ -83,46 +83,48 @@ def test_a_line_more_or_less_is_found(copy):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{{ significance.mean('ppl', 'lbi') | as('.2f') }}", "has no arm lbi: there are lbl, simbal"),
-        ("{{ significance.mean('pppl', 'lbl') | as('.2f') }}", "pppl"),
-        ("{{ significance.mean('ppl', 'lbl') }}", r"27.942\d+ needs a format: | as\('.2f'\)"),
-        ("{{ significance.median('ppl', 'lbl') }}", "no attribute 'median'"),
-        ("{{ significanse.mean('ppl', 'lbl') }}", "'significanse' is undefined"),
+        ("{{ collapse.mean('loss', 'lbi') | as('.2f') }}", "has no arm lbi: there are none, frozen, lbl"),
+        ("{{ collapse.mean('losss', 'lbl') | as('.2f') }}", "losss"),
+        ("{{ collapse.mean('loss', 'lbl') }}", r"3.586\d+ needs a format: | as\('.2f'\)"),
+        ("{{ collapse.median('loss', 'lbl') }}", "no attribute 'median'"),
+        ("{{ collapze.mean('loss', 'lbl') }}", "'collapze' is undefined"),
         ("{{ (1 / 0) | as('.2f') }}", "division by zero"),
         ("{{ 1 | as('nonsense') }}", "Invalid format specifier"),
         ("\n{{ 1 +", "line 2: unexpected"),
-        ("{{ significance._folder.unlink() }}", "'_folder' of 'Study' object is unsafe"),
-        ("{{ significance.mean.__globals__ }}", "'__globals__' of 'method' object is unsafe"),
-        ("{% set a = significance.arms.clear() %}", "access to attribute 'clear'"),
+        ("{{ collapse._folder.unlink() }}", "'_folder' of 'Study' object is unsafe"),
+        ("{{ collapse.mean.__globals__ }}", "'__globals__' of 'method' object is unsafe"),
+        ("{% set a = collapse.arms.clear() %}", "access to attribute 'clear'"),
         ("{% include 'rows.csv' %}", "no loader for this environment"),
     ],
 )
 def test_a_template_that_is_none_is_a_sentence(copy, template, says):
-    with pytest.raises(UserError, match=f"significance/{TEMPLATE}.*{says}"):
+    with pytest.raises(UserError, match=f"collapse/{TEMPLATE}.*{says}"):
         written(copy, template)
-    assert "Five seeds of each method" in (copy / "significance" / TEXT).read_text()  # as it was
+    assert "Does collapse cost anything" in (copy / "collapse" / TEXT).read_text()  # as it was
 
 
 def test_a_text_that_was_never_written_is_a_sentence(copy):
-    (copy / "significance" / TEXT).unlink()
+    (copy / "collapse" / TEXT).unlink()
     with pytest.raises(UserError, match="README.md cannot be read: make figures writes it"):
-        check_text(copy / "significance" / TEXT, copy)
+        check_text(copy / "collapse" / TEXT, copy)
 
 
 def test_formulas_are_what_they_say():
-    study = Study(RESULTS / "significance")
-    ours, theirs = ([study.value("ppl", arm, seed) for seed in range(5)] for arm in ("simbal", "lbl"))
-    assert (study.least("ppl", "lbl"), study.most("ppl", "lbl")) == (min(theirs), max(theirs))
-    assert study.lower("min_pes", "simbal", "lbl") == 5
-    assert study.p_holm("ppl", "simbal", "lbl") == study.p("ppl", "simbal", "lbl")  # of one arm
-    assert study.p("ppl", "simbal", "lbl") == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
-    assert study.interval("ppl", "simbal", "lbl", "+.2f") == "-1.18 to +2.88"
-    assert 2.7 < study.detectable("ppl", "simbal", "lbl") < 2.8
+    study = Study(RESULTS / "collapse")
+    ours, theirs = ([study.value("loss", arm, seed) for seed in range(5)] for arm in ("lbl", "none"))
+    assert (study.least("loss", "none"), study.most("loss", "none")) == (min(theirs), max(theirs))
+    assert study.lower("max_vio", "lbl", "none") == 5
+    assert study.p("loss", "lbl", "none") == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    assert study.p_holm("loss", "lbl", "none") == 4 * study.p("loss", "lbl", "none")  # the least of four
+    assert study.p_holm("loss", "simbal", "none") == 2 * study.p("loss", "simbal", "none")
+    assert study.p_holm("loss", "frozen", "none") == study.p_holm("loss", "simbal", "none")  # 0.81, 0.48: in order
+    assert study.interval("loss", "lbl", "none", "+.2f") == "+0.07 to +0.25"
+    assert 0.126 < study.detectable("loss", "lbl", "none") < 0.128
     spread = stdev(one - other for one, other in zip(ours, theirs, strict=True))
-    for difference in (0.5, 1.0, 2.0, 5.0):
-        assert study.pairs("ppl", "simbal", "lbl", difference) == pairs_to_resolve(spread, difference)
+    for difference in (0.05, 0.1, 0.2, 0.5):
+        assert study.pairs("loss", "lbl", "none", difference) == pairs_to_resolve(spread, difference)
     with pytest.raises(ValueError, match="it has to be above 0"):
-        study.pairs("ppl", "simbal", "lbl", 0.0)
+        study.pairs("loss", "lbl", "none", 0.0)
 
 
 def test_studies_agree_as_far_as_the_order_of_their_arms(tmp_path):
@@ -134,16 +136,16 @@ def test_studies_agree_as_far_as_the_order_of_their_arms(tmp_path):
     one, other = (Study(tmp_path / name) for name in losses)
     assert one.agreement("loss", one) == pytest.approx(1)
     assert one.agreement("loss", other) == pytest.approx(0.8)  # 1 - 6 * 2 / (4 * 15): b and c have changed places
-    with pytest.raises(ValueError, match="one and significance have not the same arms"):
-        one.agreement("loss", Study(RESULTS / "significance"))
+    with pytest.raises(ValueError, match="one and collapse have not the same arms"):
+        one.agreement("loss", Study(RESULTS / "collapse"))
 
 
 def test_a_conclusion_is_one_word():
-    study = Study(RESULTS / "significance")
-    assert study.conclusion("ppl", "simbal", "lbl") == "not resolved"
-    assert study.conclusion("ppl", "simbal", "lbl", 3.0) == "equivalent"
-    assert study.conclusion("min_pes", "simbal", "lbl") == "better"
-    assert study.conclusion("max_vio", "simbal", "lbl") == "worse"
+    study = Study(RESULTS / "collapse")
+    assert study.conclusion("loss", "simbal", "none") == "not resolved"
+    assert study.conclusion("loss", "simbal", "none", 0.1) == "equivalent"
+    assert study.conclusion("max_vio", "simbal", "none") == "better"
+    assert study.conclusion("loss", "lbl", "none") == "worse"
 
 
 @given(
