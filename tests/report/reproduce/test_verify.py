@@ -32,8 +32,7 @@ def test_the_tables_of_the_results_follow_from_their_rows(name):
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """The results of one study."""
-    study = shutil.copytree(RESULTS / "collapse", tmp_path / "collapse")
-    (study / "plan.md").unlink()  # of which git knows nothing here
+    shutil.copytree(RESULTS / "collapse", tmp_path / "collapse")
     return tmp_path
 
 
@@ -120,7 +119,7 @@ def without(name: str) -> Callable[[Path], object]:
     [
         (without("rows.csv"), "there is no .*rows.csv: reproduce the study"),
         (without("table.json"), "is not that of a study"),
-        (without("table.md"), "holds no study"),
+        (without("table.md"), "table.md or table.json is not that of a study"),
         (without("README.md"), "README.md cannot be read: make figures writes it"),
         (lambda folder: (folder / "collapse/rows.csv").write_text("arm,seed\na,b\n"), "does not hold the numbers"),
     ],
@@ -129,6 +128,11 @@ def test_what_is_missing_or_broken_is_a_sentence(copy, damage, says):
     damage(copy)
     with pytest.raises(UserError, match=says):
         verify(copy)
+
+
+def test_a_folder_without_a_study_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no study"):
+        verify(tmp_path)
 
 
 @given(value=st.floats(-1e6, 1e6), digits=st.integers(0, 6), style=st.sampled_from("fe"))

@@ -22,9 +22,9 @@ def verify(results: Path) -> None:
     Raises:
         UserError: a number is wrong, a text is not as its template has it, a plan is too late, or a file is not there.
     """
-    found = {f"{file.parent.name}/table.md": check_table(file.parent) for file in sorted(results.glob("*/table.md"))}
-    whole = [file.parent for file in sorted(results.glob(f"*/{ROWS}")) if (file.parent / RUNS).exists()]
-    found |= {f"{folder.name}/{ROWS}": check_rows(folder) for folder in whole}
+    studies = sorted({file.parent for name in ("table.md", ROWS) for file in results.glob(f"*/{name}")})
+    found = {f"{folder.name}/table.md": check_table(folder) for folder in studies}
+    found |= {f"{folder.name}/{ROWS}": check_rows(folder) for folder in studies if (folder / RUNS).exists()}
     if not found:
         raise UserError(f"{results} holds no study")
     folders = {file.parent for name in (TEXT, TEMPLATE) for file in results.glob(f"**/{name}")}
