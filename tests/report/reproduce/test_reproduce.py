@@ -50,12 +50,10 @@ def study(write_run) -> Study:
     return Study("significance", ["x=1"], [], ["ppl"], folder)
 
 
-def test_a_study_that_needs_text_is_left_out_without_it_and_an_unknown_one_refused():
+def test_studies_are_chosen_by_name_and_an_unknown_one_is_refused():
     names = {study.name for study in studies(config("scale=cpu"))}
-    assert "significance" in names
-    assert "significance_english" not in names
-    with_text = studies(config("scale=cpu", "english='a/*.txt'", "only=[significance_english]"))
-    assert ["data.files=a/*.txt" in study.overrides for study in with_text] == [True]
+    assert {"significance", "collapse"} < names
+    assert [study.name for study in studies(config("scale=cpu", "only=[collapse]"))] == ["collapse"]
     with pytest.raises(UserError, match="only=significants is no study of scale=cpu: there are significance,"):
         studies(config("scale=cpu", "only=[significants]"))
 

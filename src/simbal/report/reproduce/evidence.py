@@ -22,7 +22,7 @@ from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
 
-KEYS = {"command", "analyses", "baseline", "columns", "needs"}
+KEYS = {"command", "analyses", "baseline", "columns"}
 ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
 LARGEST = 1 << 24  # bytes
 HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
@@ -57,7 +57,7 @@ class Found:
 
 
 def studies(config: dict[str, Any]) -> list[Study]:
-    """Return the studies of `config["scale"]` that are asked for and can be done.
+    """Return the studies of `config["scale"]` that are asked for.
 
     Raises:
         UserError: `only` names none of them, or one has a key that is not known.
@@ -69,23 +69,13 @@ def studies(config: dict[str, Any]) -> list[Study]:
     unknown = [name for name in only or [] if name not in known]
     if unknown:
         raise UserError(f"only={unknown[0]} is no study of scale={scale['name']}: there are {', '.join(known)}")
-    return [
-        _study(name, keys, config)
-        for name, keys in scale["studies"].items()
-        if (only is None or name in only) and missing(keys, config) is None
-    ]
+    return [_study(name, keys, config) for name, keys in scale["studies"].items() if only is None or name in only]
 
 
 def analyses(config: dict[str, Any]) -> dict[str, list[str]]:
     """Return the overrides of evaluate.py for the analyses that need no run, by name."""
     only = config["only"]
     return {name: keys for name, keys in config["scale"]["analyses"].items() if only is None or name in only}
-
-
-def missing(keys: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """Return the key of the command line that a study needs and that has no value, or None."""
-    needed = keys.get("needs")
-    return needed if needed and config[needed] is None else None
 
 
 def write(study: Study, command: str, folder: Path) -> None:
@@ -174,10 +164,8 @@ def write_analyses(arms: Sequence[Arm], folder: Path) -> None:
 def _study(name: str, keys: dict[str, Any], config: dict[str, Any]) -> Study:
     if more := keys.keys() - KEYS:
         raise UserError(f"scale.studies.{name} has a key {min(more)}: there are {', '.join(sorted(KEYS))}")
-    scale = config["scale"]
-    run_name = f"{scale['name']}-{name}"
-    places = [f"name={run_name}", f"output_dir={config['output_dir']}"]
-    overrides = [*scale["common"], *keys["command"], *places]
+    run_name = f"{config['scale']['name']}-{name}"
+    overrides = [*keys["command"], f"name={run_name}", f"output_dir={config['output_dir']}"]
     folder = Path(config["output_dir"], run_name)
     return Study(name, overrides, keys.get("analyses", []), keys.get("columns"), folder, keys.get("baseline"))
 

@@ -13,7 +13,7 @@ from simbal.files.disk import write_text
 from simbal.report.collect import collect
 from simbal.report.reproduce.budgets import budgets
 from simbal.report.reproduce.drawing import CURVES, draw, write_curves
-from simbal.report.reproduce.evidence import Study, analyses, missing, spent, studies, write
+from simbal.report.reproduce.evidence import Study, analyses, spent, studies, write
 from simbal.report.reproduce.kept import RUNS, bring_back, keep
 from simbal.report.reproduce.texts import write_texts
 from simbal.report.reproduce.verify import verify
@@ -32,19 +32,15 @@ def reproduce(config: dict[str, Any]) -> None:
         UserError: a command has failed, the config asks for what is not there, or a printed number is wrong.
     """
     chosen, results, only = studies(config), Path(config["results_dir"]), config["only"]
-    named = {name: keys for name, keys in config["scale"]["studies"].items() if only is None or name in only}
     if config["verify"]:
         verify(results)
         return
     gaps = {name: of for name, of in config["scale"]["budgets"].items() if only is None or name in only}
     if config["figures"]:
-        for name in [*named, *gaps]:
+        for name in [*(study.name for study in chosen), *gaps]:
             _draw_again(results / name, asked_for=only is not None)
         write_texts(results)
         return
-    for name, keys in named.items():
-        if lacking := missing(keys, config):
-            print(f"left out: {name}, which needs {lacking}=")
     _say_cost(chosen, results)
     for study in chosen:
         kept = results / study.name
