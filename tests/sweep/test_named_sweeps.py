@@ -9,6 +9,7 @@ from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
 from tests.golden import pins
 from tests.programs import run
+from tests.report.reproduce.test_results import OLDER, STUDIES
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -25,12 +26,15 @@ RUNS = {
     "regimes_details": 24, "router_precision": 6, "scale_or_direction": 15, "significance": 10,
     "significance_bench": 54, "significance_retuned": 48, "tiny_tuning": 24,
 }  # fmt: skip
-ONE_ROW = {  # of the grids, whose other rows differ from it by a number
-    "bench_eps": ["optim.eps=3e-5"], "bench_grid": ["optim.lr=2e-3"], "experts_grid": ["model.num_experts=16"],
-    "regimes": ["model.num_experts=16"], "regimes_budget": ["model.num_experts=16"],
-    "regimes_details": ["model.d_expert=16"], "tiny_tuning": ["optim.lr=1e-3", "optim.eps=1e-5"],
-}  # fmt: skip
+WHOLE = {  # those with a study in results/, of which tests/report/reproduce compares command, runs and table
+    override.removeprefix("sweeps=")
+    for study, keys in yaml.safe_load((CONF / "scale/cpu.yaml").read_text())["studies"].items()
+    if study in STUDIES and study not in OLDER
+    for override in keys["command"]
+    if override.startswith("sweeps=")
+}
 EVERY_STRATEGY = {"league_tuning"}  # nearly a hundred runs at one seed; the strategies are tested one by one elsewhere
+FEWER = {"experts_grid": ["model.num_experts=16"]}  # rows, as the others differ from them by a number
 
 
 def sweep(name, folder, *arguments):
@@ -67,9 +71,9 @@ def test_its_command_is_as_many_runs_as_the_file_says(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(RUNS.keys() - EVERY_STRATEGY))
+@pytest.mark.parametrize("name", sorted(RUNS.keys() - WHOLE - EVERY_STRATEGY))
 def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
-    small = ("seed=0", *SHORT, *MARKOV, *ONE_ROW.get(name, ()))
+    small = ("seed=0", *SHORT, *MARKOV, *FEWER.get(name, ()))
     done = sweep(name, tmp_path, *small, f"data.cache_dir={cache_dir}")
     assert done.returncode == 0, done.stderr + done.stdout
     table = json.loads((tmp_path / name / "table.json").read_text())
@@ -78,7 +82,7 @@ def test_each_completes_at_one_seed_and_a_tiny_scale(name, tmp_path, cache_dir):
     assert not table["without_result"]
     written = yaml.safe_load((ROOT / "sweeps" / f"{name}.yaml").read_text())
     assert "columns" not in written or len(table["metrics"]) == len(written["columns"])
-    assert written["baseline"] in names_of(table) or name in ONE_ROW, "no arm is the baseline"
+    assert written["baseline"] in names_of(table) or name in FEWER, "no arm is the baseline"
     assert (tmp_path / name / "index.html").stat().st_size > 10_000
     logs = [file.read_text() for file in (tmp_path / name).glob("*/train.log")]
     assert all("training from step 0 to 2" in log for log in logs)
