@@ -148,6 +148,14 @@ def test_a_conclusion_is_one_word():
     assert study.conclusion("loss", "lbl", "none") == "worse"
 
 
+def test_an_arm_without_the_number_is_no_comparison_to_correct_for():
+    study = Study(RESULTS / "claims_dense")
+    lbl, simbal = "lbl num_experts=64", "simbal num_experts=64"
+    ps = sorted(study.p("min_pes", arm, lbl) for arm in (simbal, "none num_experts=64"))
+    assert study.p_holm("min_pes", "none num_experts=64", lbl) == 2 * ps[0]  # the dense model has no PES
+    assert study.p_holm("loss", simbal, lbl) < 3 * study.p("loss", simbal, lbl)
+
+
 @given(
     values=st.lists(st.floats(-1, 1), min_size=3, max_size=9).filter(lambda values: max(values) - min(values) > 1e-3),
     margin=st.floats(1e-3, 2),

@@ -209,7 +209,7 @@ class Study:
         """
         if self.p_holm(key, arm, baseline) < ALPHA:
             return Computed("better" if self.diff(key, arm, baseline) < 0 else "worse")
-        others = self._others(baseline)
+        others = self._others(key, baseline)
         same = holm([self._paired(key, other, baseline).equivalence_p(margin) for other in others])
         return Computed("equivalent" if same[others.index(arm)] < ALPHA else "not resolved")
 
@@ -218,8 +218,8 @@ class Study:
         return self._paired(key, arm, baseline).p
 
     def p_holm(self, key: str, arm: str, baseline: str) -> float:
-        """Return the same, corrected for all arms but the baseline."""
-        others = self._others(baseline)
+        """Return the same, corrected for all arms but the baseline that have the number."""
+        others = self._others(key, baseline)
         return holm([self.p(key, other, baseline) for other in others])[others.index(arm)]
 
     def lower(self, key: str, arm: str, baseline: str) -> float:
@@ -235,8 +235,9 @@ class Study:
         ours, theirs = ([study.mean(key, arm.name) for arm in self.arms] for study in (self, other))
         return float(stats.spearmanr(ours, theirs).statistic)
 
-    def _others(self, baseline: str) -> list[str]:
-        return [arm.name for arm in self.arms if arm.name != baseline]
+    def _others(self, key: str, baseline: str) -> list[str]:
+        """Return the arms but the baseline that have the number, as a dense model has none of experts."""
+        return [arm.name for arm in self.arms if arm.name != baseline and self._values(key, arm.name)]
 
     def _paired(self, key: str, arm: str, baseline: str) -> Paired:
         return Paired(self._values(key, arm), self._values(key, baseline))
