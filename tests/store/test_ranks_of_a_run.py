@@ -51,14 +51,18 @@ def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits(strategy, serve
     assert again.returncode == 0, again.stderr
     assert "going on from step 14 of 30" in again.stdout
     assert_same_run(the_run(straight), the_run(second))
-    if strategy == "fsdp":
-        return  # of what is finished no process reads a checkpoint
 
-    third, arguments = machine("third", *keys, store)
-    ends = [rank.completed() for rank in launched(third, arguments)]
+
+def test_a_finished_run_is_finished_for_all_its_processes_elsewhere(server, machine):  # noqa: F811
+    keys = (*PAIR, "trainer.max_steps=2", f"store=s3://{server.bucket}/finished")
+    first, arguments = machine("first", *keys)
+    assert programs.run("train.py", *arguments, cwd=first).returncode == 0
+
+    second, arguments = machine("second", *keys)
+    ends = [rank.completed() for rank in launched(second, arguments)]
     assert [end.returncode for end in ends] == [0, 0], ends
     assert ends[0].stdout.startswith("finished by another process: ")
-    assert_same_run(the_run(straight), the_run(third))
+    assert_same_run(the_run(first), the_run(second))
 
 
 def test_all_processes_of_a_run_that_another_machine_has_taken_over_end_and_change_nothing(machine, tmp_path):  # noqa: F811
