@@ -85,17 +85,17 @@ def peak_bytes(shape, step, micro_batches):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
+    def peak():
+        optimizer.zero_grad()
+        gc.collect()  # what other tests have left would be freed, and counted, while this one measures
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+            train()
+        events = [event for event in measured.profiler.kineto_results.events() if event.name() == "[memory]"]
+        return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
     train()
-    optimizer.zero_grad()
-    gc.collect()  # what other tests have left would be freed, and counted, while this one measures
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
-        train()
-    events = [event for event in measured.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most + 3 * sum(parameter.nbytes for parameter in model.parameters())
+    least = min(peak() for _ in range(2))  # slipcover keeps what frames hold in the one step in which it leaves them
+    return least + 3 * sum(parameter.nbytes for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
