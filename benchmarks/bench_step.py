@@ -89,7 +89,8 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     out.mkdir(parents=True)
     tokens = keys.global_batch * spec.config.data.seq_len
     telemetry = Telemetry(out, keys.log_every, keys.max_steps, tokens, PES(0, 0))
-    trainer = build_trainer(spec, out, telemetry, Rounding(0, spec.config.trainer.max_steps, 0.0), "cpu", "32-true")
+    rounding = Rounding(0, spec.config.trainer.max_steps, 0.0)
+    trainer = build_trainer(spec, out, telemetry, [rounding], "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end once
     module = our_module(spec)
     module.observers.append(telemetry)
@@ -124,7 +125,8 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
     for batch_BT in batches:
         tokens_BS = batch_BT[:, :-1]
         model(input_ids=tokens_BS, labels=tokens_BS).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
+        if optim.grad_clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -73,7 +73,7 @@ def test_what_cannot_change_the_result_may_be_given(write_run, override):
 
 
 def test_another_number_of_devices_is_another_rounding_of_the_same_run(write_run):
-    path = write_run(keys={"trainer.micro_batch": 2})
+    path = write_run(keys={"trainer.micro_batch": 1})
     before = RunFolder(path).read_spec()
     run = again(path, "trainer.devices=2", "trainer.strategy=fsdp")
     assert (run.config.trainer.devices, run.config.trainer.strategy) == (2, "fsdp")

@@ -51,7 +51,7 @@ def test_a_changed_meaning_changes_the_files_and_no_value(comments, conf, monkey
     comments.write_comments(conf)
     changed = {str(name) for name, text in files(conf).items() if text != files(CONF)[name]}
     assert changed == {f"trainer/{name}.yaml" for name in ("bench", "default", "paper_l", "paper_m")}
-    assert "\nmax_steps: 500          # how many\n" in (conf / "trainer/default.yaml").read_text()
+    assert "\nmax_steps: 1000         # how many\n" in (conf / "trainer/default.yaml").read_text()
     for name, text in files(conf).items():
         assert yaml.safe_load(text) == yaml.safe_load(files(CONF)[name])
 

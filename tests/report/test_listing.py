@@ -68,7 +68,7 @@ def test_why_and_how_far_is_said(every_kind):
     assert "it is no JSON" in found["damaged"].error
     assert found["notes"].error == "it has no config.yaml"
     steps = {name: (found[name].step, found[name].steps) for name in ("finished", "diverged", "unfinished", "failed")}
-    assert steps == {"finished": (400, 500), "diverged": (7, 500), "unfinished": (40, 500), "failed": (None, 500)}
+    assert steps == {"finished": (400, 1000), "diverged": (7, 1000), "unfinished": (40, 1000), "failed": (None, 1000)}
 
 
 def test_a_folder_that_lets_nobody_in_is_foreign(write_run, monkeypatch):
@@ -143,9 +143,9 @@ def test_everything_can_be_compared_with_or_without_runs():
 def test_a_list_fits_the_terminal_and_tells_all(every_kind, width):
     text = shown(every_kind, width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("diverged", "damaged", "foreign", "40/500", "100.00", "out of memory", "of_others", "lbl"):
+    for word in ("diverged", "damaged", "foreign", "40/1000", "100.00", "out of memory", "of_others", "lbl"):
         assert word in text
-    rows = [line for line in text.splitlines() if "lbl" in line and "400/500" in line]
+    rows = [line for line in text.splitlines() if "lbl" in line and "400/1000" in line]
     assert len(rows) == (width > 80)
 
 

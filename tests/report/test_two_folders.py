@@ -48,7 +48,7 @@ def compared(table):
 
 
 def test_what_differs_has_both_values_and_nothing_else(same_arms):
-    assert differing(*same_arms) == {"optim.lr": ("0.003", "0.5"), "code.commit": ("a" * 16, "b" * 16)}
+    assert differing(*same_arms) == {"optim.lr": ("0.002", "0.5"), "code.commit": ("a" * 16, "b" * 16)}
 
 
 def test_keys_of_an_option_that_one_side_has_alone_go_without_saying(write):
@@ -60,8 +60,8 @@ def test_keys_of_an_option_that_one_side_has_alone_go_without_saying(write):
 
 def test_arms_that_differ_in_a_key_have_it_in_their_label_and_are_compared_with_the_baseline(same_arms):
     table = both(*same_arms)
-    assert [row.arm.name for row in table.rows] == ["lbl lr=0.003", "simbal lr=0.003", "lbl lr=0.5", "simbal lr=0.5"]
-    assert compared(table) == {("simbal lr=0.003", "lbl lr=0.003"): 3, ("simbal lr=0.5", "lbl lr=0.5"): 3}
+    assert [row.arm.name for row in table.rows] == ["lbl lr=0.002", "simbal lr=0.002", "lbl lr=0.5", "simbal lr=0.5"]
+    assert compared(table) == {("simbal lr=0.002", "lbl lr=0.002"): 3, ("simbal lr=0.5", "lbl lr=0.5"): 3}
 
 
 @pytest.fixture

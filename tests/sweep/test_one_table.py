@@ -18,9 +18,9 @@ def refused(app, *arguments: str) -> str:
 def test_runs_of_another_length_in_the_folder(app):
     app.run(*SWEEP)
     said = refused(app, *SWEEP, "trainer.max_steps=20")
-    assert "outputs/default holds runs of trainer.max_steps=500, and these are of 20" in said
+    assert "outputs/default holds runs of trainer.max_steps=1000, and these are of 20" in said
     assert "give another name= than default" in said
-    assert "holds runs of trainer.max_steps=500" in refused(app, *SWEEP, "trainer.max_steps=20", "dry_run=true")
+    assert "holds runs of trainer.max_steps=1000" in refused(app, *SWEEP, "trainer.max_steps=20", "dry_run=true")
     assert app.run(*SWEEP, "trainer.max_steps=20", "name=other").returncode == 0
 
 

@@ -60,8 +60,8 @@ def test_too_narrow_a_drawing_is_warned_of(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("keys", "divided"),
     [
-        ((), False), (("balancing.simbal.coef=10",), True),
-        (("balancing.simbal.coef=10", "optim.grad_clip=0"), False),
+        (("optim.grad_clip=1",), False), (("balancing.simbal.coef=10", "optim.grad_clip=1"), True),
+        (("balancing.simbal.coef=10",), False),
     ],
 )  # fmt: skip
 def test_a_gradient_that_another_divides_is_warned_of(small_spec, keys, divided, capsys):
