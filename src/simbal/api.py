@@ -1,6 +1,6 @@
 """Runs from Python and notebooks: trains one as the command does, and reads what runs have left behind as rows.
 
-    run = simbal.train(["balancing=lbl", "trainer.max_steps=100"])
+    run = simbal.train(["balancing=lbl", "trainer.max_steps=300"])
     run.config.optim.lr, run.record["metrics"]["val/ppl"], run.curve.to_pandas(), run.model()
 
     sweep = simbal.load("outputs/default")

@@ -1,7 +1,7 @@
 """Train one model, or with -m every model of a sweep, and write to outputs/<name>/ what came of it.
 
 Examples:
-    python train.py balancing=lbl seed=1 trainer.max_steps=100
+    python train.py balancing=lbl seed=1 trainer.max_steps=300
     python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
     python train.py run=outputs/default/RUN               # go on with a run, or do it again
     python train.py from=outputs/default/RUN seed=7       # begin one like it, with a change
