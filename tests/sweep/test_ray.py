@@ -103,22 +103,26 @@ def test_after_the_head_is_gone_the_same_command_goes_on_in_another_cluster(swee
     assert max(start for folder in folders for start in starts(folder)) > 0
 
 
-def test_a_job_ends_with_its_node_though_ray_leaves_the_worker_behind(tmp_path, monkeypatch):
+def test_a_job_ends_with_its_node_and_has_no_result_though_ray_leaves_the_worker_behind(tmp_path, monkeypatch):
     def start(*_):
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        (tmp_path / str(process.pid)).touch()
+        (tmp_path / f"{os.getpid()} {process.pid}").touch()
         return Local(process)
 
     def raylet():
         if not os.fork():
             ray_tasks._work_in_process({}, {})
+            (tmp_path / "a result").touch()
             os._exit(0)
         wait_until(lambda: any(tmp_path.iterdir()))
 
     monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=start))
     assert in_a_fork(raylet) == 0
     (file,) = tmp_path.iterdir()
-    wait_until(lambda: not alive(int(file.name)))
+    worker, job = map(int, file.name.split())
+    wait_until(lambda: not alive(worker))
+    assert not alive(job)
+    assert not (tmp_path / "a result").exists()
 
 
 def test_a_cancellation_that_is_lost_is_repeated(monkeypatch):

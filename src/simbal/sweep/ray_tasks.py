@@ -153,4 +153,6 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # by which Ray would break this off at a next cancellation
         end([process], GRACE_SECONDS)
         signal.signal(signal.SIGINT, heard)
+    if os.getppid() != raylet:
+        os._exit(1)  # a worker hands over a result also without its node, and the run would count as ended by SIGTERM
     return process.wait()
