@@ -20,7 +20,7 @@ from tests.report.reproduce.test_reproduce import config
 RESULTS = CONF.parent / "results"
 STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/origin.json"))
 SEARCHES = {"bench_tuning"}  # their points are drawn
-OLDER = {"scale_or_direction", "significance"}  # before keys were added that every run has now
+OLDER = {"significance"}  # before keys were added that every run has now
 KEPT_ITS_RUNS = {"significance_bench"}  # in a checkout that was dirty by that alone, before results/ did not count
 OF_SCALES = [
     (file.stem, name)

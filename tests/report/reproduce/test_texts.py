@@ -146,6 +146,8 @@ def test_a_conclusion_is_one_word():
     assert study.conclusion("loss", "simbal", "none", 0.1) == "equivalent"
     assert study.conclusion("max_vio", "simbal", "none") == "better"
     assert study.conclusion("loss", "lbl", "none") == "worse"
+    assert study.conclusion("val/unique_experts", "lbl", "none") == "better"
+    assert study.conclusion("seu", "lbl", "none") == "higher"
 
 
 def test_an_arm_without_the_number_is_no_comparison_to_correct_for():

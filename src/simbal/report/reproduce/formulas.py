@@ -13,11 +13,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from warnings import catch_warnings, simplefilter
 
+from simbal.metrics.table import NUMBERS
 from simbal.report.reproduce.rows import ArmRows, read_rows
 from simbal.report.statistics import holm
 
 SAME = 1e-12  # as a share of the largest value: differences that vary by less vary by rounding alone
 ALPHA, POWER = 0.05, 0.8
+BETTER = {name: metric.better for metric in NUMBERS for name in (metric.name, metric.key)}
 Values = Mapping[int, float]  # by seed
 
 
@@ -199,16 +201,18 @@ class Study:
         return float(self._paired(key, arm, baseline).pairs(difference))
 
     def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> Computed:
-        """Return one word on a number that is better if it is lower, corrected for all arms but the baseline.
+        """Return one word, corrected for all arms but the baseline.
 
         Args:
-            key: the number.
+            key: the number; of one that has no better direction, and of an analysis, the word is *lower* or *higher*.
             arm: the arm.
             baseline: the arm that it is compared with.
             margin: within which arms are equivalent, in the number's unit; infinite: none is.
         """
         if self.p_holm(key, arm, baseline) < ALPHA:
-            return Computed("better" if self.diff(key, arm, baseline) < 0 else "worse")
+            direction = "lower" if self.diff(key, arm, baseline) < 0 else "higher"
+            better = BETTER.get(key, "neither")
+            return Computed(direction if better == "neither" else "better" if direction == better else "worse")
         others = self._others(key, baseline)
         same = holm([self._paired(key, other, baseline).equivalence_p(margin) for other in others])
         return Computed("equivalent" if same[others.index(arm)] < ALPHA else "not resolved")
