@@ -10,6 +10,7 @@ from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue
 from simbal.sweep import spans
 from tests.conftest import CONF
+from tests.golden.composing import compose
 
 ROOT = CONF.parent
 README = ROOT / "README.md"
@@ -23,6 +24,14 @@ COMMANDS = [
     for found in _COMMAND.findall(file.read_text(encoding="utf-8"))
 ]
 
+WRITTEN = ("importance", "my_threshold")  # strategies that a reader has written, by the guides
+OF_RUNS = ("--", "run=", "from=", "-m from=")  # of none, or of one that is there: tested with the command line
+TRAININGS = [
+    (file, line)
+    for file, program, line in COMMANDS
+    if program == "train" and not line.startswith(OF_RUNS) and not any(name in line for name in WRITTEN)
+]
+
 
 def test_the_pages_show_commands():
     assert len(COMMANDS) >= 40
@@ -32,9 +41,15 @@ def test_the_pages_show_commands():
 @pytest.mark.parametrize(("file", "program", "line"), COMMANDS)
 def test_every_command_that_a_page_shows_is_one_that_the_programs_take(file, program, line):
     words = [word for word in shlex.split(line) if word not in ("-m", "&")]
-    if words[0].startswith("--") or (program == "train" and words[0].startswith(("run=", "from="))):
-        return  # tested with the command line
+    if words[0].startswith("--") or (program == "train" and words[0].startswith(OF_RUNS)):
+        return
     catalogue = Catalogue([CONF], {"train": "config"}.get(program, program))
-    for written in ("importance", "my_threshold"):  # by the guide
+    for written in WRITTEN:
         catalogue.options.get("balancing", {}).setdefault(written, CONF / "balancing/lbl.yaml")
     check_overrides(spans.parse(words, {"seed"}, OverridesParser.create()), catalogue)
+
+
+@pytest.mark.parametrize(("file", "line"), TRAININGS)
+def test_what_a_page_shows_to_train_with_is_of_runs_that_can_be(file, line):
+    there = ("hydra/launcher=ray", "hydra.launcher.address", "dry_run")  # a cluster is not
+    assert compose([word for word in shlex.split(line) if not word.startswith(there)])
