@@ -76,7 +76,7 @@ setup-gpu: $(STAMP) ## for GPU backends: Triton and MegaBlocks, nothing compiled
 	$(BIN)/python -m simbal.experts.megablocks_setup
 
 gpu-check: $(STAMP) ## are the expert backends right, and how fast (SMOKE=1: dry run on a CPU)
-	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 clean: ## remove .venv and caches; outputs and prepared data stay
 	rm -rf .venv build site .mypy_cache .ruff_cache .pytest_cache .hypothesis

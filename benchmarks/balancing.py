@@ -1,4 +1,4 @@
-"""CPU time of a training step with each strategy, by that with none: python benchmarks/balancing.py [override ...]
+"""CPU time of a training step with each strategy, by that with none: python -m benchmarks.balancing [override ...]
 
 Strategies take turns within one process, so that a noisy machine slows all of them; the median of the rounds is shown.
 """
@@ -9,8 +9,8 @@ import tempfile
 import time
 
 import torch
-from composing import spec_of
 
+from benchmarks.composing import spec_of
 from simbal.config.catalogue import options
 from simbal.data.store import prepare
 from simbal.training.build import build_data, build_module

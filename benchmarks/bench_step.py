@@ -1,4 +1,4 @@
-"""A training step on a CPU beside Hugging Face's: python benchmarks/bench_step.py [tiny|small ...] [--threads N ...]
+"""A training step on a CPU beside Hugging Face's: python -m benchmarks.bench_step [tiny|small ...] [--threads N ...]
 
 Every arm is a model of the same widths with its own AdamW (fused) and the clipping of its gradient, on the same random
 tokens, in a process of its own as its users run it. They take turns, so that a noisy machine slows all of them; medians
@@ -16,7 +16,6 @@ With --profile, where the time of our step goes.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,12 +26,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
-from composing import spec_of
-from step_profile import profile
-from step_table import report
-from step_turns import take_turns
 from torch import Tensor
 
+from benchmarks.composing import spec_of
+from benchmarks.step_profile import profile
+from benchmarks.step_table import report
+from benchmarks.step_turns import take_turns
 from simbal.cost.parameters import parameters
 from simbal.data.store import Store
 from simbal.processes.heap import keep_freed_memory
@@ -109,18 +108,18 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
         "use_cache": False, "max_position_embeddings": spec.config.data.seq_len,
     }  # fmt: skip
     if kind == "llama":
-        config: Any = transformers.LlamaConfig(**widths, intermediate_size=m.top_k * m.d_expert)
+        config: Any = transformers.AutoConfig.for_model("llama", **widths, intermediate_size=m.top_k * m.d_expert)
     else:
         experts = {"num_local_experts": m.num_experts, "num_experts_per_tok": m.top_k}
-        config = transformers.MixtralConfig(
-            **widths, **experts, intermediate_size=m.d_expert, sliding_window=None,
+        config = transformers.AutoConfig.for_model(
+            "mixtral", **widths, **experts, intermediate_size=m.d_expert, sliding_window=None,
             output_router_logits=kind == "aux",
         )  # fmt: skip
     model = causal.from_config(config, attn_implementation="sdpa", **extra).float().train()
     if kind != "llama":
         assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in our_module(spec).parameters())
-    numbers = {"lr": optim.lr, "betas": tuple(optim.betas), "weight_decay": optim.weight_decay}
-    optimizer = torch.optim.AdamW(model.parameters(), **numbers, fused=True)
+    numbers: dict[str, Any] = {"lr": optim.lr, "eps": optim.eps, "weight_decay": optim.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), **numbers, betas=(optim.betas[0], optim.betas[1]), fused=True)
 
     for batch_BT in batches:
         tokens_BS = batch_BT[:, :-1]
@@ -151,7 +150,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    sys.path.append(sys.path.pop(0))  # benchmarks/tabulate.py is not the package that torch looks for at exit
     for model in options.models:
         for threads in dict.fromkeys(options.threads):
             torch.set_num_threads(threads)

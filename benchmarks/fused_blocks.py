@@ -1,4 +1,4 @@
-"""Device time of each kernel of `fused` by block shape, for CONFIGS: python benchmarks/fused_blocks.py [--widths 768]
+"""Device time of each kernel of `fused` by block shape, for CONFIGS: python -m benchmarks.fused_blocks [--widths 768]
 
 Every shape is compiled and checked against `reference` in processes of its own, many at once; the right ones are then
 timed one after another, on balanced and on skewed routing. SMOKE=1 is a dry run on a CPU; its numbers mean nothing.
@@ -9,23 +9,21 @@ import functools
 import itertools
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 SMOKE = os.environ.get("SMOKE") == "1"
 if SMOKE:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder: torch would take tabulate.py for the package tabulate
 
 import torch  # noqa: E402
 
 from benchmarks.gpu.layers import Case, Ours, Shape, errors, make_case, step, wanted  # noqa: E402
 from benchmarks.gpu.timing import time_layer  # noqa: E402
 from simbal.experts import fused  # noqa: E402
-from simbal.experts.fused_blocks import CONFIGS, Blocks, Config  # noqa: E402
+from simbal.experts.fused_blocks import CONFIGS, Blocks  # noqa: E402
 
 DEVICE, DTYPE = (torch.device("cpu"), torch.float32) if SMOKE else (torch.device("cuda"), torch.bfloat16)
 SHARED_OF_AN_SM = 227 * 1024
@@ -43,9 +41,11 @@ def candidates(kernel: str) -> Iterator[Blocks]:
             yield Blocks(width, depth, warps, stages)
 
 
-def use(config: Config) -> None:
-    """Let `fused` take this entry, whatever the widths."""
-    fused.config_for = lambda *_: config
+def use(kernel: str, blocks: Blocks) -> None:
+    """Let `fused` take these blocks in one kernel, whatever the widths."""
+    changed: dict[str, Any] = {kernel: blocks}
+    config = replace(CONFIGS[0], **changed)
+    fused.config_for = lambda *_: config  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def expected(width: int, routing: str, tokens: int) -> list[torch.Tensor]:
 
 def checked(width: int, kernel: str, blocks: Blocks) -> float | str:
     """Return the largest error of a layer with these blocks, or why it did not run; the compiled kernels are kept."""
-    use(replace(CONFIGS[0], **{kernel: blocks}))
+    use(kernel, blocks)
     layer = width, "skewed", 24 if SMOKE else 2048
     try:
         return max(errors(step(Ours("fused"), case_of(*layer)), expected(*layer)).values())
@@ -72,7 +72,7 @@ def checked(width: int, kernel: str, blocks: Blocks) -> float | str:
 
 def device_ms(width: int, routing: str, kernel: str, blocks: Blocks, tokens: int) -> float:
     """Milliseconds of the kernel in one forward and backward pass."""
-    use(replace(CONFIGS[0], **{kernel: blocks}))
+    use(kernel, blocks)
     case, layer = case_of(width, routing, tokens), Ours("fused")
     if SMOKE:
         return time_layer(layer, case, DEVICE, 1).total
@@ -82,7 +82,8 @@ def device_ms(width: int, routing: str, kernel: str, blocks: Blocks, tokens: int
         for _ in range(10):
             step(layer, case)
         torch.cuda.synchronize()
-    return sum(e.self_device_time_total for e in profile.key_averages() if e.key.startswith(f"{kernel}_kernel")) / 1e4
+    mine = [e for e in profile.key_averages() if e.key.startswith(f"{kernel}_kernel")]
+    return float(sum(e.self_device_time_total for e in mine)) / 1e4
 
 
 def main() -> None:

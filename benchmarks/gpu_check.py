@@ -16,7 +16,6 @@ from pathlib import Path
 SMOKE = os.environ.get("SMOKE") == "1"
 if SMOKE:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder: torch would take tabulate.py for the package tabulate
 
 import torch  # noqa: E402
 
@@ -95,7 +94,7 @@ def time_steps(
             how = f"{backend}, {'compiled' if compiled else 'eager'}"
             try:
                 length = 16 if SMOKE else 2048
-                found = time_step(shapes[model], backend, batch, length, device, dtype, compiled, repeats)
+                found: Step | str = time_step(shapes[model], backend, batch, length, device, dtype, compiled, repeats)
             except Exception as error:  # the layers' times are worth having all the same
                 if SMOKE:
                     raise

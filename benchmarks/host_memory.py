@@ -1,6 +1,6 @@
 """Memory and time that measuring a mixture of a billion parameters takes: quality, routing and PES on 2,048 tokens.
 
-    python benchmarks/host_memory.py            # 2 GB of disk and a minute or two on two cores
+    python -m benchmarks.host_memory            # 2 GB of disk and a minute or two on two cores
 
 A random OLMoE is written as a folder, and measured by `evaluate.py hf=` in a process of its own, whose largest
 resident size is printed. Nothing else is measured than what a user's command takes.
@@ -28,7 +28,7 @@ SHAPE = {
 def write_model(folder: Path, dtype: str) -> int:
     """Write a random model with its tokenizer, and return how many parameters it has."""
     import torch
-    from transformers import OlmoeConfig, OlmoeForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from simbal.data.tokenizer import load_tokenizer
     from simbal.hub.export import write_tokenizer
@@ -36,7 +36,7 @@ def write_model(folder: Path, dtype: str) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, dtype))
-        model = OlmoeForCausalLM(OlmoeConfig(**SHAPE))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmoe", **SHAPE))
     model.save_pretrained(folder)
     write_tokenizer(load_tokenizer(IDS), TOKENS, folder)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -63,7 +63,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "olmoe")
-        subprocess.run([sys.executable, __file__, f"--write={folder}", f"--stored={args.stored}"], check=True)
+        own = [sys.executable, "-m", "benchmarks.host_memory", f"--write={folder}", f"--stored={args.stored}"]
+        subprocess.run(own, check=True)
         keys = [f"analysis.{name}.{key}" for name in ANALYSES for key in (f"tokens={TOKENS}", "batch_size=1")]
         asked = [f"hf={folder}", "data=pysource", f"dtype={args.dtype}", f"analysis=[{','.join(ANALYSES)}]", *keys]
         peak = measured([sys.executable, str(ROOT / "evaluate.py"), *asked], place)

@@ -1,4 +1,4 @@
-"""What a sweep of very many runs takes: python benchmarks/large_sweep.py [arms] [seeds]
+"""What a sweep of very many runs takes: python -m benchmarks.large_sweep [arms] [seeds]
 
 One small run is trained. Its folder, with noise on its losses, then stands for every run of a sweep: two strategies at
 as many learning rates, on the same seeds. Each command is a process of its own, of which the processor seconds and the
@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from composing import spec_of
-
+from benchmarks.composing import spec_of
 from simbal.config.check import checked
 from simbal.config.values import changed
 from simbal.files.disk import write_json

@@ -1,6 +1,6 @@
 """How far the paired difference of two arms scatters over seeds, by what is validated, and what a validation costs.
 
-python benchmarks/paired_spread.py outputs/NAME TREATMENT BASELINE, such as simbal and lbl: validates the trained models
+python -m benchmarks.paired_spread outputs/NAME TREATMENT BASELINE, such as simbal and lbl: validates the trained models
 on drawn windows, on the first tokens of each held-out document, and on all held-out tokens; prints mean and standard
 deviation of the difference of losses over the seeds that both arms have, in nats, and the seconds of one validation.
 """

@@ -1,4 +1,4 @@
-"""Measures how well `analysis=plan` predicts a sweep on a Ray cluster: python benchmarks/plan_of_a_sweep.py [steps]
+"""Measures how well `analysis=plan` predicts a sweep on a Ray cluster: python -m benchmarks.plan_of_a_sweep [steps]
 
 The cluster is three nodes on this machine, a head without jobs and two that share the cores, so that as many runs are
 at once as there are cores. The sweep is four runs of `model=tiny` on `hardware=cpu`, by default of 500 steps. The plan

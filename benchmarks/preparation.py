@@ -1,4 +1,4 @@
-"""Measures what preparing and loading text cost: python benchmarks/preparation.py [--text GLOB] [--vocab N] [--large]
+"""Measures what preparing and loading text cost: python -m benchmarks.preparation [--text GLOB] [--vocab N] [--large]
 
 Every measurement has a process of its own, pinned to one or two cores; the best of a few rounds is shown, as another
 program can only slow one. The text is that of installed packages, or of GLOB; it is written as .jsonl.zst first. Peak

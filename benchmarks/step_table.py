@@ -4,7 +4,8 @@ import statistics
 import time
 
 import torch
-from step_turns import Seconds
+
+from benchmarks.step_turns import Seconds
 
 
 def peak() -> float:

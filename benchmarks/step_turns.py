@@ -2,7 +2,7 @@
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -45,7 +45,7 @@ class Turns:
 
 
 def take_turns(
-    arms: dict[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
+    arms: Mapping[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
 ) -> dict[str, list[Seconds]]:
     """Make a step of each arm in every round; the first `warm_up` rounds are not reported."""
     spawn = multiprocessing.get_context("spawn")

@@ -1,6 +1,6 @@
 """Measures how much faster a sweep is than its runs one after another.
 
-python benchmarks/sweep.py [key=value ...]: ten runs twice, in a temporary folder; the data must be prepared.
+python -m benchmarks.sweep [key=value ...]: ten runs twice, in a temporary folder; the data must be prepared.
 """
 
 import subprocess

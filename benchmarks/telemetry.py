@@ -1,4 +1,4 @@
-"""Share of a training step that the telemetry costs: python benchmarks/telemetry.py [override ...]
+"""Share of a training step that the telemetry costs: python -m benchmarks.telemetry [override ...]
 
 Times every hook of `Telemetry` and the training steps around them in one process, so that a noisy machine cancels out.
 """
@@ -7,8 +7,7 @@ import sys
 import tempfile
 import time
 
-from composing import spec_of
-
+from benchmarks.composing import spec_of
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 

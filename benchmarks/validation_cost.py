@@ -1,7 +1,7 @@
 """The share of a run's processor time that its validations take, in one process.
 
 Example:
-    OMP_NUM_THREADS=1 python benchmarks/validation_cost.py balancing=lbl trainer.max_steps=1500
+    OMP_NUM_THREADS=1 python -m benchmarks.validation_cost balancing=lbl trainer.max_steps=1500
 """
 
 import sys
@@ -9,9 +9,9 @@ import tempfile
 import time
 from typing import Any
 
-from composing import spec_of
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 
+from benchmarks.composing import spec_of
 from simbal.training.run import train
 
 

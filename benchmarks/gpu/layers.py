@@ -106,7 +106,8 @@ class Upstream(Ours):
     def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
         """y."""
         x, p = leaves[:2]
-        return self.module(x[None], None, p.to(x.dtype), case.experts_NK)[0]
+        y: Tensor = self.module(x[None], None, p.to(x.dtype), case.experts_NK)[0]
+        return y
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients in our layout."""
@@ -131,7 +132,8 @@ class Dense(Ours):
 
     def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
         """y."""
-        return self.layer(leaves[0])
+        y: Tensor = self.layer(leaves[0])
+        return y
 
 
 def step(implementation: Ours, case: Case) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def now(self) -> "torch.cuda.Event | float":
+    def now(self) -> Any:
         """Return a moment, in the order of the device's work."""
         if self.device.type != "cuda":
             return time.perf_counter()
@@ -34,12 +35,12 @@ class Clock:
         event.record()
         return event
 
-    def milliseconds(self, begin: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
+    def milliseconds(self, begin: Any, end: Any) -> float:
         """Between two moments; waits for the device."""
-        if isinstance(begin, float) or isinstance(end, float):
-            return 1e3 * (end - begin)
+        if self.device.type != "cuda":
+            return 1e3 * float(end - begin)
         end.synchronize()
-        return begin.elapsed_time(end)
+        return float(begin.elapsed_time(end))
 
 
 def time_layer(implementation: Ours, case: Case, device: torch.device, repeats: int) -> Timing:
@@ -47,7 +48,7 @@ def time_layer(implementation: Ours, case: Case, device: torch.device, repeats: 
     clock, leaves = Clock(device), implementation.prepare(case)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
 
-    def run() -> list["torch.cuda.Event | float"]:
+    def run() -> list[Any]:
         moments = [clock.now()]
         y = implementation.forward(leaves, case)
         moments.append(clock.now())
@@ -67,8 +68,8 @@ def time_layer(implementation: Ours, case: Case, device: torch.device, repeats: 
     )
     peak_mib = (torch.cuda.max_memory_allocated() - held) / 2**20 if device.type == "cuda" else None
     low, median, high = statistics.quantiles(total, n=4) if repeats > 1 else total * 3
-    medians = (statistics.median(times) for times in (forward, backward))
-    return Timing(*medians, median, (high - low) / median, peak_mib)
+    spread = (high - low) / median
+    return Timing(statistics.median(forward), statistics.median(backward), median, spread, peak_mib)
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, size: int, repeats: int) -> float:

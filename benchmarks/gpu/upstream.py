@@ -4,6 +4,7 @@
 >= 3.2 for it); `grouped` is its grouped path, over `F.grouped_mm` where the package grouped_gemm is not installed.
 """
 
+import importlib
 import sys
 import warnings
 from types import ModuleType, SimpleNamespace
@@ -35,13 +36,15 @@ def _gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_a: bool = False, trans
 
 
 def _differentiable_gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Tensor:
-    return _ContiguousGradient.apply(_gmm(a, b, batch_sizes, trans_b=trans_b))
+    product: Tensor = _ContiguousGradient.apply(_gmm(a, b, batch_sizes, trans_b=trans_b))  # type: ignore[no-untyped-call]
+    return product
 
 
 def install_grouped_gemm() -> str:
     """`compiled` if grouped_gemm is there, else `torch`: its installation needs a GPU, so nothing depends on it."""
+    grouped_gemm: Any
     try:
-        import grouped_gemm
+        grouped_gemm = importlib.import_module("grouped_gemm")
     except ImportError:
         grouped_gemm = ModuleType("grouped_gemm")
         grouped_gemm.backend = SimpleNamespace(gmm=_gmm)
@@ -64,7 +67,7 @@ def upstream_module(
         from megablocks.layers.arguments import Arguments
         from megablocks.layers.dmoe import ParallelDroplessMLP
 
-    class WideIndices(ParallelDroplessMLP):
+    class WideIndices(ParallelDroplessMLP):  # type: ignore[misc]
         """The same with block indices that do not overflow."""
 
         def topology(self, x: Tensor, padded_bins: Tensor) -> Any:

@@ -13,13 +13,13 @@ from benchmarks.gpu.timing import Timing
 from simbal.errors import UserError
 from tests.experts.test_megablocks import needs_megablocks
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
+REPOSITORY = Path(__file__).parents[2]
 
 
-def dry_run(script, *arguments):
+def dry_run(name, *arguments):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOKE": "1"}
-    command = (sys.executable, str(SCRIPT.with_name(script)), *arguments)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = (sys.executable, "-m", f"benchmarks.{name}", *arguments)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -27,7 +27,7 @@ def dry_run(script, *arguments):
 @pytest.mark.slow
 @needs_megablocks
 def test_the_dry_run_checks_every_backend_and_prints_a_section():
-    done = dry_run("gpu_check.py")
+    done = dry_run("gpu_check")
     assert done.stdout.startswith("## Expert layers on CPU, Triton interpreter, ")
     assert "the numbers mean nothing" in done.stdout
     for name in ("torch", "megablocks", "fused", "MegaBlocks' module, sparse", "MegaBlocks' module, grouped"):
@@ -41,7 +41,7 @@ def test_the_dry_run_checks_every_backend_and_prints_a_section():
 @pytest.mark.slow
 @needs_megablocks
 def test_block_shapes_are_checked_and_timed():
-    lines = dry_run("fused_blocks.py", "--kernels", "up", "--processes", "1").stdout.splitlines()
+    lines = dry_run("fused_blocks", "--kernels", "up", "--processes", "1").stdout.splitlines()
     assert lines[0].split(" | ")[-2:] == ["balanced ms", "skewed ms |"]
     assert lines[2].startswith("| 256 | up | 64, 64, 8, 3 (in use) | ")
     error, balanced, skewed = (float(cell) for cell in lines[2].split("|")[4:7])
@@ -52,13 +52,12 @@ def test_block_shapes_are_checked_and_timed():
 @pytest.fixture
 def main(monkeypatch):
     """`main("--write", smoke=True)`: the program in this process, as far as it comes before it measures."""
-    monkeypatch.setattr(sys, "path", ["", *sys.path])  # whose first entry it replaces
     monkeypatch.delenv("SMOKE", raising=False)
     gpu_check = importlib.import_module("benchmarks.gpu_check")
 
     def run_main(*arguments, smoke=False):
         monkeypatch.setattr(gpu_check, "SMOKE", smoke)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
         gpu_check.main()
 
     return run_main

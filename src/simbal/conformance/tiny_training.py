@@ -70,7 +70,7 @@ def train(module: LitMoE, steps: range, micro_batches: int = 1, rank: int = 0) -
         if module.balancing.needs_step_counts and micro_batches > 1:
             module.count_step(chunks)
         for chunk_BT in chunks:
-            (module.training_step(chunk_BT, 0)["loss"] / micro_batches).backward()  # type: ignore[no-untyped-call]
+            (module.training_step(chunk_BT, 0)["loss"] / micro_batches).backward()
         if world_size() > 1:
             average_gradients(module)
         optimizer.step()

@@ -1,6 +1,6 @@
 """Block shapes of the fused kernels: a static table, because tuning at run time would pick sums, and so bits, by clock.
 
-The first entry was timed on an H100 (`benchmarks/fused_blocks.py`), the others on no GPU. The tests compile each for
+The first entry was timed on an H100 (`benchmarks.fused_blocks`), the others on no GPU. The tests compile each for
 sm_90, and for sm_80 if it fits there: no register spills, and of what was not timed two programs fit onto one SM of an
 H200 (128 registers, 113 KiB of shared memory), so that one stores while the other multiplies.
 Shapes: D model width, F expert hidden width, R routed rows.

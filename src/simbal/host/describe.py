@@ -85,7 +85,7 @@ def bias_findings(subject: Subject) -> Iterator[Finding]:
     if not held:
         return
     before = {name: bias_E.detach().clone() for name, bias_E in held.items()}
-    subject.loss(subject.batch(0, 2, 32)).backward()  # type: ignore[no-untyped-call]
+    subject.loss(subject.batch(0, 2, 32)).backward()
     moved = [name for name, bias_E in held.items() if not torch.equal(bias_E, before[name])]
     learning = [router.name for router in subject.routers if router.bias is not None and router.bias.grad is not None]
     if moved or learning:

@@ -230,7 +230,7 @@ class OwnLoss:
         weights = [router.weight_ED for router in self.subject.routers]
         added = self.subject.observe(self.batch, **{SETTING: True}).added
         if added.requires_grad:
-            added.backward()  # type: ignore[no-untyped-call]
+            added.backward()
         least = 1e-12 if self.subject.divides else 1e-6  # rounding of the cross-entropy's gradient
         reached = sum(weight_ED.grad is not None and float(weight_ED.grad.norm()) > least for weight_ED in weights)
         for weight_ED in weights:

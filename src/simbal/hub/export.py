@@ -229,9 +229,7 @@ def _converted(tokenizer: Tokenizer) -> Any:
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     unused = [f"<|unused_{rank}|>" for rank in range(len(tokenizer.ranks), tokenizer.eot)]
-    converter: Any = TikTokenConverter(  # type: ignore[no-untyped-call]
-        pattern=oniguruma_pattern(), extra_special_tokens=[*unused, END_OF_TEXT]
-    )
+    converter: Any = TikTokenConverter(pattern=oniguruma_pattern(), extra_special_tokens=[*unused, END_OF_TEXT])
     # its own reader wants a file, and keeps a copy under the file's name in the temporary folder
     converter.load_tiktoken_bpe = lambda _: tokenizer.ranks
     return converter.converted()

@@ -49,7 +49,7 @@ class Attention(nn.Module):
         """
         norms = (self.q_norm, self.k_norm, None)
         q_BHSP, k_BGSP, v_BGSP = (
-            normalised(part, norm).unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # type: ignore[no-untyped-call]
+            normalised(part, norm).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for part, norm in zip(torch.split(linear(x_BSD, self.qkv.weight), self.widths, -1), norms, strict=True)
         )
         q_BHSP, k_BGSP = rotate(q_BHSP, rotation_2SP), rotate(k_BGSP, rotation_2SP)
@@ -122,7 +122,7 @@ def normalised(x_BSC: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     if norm is None:
         return x_BSC
     width = norm.normalized_shape
-    groups_BSGC = x_BSC.float().unflatten(-1, (-1, *width))  # type: ignore[no-untyped-call]
+    groups_BSGC = x_BSC.float().unflatten(-1, (-1, *width))
     return F.rms_norm(groups_BSGC, width, norm.weight.float(), norm.eps).flatten(-2).to(x_BSC.dtype)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 @cache
 def onednn_is_faster() -> bool:
     """Whether torch has both MKL and oneDNN, and the processor is not Intel's."""
-    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not both or not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.13 may not have it
         return False
     return "Intel" not in str(torch.cpu.get_capabilities().get("cpu_name", "Intel"))

@@ -63,7 +63,7 @@ def jobs_at_once(request: Request) -> int:
             f"hydra.launcher.num_cpus={request.num_cpus:g} and hydra.launcher.num_gpus={request.num_gpus:g} must be at "
             "least 0, and one of them more"
         )
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fits = [min(int(node.get(kind, 0) // amount) for kind, amount in asked.items() if amount) for node in nodes]
     if not sum(fits):
         raise UserError(

@@ -148,7 +148,7 @@ def compile_blocks(model: Transformer) -> None:
     """
     for layer in model.feed_forwards:
         if isinstance(layer, MoELayer):
-            layer.apply_experts = torch.compiler.disable(layer.apply_experts)  # type: ignore[no-untyped-call]
+            layer.apply_experts = torch.compiler.disable(layer.apply_experts)
     for block in model.blocks:
         block.compile()
 

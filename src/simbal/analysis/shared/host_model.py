@@ -235,4 +235,4 @@ def negative_log_likelihood(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
 
 def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of attention by the kernel for CPUs, which PyTorch's counter does not know."""
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+    return int(sdpa_flop_count(query, key, value))

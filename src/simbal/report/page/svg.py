@@ -31,7 +31,7 @@ def svg(figure: Figure, name: str, settings: dict[Any, Any] = RC) -> str:
         figure.set_facecolor(settings["savefig.facecolor"])
         # in one pass; `savefig` draws everything twice
         canvas = FigureCanvasSVG(figure)
-        canvas.print_svg(file, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
+        canvas.print_svg(file, metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
