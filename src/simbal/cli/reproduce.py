@@ -2,7 +2,7 @@
 
 Examples:
     python reproduce.py scale=cpu                         # hours; the same command goes on where it was stopped
-    python reproduce.py scale=cpu only=[significance]
+    python reproduce.py scale=cpu only=[collapse]
     python reproduce.py scale=cpu figures=true            # draw the figures in results/ again
     python reproduce.py scale=cpu verify=true             # compute the numbers in results/ again
 """

@@ -52,10 +52,10 @@ def study(write_run) -> Study:
 
 def test_studies_are_chosen_by_name_and_an_unknown_one_is_refused():
     names = {study.name for study in studies(config("scale=cpu"))}
-    assert {"significance", "collapse"} < names
+    assert {"significance_tiny", "collapse"} < names
     assert [study.name for study in studies(config("scale=cpu", "only=[collapse]"))] == ["collapse"]
-    with pytest.raises(UserError, match="only=significants is no study of scale=cpu: there are significance,"):
-        studies(config("scale=cpu", "only=[significants]"))
+    with pytest.raises(UserError, match="only=collapsed is no study of scale=cpu: there are regimes_middle,"):
+        studies(config("scale=cpu", "only=[collapsed]"))
 
 
 def test_evidence_names_its_runs_commit_and_failures_and_keeps_what_people_wrote(study, tmp_path):
