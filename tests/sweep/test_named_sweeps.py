@@ -9,7 +9,7 @@ from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
 from tests.golden import pins
 from tests.programs import run
-from tests.report.reproduce.test_results import OLDER, STUDIES
+from tests.report.reproduce.test_results import STUDIES
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -29,7 +29,7 @@ RUNS = {
 WHOLE = {  # those with a study in results/, of which tests/report/reproduce compares command, runs and table
     override.removeprefix("sweeps=")
     for study, keys in yaml.safe_load((CONF / "scale/cpu.yaml").read_text())["studies"].items()
-    if study in STUDIES and study not in OLDER
+    if study in STUDIES
     for override in keys["command"]
     if override.startswith("sweeps=")
 }
