@@ -31,6 +31,15 @@ def test_curves_draw_each_arm_as_it_is_and_a_band_where_there_are_seeds():
     assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(3.1)
 
 
+def test_intervals_draw_one_line_for_each_arm_from_the_top():
+    points = [Curve("simbal", 0, [2.9], [-0.1], [0.05], "lbl"), Curve("none", 0, [3.1], [0.1], None, "lbl")]
+    (axes,) = figures.intervals(points, "difference").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["simbal", "none"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    (interval,) = axes.collections
+    assert interval.get_segments()[0].ravel().tolist() == pytest.approx([-0.15, 0, -0.05, 0])
+
+
 def test_panels_draw_every_layer():
     figure = figures.panels([(f"layer {layer}", [LINE, OTHER]) for layer in range(3)], "training tokens", "PES")
     assert [len(lines) for lines in drawn(figure)] == [2, 2, 2]

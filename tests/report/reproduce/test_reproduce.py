@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from simbal.analysis.shared.finding import write_analysis
 from simbal.config.check import resolved
 from simbal.errors import UserError
+from simbal.report.page.styles import KNOWN, MOST_ARMS
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
 from simbal.report.reproduce.check_table import baseline_of, check_table
@@ -193,6 +194,31 @@ def test_figures_are_drawn_again_from_the_results_alone_to_the_byte(study, tmp_p
         (results / name).unlink()
     drawing.draw(results)
     assert {file.name: file.read_bytes() for file in results.glob("*.svg")} == before
+
+
+def test_of_more_arms_than_lines_can_show_each_has_its_difference_in_loss(write_run, tmp_path):
+    arms = KNOWN[: MOST_ARMS + 1]
+    for place, balancing in enumerate(arms):
+        for seed in (0, 1):
+            loss = 3 - place * (0.1 + 0.02 * seed)
+            folder = write_run(balancing, seed, metrics={"val/loss": loss, "val/ppl": math.exp(loss)}, **RECORD).parent
+    found = written(folder, tmp_path / "all")
+    assert {row["arm"]: float(row["mean"]) for row in found} == pytest.approx(
+        {balancing: -0.11 * place for place, balancing in enumerate(arms) if place}
+    )
+    assert [row["arm"] for row in found] == [*reversed(arms[1:])], "the lowest first"
+    assert {row["rival"] for row in found} == {"lbl"}
+    assert [float(row["band"]) for row in found][-1] == pytest.approx(12.706 * 0.01, rel=1e-4)  # Student's t of 1
+    assert (tmp_path / "all/differences.svg").exists()
+    for run in folder.glob(f"{arms[-1]}-*"):
+        shutil.rmtree(run)
+    assert written(folder, tmp_path / "fewer") == [], "lines show so many"
+
+
+def written(folder: Path, results: Path) -> list[dict[str, str]]:
+    write(Study("s", [], [], ["loss"], folder), "python train.py", results)
+    rows = csv.DictReader((results / "curves.csv").read_text().splitlines())
+    return [row for row in rows if row["figure"] == drawing.DIFFERENCES]
 
 
 @pytest.mark.parametrize(

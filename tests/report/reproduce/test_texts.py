@@ -113,6 +113,10 @@ def test_formulas_are_what_they_say():
     study = Study(RESULTS / "collapse")
     ours, theirs = ([study.value("loss", arm, seed) for seed in range(5)] for arm in ("lbl", "none"))
     assert (study.least("loss", "none"), study.most("loss", "none")) == (min(theirs), max(theirs))
+    assert study.ranked("loss") == sorted(study.ranked("loss"), key=lambda arm: study.mean("loss", arm))
+    assert (study.ranked("loss")[-1], len(study.ranked("loss"))) == ("lbl", 5)
+    mixtures = [f"{balancing} num_experts=64" for balancing in ("none", "simbal", "lbl")]
+    assert Study(RESULTS / "claims_dense").ranked("seu") == mixtures, "the dense model has none"
     assert study.lower("max_vio", "lbl", "none") == 5
     assert study.p("loss", "lbl", "none") == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
     assert study.p_holm("loss", "lbl", "none") == 4 * study.p("loss", "lbl", "none")  # the least of four

@@ -35,7 +35,7 @@ RC: dict[Any, Any] = {
     "text.parse_math": False,  # a name with dollar signs is a name
     "svg.fonttype": "none",  # text stays text: small, crisp, and found by a search in the page
 }  # fmt: skip
-WIDTH, HEIGHT, PANEL_HEIGHT = 5.0, 3.0, 1.45  # inches
+WIDTH, HEIGHT, PANEL_HEIGHT, ROW_HEIGHT = 5.0, 3.0, 1.45, 0.19  # inches
 LOAD_MAP = "PuOr_r"
 LONGEST = 34  # letters of a name in a legend; the table has all of it
 
@@ -107,6 +107,20 @@ def panels(panels: Sequence[tuple[str, Sequence[Curve]]], x_label: str, y_label:
             _label(axes, x_label if bottom else "", y_label if left else "")
             axes.tick_params(labelbottom=bottom, labelleft=left)
         _legend(figure, [*arms])
+    return figure
+
+
+def intervals(points: Sequence[Curve], x_label: str) -> Figure:
+    """Draw the mean and the band of each arm's one point as a line of its own, the first at the top, beside 0."""
+    with rc_context(RC):
+        figure = Figure((WIDTH, 0.7 + ROW_HEIGHT * len(points)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvline(0, color=MUTED, linewidth=0.8)
+        for place, point in enumerate(points):
+            axes.errorbar(point.means, [place], xerr=point.bands, fmt="o", color=color(0), capsize=0)
+        axes.set_yticks(range(len(points)), [_short(point.name) for point in points])
+        axes.set_ylim(len(points) - 0.4, -0.6)
+        _label(axes, x_label, "")
     return figure
 
 

@@ -146,6 +146,13 @@ class Study:
         """The arms of rows.csv, in the order of the table."""
         return read_rows(self._folder) or []
 
+    def ranked(self, key: str) -> list[str]:
+        """Return the names of the arms that have the number, from the smallest mean to the largest."""
+        return sorted(
+            (arm.name for arm in self.arms if arm.values(key) or arm.values(f"val/{key}")),
+            key=lambda name: self.mean(key, name),
+        )
+
     def mean(self, key: str, arm: str) -> float:
         """Return the mean over the seeds of an arm."""
         values = self._values(key, arm)
