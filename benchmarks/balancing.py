@@ -17,13 +17,12 @@ from simbal.training.build import build_data, build_module
 from simbal.training.lit_moe import LitMoE
 
 ROUNDS = 9
-NEEDS = {"remoe": ["router=relu"]}
 torch.set_num_threads(1)
 
 
 def module_and_batch(option: str, output_dir: str) -> tuple[LitMoE, torch.Tensor]:
     """Return a model with the strategy, and the first batch of its run."""
-    spec = spec_of(f"output_dir={output_dir}", f"balancing={option}", *NEEDS.get(option, ()), *sys.argv[1:])
+    spec = spec_of(f"output_dir={output_dir}", f"balancing={option}", *sys.argv[1:])
     store = prepare(spec.config.data, progress=False)
     module = build_module(spec, store, torch.device("cpu"), "32-true")
     return module, next(iter(build_data(spec, store).train_dataloader()))

@@ -106,7 +106,7 @@ def test_a_load_balancing_loss_beside_it_is_finite_with_its_gradient():
     ("gating", "renormalize"), [("softmax", True), ("softmax", False), ("sigmoid", False), ("relu", True)]
 )
 def test_other_routers_are_refused(gating, renormalize):
-    with pytest.raises(UserError, match="balancing=remoe takes the logits above 0 .* add router=relu, and leave"):
+    with pytest.raises(UserError, match="balancing=remoe takes the logits above 0 .* so that it brings router=relu"):
         ReMoE().prepare([Router(4, 4, 2, gating, renormalize, layer=0)])
 
 

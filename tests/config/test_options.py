@@ -24,7 +24,6 @@ def spec_of(small_spec, group, option):
         "ddp": HALF,
         "fsdp": HALF,
         "relu": ["balancing=remoe"],
-        "remoe": ["router=relu"],
     }
     forced = "trainer.force_precision=true"  # some are in bf16, for which not every CPU has instructions
     return small_spec(f"{group}={option}", forced, *needed.get(option, []))

@@ -62,8 +62,6 @@ def test_a_strategy_with_a_state_is_resumed_to_the_bit(small_spec, tmp_path, mon
     """With accumulation, validation and PES at steps that no checkpoint shares."""
     keys = [f"balancing={balancing}", "trainer.micro_batch=4", "trainer.pes_every=3", "trainer.val_every=5"]
     keys += ["trainer.max_steps=7"]
-    if balancing == "remoe":
-        keys += ["router=relu"]
     if balancing.startswith("["):
         keys += ["balancing.lbl.scope=global", "balancing.ernie_ortho.decoupled=true"]
     whole, broken = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")

@@ -59,8 +59,8 @@ class ReMoE(Balancing):
         require_unchosen(routers)
         if any(router.gating != "relu" or router.renormalize for router in routers):
             raise UserError(
-                "balancing=remoe takes the logits above 0 for weights, as they are: add router=relu, and leave "
-                "router.renormalize=false as it has it"
+                "balancing=remoe takes the logits above 0 for weights, as they are: leave out router=, so that it "
+                "brings router=relu, and leave router.renormalize=false as that has it"
             )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
