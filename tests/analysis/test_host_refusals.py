@@ -164,6 +164,8 @@ def test_analyses_that_are_not_of_a_model(whole, tmp_path):
     [
         (["run=outputs/x", "data=pysource"], "data=pysource is the text of hf=: a run is measured on its own data"),
         (["run=outputs/x", "context=64"], "context= is for hf=: leave it out"),
+        (["run=outputs/x", "name=mine"], "name= is for hf=: leave it out"),
+        (["hf=.", "data=pysource", "data.seq_len=64"], "data.seq_len= decides nothing for hf=, whose windows"),
         (["hf=nowhere/at/all", "data=pysource"], "hf=nowhere/at/all: there is no such folder"),
         (["hf=.", "data=files", "data.files=x.txt", "data.location=y"], "hf= takes the folder of a model"),
     ],

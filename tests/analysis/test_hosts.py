@@ -94,6 +94,23 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name, capsys):
                 evaluate(settings(refused), None, False, "cpu", asked.output_dir, host=asked)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["qwen3_moe", "phimoe", "deepseek_v3"])
+def test_entropy_is_that_of_the_weights_which_experts_are_given(folder, name):
+    host, given = host_of(folder, name), []
+
+    def note(module, arguments):
+        weights_NK = next(each for each in arguments[1:] if each.is_floating_point())
+        p_NK = weights_NK.double() / weights_NK.double().sum(-1, keepdim=True)
+        given.append(-(p_NK * p_NK.log()).sum(-1))
+
+    handles = [router.experts.register_forward_pre_hook(note) for router in host.routers]
+    found = routing(host, 256, 4, pairs=10, bins=5, seed=0, against=None).record["metrics"]["entropy"]
+    for handle in handles:
+        handle.remove()
+    assert found == pytest.approx(torch.cat(given).mean().item(), rel=1e-5)
+
+
 def test_bits_per_byte_are_of_the_text_itself(host):
     found = quality(host, None, 4, 10, 0).record
     nats = found["metrics"]["loss"] * found["tokens"]

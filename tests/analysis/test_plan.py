@@ -45,7 +45,8 @@ def test_validations_on_a_whole_shard_every_25_steps_are_seen_to_take_half_of_th
     found = finding.record["metrics"]
     assert (found["validations"], found["validation_tokens"]) == (761, 762 * 77_000_000)
     assert found["pes_tokens"] == 762 * 131_072
-    passes = 330_591_744 + 2 * 8 * 28 * 3 * 768 * 768  # FLOPs of a token, and of the 28 experts that it would not use
+    head = 2 * 100_277 * 768
+    passes = 330_591_744 - head + 2 * 8 * 32 * 3 * 768 * 768  # FLOPs of a token, and beside them of all its experts
     pes = 8 * 762 * 131_072 * passes / (3 * 330_591_744)  # on each of eight devices
     work = 19_922_944_000 + 762 * 77_000_000 / 3 + pes
     assert found["validation_share"] == pytest.approx(762 * 77_000_000 / 3 / work)

@@ -141,15 +141,19 @@ def test_a_loss_without_a_gradient(monkeypatch):
     assert "1 of 3 routers" in describe(with_loss(monkeypatch, detached))["no_gradient"].fact
 
 
-def test_a_model_that_ignores_the_number_of_labels():
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_model_that_ignores_the_number_of_labels(takes):
     """Then the loss is what is left of the cross-entropy, and no accumulation is at fault."""
     model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
     forward = model.forward
 
-    def without(*args, num_items_in_batch=None, **keys):
+    def ignores(*args, num_items_in_batch=None, **keys):
         return forward(*args, **keys)
 
-    model.forward = without
+    def takes_none(input_ids, labels, attention_mask, use_cache, output_router_logits=None):
+        return forward(input_ids, attention_mask, labels=labels, output_router_logits=output_router_logits)
+
+    model.forward = ignores if takes else takes_none
     found = describe(model)
     assert "accumulation" not in found
     assert "over the tokens of all layers" in found["formula"].fact
@@ -198,10 +202,12 @@ def test_a_bias_that_training_moves(monkeypatch):
         return forward(self, hidden_states)
 
     router.forward = types.MethodType(moving, router)
+    before = router.e_score_correction_bias.clone()
     assert (
         "training moves the bias on the choice of experts of model.layers.1.mlp.gate"
         in describe(model)["moving_bias"].fact
     )
+    assert torch.equal(router.e_score_correction_bias, before)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "ernie4_5_moe", "phimoe"])

@@ -40,6 +40,8 @@ from tests.host.models import SIZES, E, batch, host, padded
         ([LossFree(), HashRouting()], "LossFree and HashRouting both choose a token's experts"),
         ([SimBal(0.1), SimBal(0.2)], "several strategies of one class need names"),
         (SimBal, "is no instance of simbal.balancing.Balancing"),
+        ("lbl", "str: 'lbl' is no instance of simbal.balancing.Balancing"),
+        (None, "NoneType: None is no instance of"),
         ({"simbal": 0.1}, "simbal: 0.1 is no instance of"),
         (LossFree(3, 8), "LossFree: the strategy was made for num_layers=3 and num_experts=8, but the model has"),
     ],
@@ -119,6 +121,13 @@ def test_a_second_attachment():
 def test_a_schedule_of_nothing():
     with pytest.raises(UserError, match="schedules: lf is none of the strategies SimBal"):
         attach(host(), SimBal(), schedules={"lf": Schedule()})
+    with pytest.raises(UserError, match="schedules: SimBal=0.5 is no instance of simbal.balancing.Schedule"):
+        attach(host(), SimBal(), schedules={"SimBal": 0.5})
+
+
+def test_a_reduction_over_layers_that_there_is_not():
+    with pytest.raises(UserError, match="layer_reduce=men is not one of sum, mean"):
+        attach(host(), SimBal(), layer_reduce="men")
 
 
 def test_a_loss_or_a_step_without_a_pass():

@@ -272,6 +272,13 @@ def test_a_pass_too_many_is_refused(tmp_path):
             model(**inputs)
             return super().compute_loss(model, inputs, **keys)
 
+    class ReferenceLater(Trainer):
+        def compute_loss(self, model, inputs, **keys):
+            loss = super().compute_loss(model, inputs, **keys)
+            with torch.no_grad():
+                model(**inputs)
+            return loss
+
     class OtherBackward(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             model.train()
@@ -281,6 +288,7 @@ def test_a_pass_too_many_is_refused(tmp_path):
 
     for kind, sentence in (
         (TwoPasses, "has run the model 2 times"),
+        (ReferenceLater, "has run the model without gradients, or in evaluation mode, between"),
         (OtherBackward, "goes backward otherwise than by"),
     ):
         trainer = made(tmp_path, kind)

@@ -18,7 +18,7 @@ DEFINITION = {
 
 
 def balancing(host: HostModel) -> Finding:
-    """Describe the model; no data are needed.
+    """Describe the model; the text that `hf=` asks for is not read by it.
 
     Raises:
         UserError: it has no routers that are known, or its weights are not all in memory.

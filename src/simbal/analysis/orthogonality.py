@@ -33,7 +33,7 @@ FORMATS = {  # the heading of each number in the table, and its format
 
 
 def orthogonality(subject: Subject) -> Finding:
-    """Measure the final weight of every router; no data are needed.
+    """Measure the final weight of every router, without data.
 
     Raises:
         UserError: the run is of a dense model.

@@ -329,10 +329,11 @@ def _planned(
 def _other_work(recipe: Recipe, counted: Parameters, gpus: int) -> dict[str, float]:
     """Return the work of validations and of PES, in training tokens that have the same FLOPs.
 
-    Validations are shared among the devices. PES is not: each measures all of it, through every expert.
+    Validations are shared among the devices. PES is not: each measures all of it, through every expert beside the
+    chosen ones, but not through the head, whose weights are as many as the embedding's.
     """
     forward = counted.forward_flops(recipe.seq_len)
-    through_all = forward + 2 * (counted.ffn - counted.ffn_active)
+    through_all = forward + 2 * (counted.ffn - counted.embedding)
     pes_tokens = gpus * recipe.pes_measurements * recipe.pes_tokens
     return {"validation": recipe.validated_tokens / 3, "pes": pes_tokens * through_all / (3 * forward)}
 

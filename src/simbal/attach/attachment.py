@@ -62,6 +62,9 @@ def attach(
     refuse(parts, routers)
     if unknown := (schedules or {}).keys() - parts.keys():
         raise UserError(f"schedules: {min(unknown)} is none of the strategies {', '.join(parts)}")
+    for name, schedule in (schedules or {}).items():
+        if not isinstance(schedule, Schedule):
+            raise UserError(f"schedules: {name}={schedule!r} is no instance of simbal.balancing.Schedule")
     for name, part in parts.items():
         try:
             part.prepare(routers)  # type: ignore[arg-type]  # they have the attributes of a Router
@@ -117,6 +120,11 @@ class Attachment:
     def micro_batches(self) -> int:
         """The number of forward passes that count towards the optimizer step in progress."""
         return self._step.micro_batches
+
+    @property
+    def last_counts(self) -> bool:
+        """Whether the last forward pass, whose loss `losses` returns, counts towards that step."""
+        return self._finished()[0].counted
 
     @property
     def counts_LE(self) -> Tensor:
@@ -247,7 +255,8 @@ def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing])
     if isinstance(strategies, Mapping):
         parts = dict(strategies)
     else:
-        given = [strategies] if isinstance(strategies, Balancing | type) else list(strategies)
+        several = isinstance(strategies, Iterable) and not isinstance(strategies, str)
+        given: list[Any] = list(strategies) if several else [strategies]  # type: ignore[arg-type]
         parts = {type(strategy).__name__: strategy for strategy in given}
         if len(parts) < len(given):
             raise UserError("several strategies of one class need names: attach(model, {name: strategy, ...})")

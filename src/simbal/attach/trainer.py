@@ -139,6 +139,11 @@ class BalancingCallback(TrainerCallback):
                 f"{type(self.trainer).__name__} has run the model {self.attachment.micro_batches} times in training "
                 f"mode for {self._backwards} backward passes: strategies need one pass for each"
             )
+        if not self.attachment.last_counts:
+            raise UserError(
+                f"{type(self.trainer).__name__} has run the model without gradients, or in evaluation mode, between "
+                "the pass that it trains on and its backward pass: run it before the former"
+            )
         terms = {
             name: term / self.trainer.current_gradient_accumulation_steps
             for name, term in self.attachment.losses().items()

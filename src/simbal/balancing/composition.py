@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import simbal
 from simbal.balancing.base import Balancing, FinishedStep
 from simbal.config.schedule import Schedule
-from simbal.config.values import check_arguments
+from simbal.config.values import check_arguments, one_of
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, product
 
@@ -46,11 +46,12 @@ class Composition(nn.Module):
             layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
 
         Raises:
-            UserError: two strategies choose experts, two adjust logits, or two set the router's weight.
+            UserError: two strategies choose experts, two adjust logits, or two set the router's weight; or a reduction
+                that there is not.
         """
         super().__init__()
         self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # the latter for its state and its device
-        self.schedules, self.layer_reduce = dict(schedules), layer_reduce
+        self.schedules, self.layer_reduce = dict(schedules), one_of("layer_reduce", layer_reduce, ("sum", "mean"))
         self.chooser = _only("choose a token's experts", self._overriding("choice_scores"))
         self.mapper = _only("map hidden states to logits", self._overriding("logits"))
         self.adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))

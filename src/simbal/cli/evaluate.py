@@ -8,12 +8,14 @@ Examples:
     python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from simbal.cli.command_line import run
 from simbal.errors import UserError, exit_on_user_error
 
 OF_HOSTS = ("hf", "name", "context", "dtype")
+OF_TRAINING = ("data.seq_len", "data.vocab_size", "data.validation_tokens", "data.document_mask")
 INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
 
 
@@ -34,6 +36,7 @@ def evaluate_composed(cfg: Any) -> None:
         inputs = {key: config.get(key) for key in INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
         if config["hf"] is not None:
+            refuse_typed(OF_TRAINING, "decides nothing for hf=, whose windows are context= of its own tokens")
             of_host = {key: config[key] for key in (*OF_HOSTS, "data", "accelerator", "output_dir")}
             evaluate(config["analysis"], **keys, inputs=inputs, host=HostRequest(**of_host))
             return
@@ -45,6 +48,13 @@ def refuse_keys_of_hosts(config: dict[str, Any]) -> None:
     """Raise `UserError` for keys that say how to measure a model of Hugging Face, where none is named."""
     if "source" in config["data"]:
         raise UserError(f"data={config['data']['source']} is the text of hf=: a run is measured on its own data")
-    given = [key for key in ("context", "dtype") if config[key] not in (None, "auto")]
-    if given:
-        raise UserError(f"{given[0]}= is for hf=: leave it out")
+    refuse_typed(OF_HOSTS[1:], "is for hf=")
+
+
+def refuse_typed(keys: Iterable[str], reason: str) -> None:
+    """Raise `UserError` if the command line sets one of these keys, which would change nothing."""
+    from hydra.core.hydra_config import HydraConfig
+
+    typed = {override.partition("=")[0].lstrip("+") for override in HydraConfig.get().overrides.task}
+    if given := [key for key in keys if key in typed]:
+        raise UserError(f"{given[0]}= {reason}: leave it out")

@@ -69,7 +69,7 @@ class Parameters:
 
     @property
     def every_expert(self) -> float:
-        """The multiple of N that a pass through all E experts needs, as the similarity of experts (PES) does."""
+        """The multiple of N that a pass through all E experts needs, each token through each of them once."""
         return (self.total - self._looked_up) / self.without_embedding
 
     @property

@@ -3,6 +3,7 @@
 Shapes: B sequences, S sequence length, N = B*S tokens, P passes, E experts, K experts per token.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -89,6 +90,9 @@ class Subject:
     @cached_property
     def divides(self) -> bool:
         """Whether the model divides its cross-entropy by the number of labels that it is given."""
+        taken = inspect.signature(self.model.forward).parameters.values()
+        if not any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in taken):
+            return False
         batch = self.batch(0, 1, S)
         one, many = (self._run(batch, 0, num_items_in_batch=torch.tensor(n)).loss.detach() for n in (1.0, HUGE))
         return bool(abs(one - many) > 1e-3 * abs(one))
@@ -109,10 +113,12 @@ class Subject:
             keys: of the model's forward pass, such as output_router_logits.
         """
         passes: list[tuple[ForwardPass, list[Routing]]] = []
+        if self.divides:
+            keys["num_items_in_batch"] = torch.tensor(HUGE)
         hooks = Hooks(self.backbone, self.routers, None, lambda *of_pass: passes.append(of_pass))
         with noise_at(self.model, self.routers[0]) as noise:
             try:
-                output = self._run(batch, seed, num_items_in_batch=torch.tensor(HUGE), **keys)
+                output = self._run(batch, seed, **keys)
             finally:
                 hooks.remove()
         added = output.loss
@@ -155,6 +161,7 @@ def undisturbed(model: nn.Module, trained: Sequence[Tensor]) -> Iterator[None]:
     """Train `model` within the block, with gradients of `trained` alone; then all is as before."""
     modes = [(module, module.training) for module in model.modules()]
     states = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # some models move a bias in training
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     kept = {id(tensor) for tensor in trained}
     with torch.random.fork_rng(devices), torch.enable_grad():
@@ -170,6 +177,9 @@ def undisturbed(model: nn.Module, trained: Sequence[Tensor]) -> Iterator[None]:
             for parameter, requires_grad, gradient in states:
                 parameter.requires_grad_(requires_grad)
                 parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from simbal.metrics import routing
 from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
 from simbal.model.init import generator
 from simbal.model.moe import MoELayer
-from simbal.model.router import Routing, topk_weights
+from simbal.model.router import Routing
 
 PIECES = (128, 512)  # tokens; SEU grows with the length, so it is compared at lengths that many runs have
 SUMMED = ("unique_experts", "dead_experts", "near_dead_experts")  # over layers; of all else the mean
@@ -44,7 +44,7 @@ class RoutingTotals:
         self._probs_LE = self._probs_LE + probs_LE.cpu()
         for length_name, length in self.lengths.items():
             self._add(length_name, [_use_of_pieces(routing, self.seq_len, length) for routing in routings])
-        self._add("entropy", [topk_entropy(_weights_NK(routing)).sum() for routing in routings])
+        self._add("entropy", [topk_entropy(routing.topk_probs_NK.double()).sum() for routing in routings])
         self._add("entropy_full", [full_entropy(routing.distribution_NE.double()).sum() for routing in routings])
         if others is not None:
             pairs = zip(routings, others, strict=True)
@@ -168,12 +168,6 @@ def mean_in_bins(cosines_C: Tensor, values_C: Tensor, bins: int) -> tuple[list[i
     counts = torch.bincount(bin_C, minlength=bins).tolist()
     sums = torch.bincount(bin_C, values_C.double(), minlength=bins).tolist()
     return counts, [total / count if count else None for total, count in zip(sums, counts, strict=True)]
-
-
-def _weights_NK(routing: Routing) -> Tensor:
-    """Return the chosen weights divided by their sum, (N, K); from the logits, as a sum of scores can be 0."""
-    logits_NE = routing.logits_NE.double()
-    return topk_weights(logits_NE, logits_NE, routing.topk_experts_NK, routing.gating, renormalize=True)
 
 
 def _overlap(routing: Routing, others_NK: Tensor) -> Tensor:
