@@ -22,7 +22,7 @@ PINNED = pins.read(pins.COMMANDS)["commands"]  # tests/golden composes them
 RUNS = {
     "balance_over_time": 9, "bench_eps": 70, "bench_grid": 70, "bias_controllers": 18, "calibration": 30,
     "coefficient": 12, "collapse": 25, "controls": 30, "experts_grid": 24, "language_modeling": 12, "lbl_fairness": 33,
-    "league_tuning": 87, "learning_rate": 18, "loss_free": 12, "regimes": 78, "regimes_budget": 28,
+    "league": 200, "league_tuning": 87, "learning_rate": 18, "loss_free": 12, "regimes": 78, "regimes_budget": 28,
     "regimes_details": 24, "router_precision": 6, "scale_or_direction": 15, "significance": 10,
     "significance_bench": 54, "significance_retuned": 48, "tiny_tuning": 24,
 }  # fmt: skip
@@ -33,7 +33,7 @@ WHOLE = {  # those with a study in results/, of which tests/report/reproduce com
     for override in keys["command"]
     if override.startswith("sweeps=")
 }
-EVERY_STRATEGY = {"league_tuning"}  # nearly a hundred runs at one seed; the strategies are tested one by one elsewhere
+EVERY_STRATEGY = {"league", "league_tuning"}  # nearly a hundred runs at one seed; the strategies are tested one by one elsewhere
 FEWER = {"experts_grid": ["model.num_experts=16"]}  # rows, as the others differ from them by a number
 
 
