@@ -33,7 +33,7 @@ WHOLE = {  # those with a study in results/, of which tests/report/reproduce com
     for override in keys["command"]
     if override.startswith("sweeps=")
 }
-EVERY_STRATEGY = {"league", "league_tuning"}  # nearly a hundred runs at one seed; the strategies are tested one by one elsewhere
+EVERY_STRATEGY = {"league", "league_tuning"}  # too many runs; strategies are tested one by one
 FEWER = {"experts_grid": ["model.num_experts=16"]}  # rows, as the others differ from them by a number
 
 

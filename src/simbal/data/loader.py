@@ -122,7 +122,10 @@ class TrainBatches:
 
 
 class HeldOut(NamedTuple):
-    """A batch of the validation split: windows, (B, T), and the document of each of their targets, (B, S); int64."""
+    """A batch of the validation split: windows, (B, T), and the document of each of their targets, (B, S); int64.
+
+    One without documents is for ranks that have a batch fewer than others, and counts for nothing.
+    """
 
     windows_BT: Tensor
     documents_BS: Tensor
@@ -189,27 +192,25 @@ class ValidationSplit:
 class ValidationBatches:
     """Windows of the validation split in file order as `HeldOut`, the last batch smaller.
 
-    Rank r of R has every R-th window from r on.
+    Rank r of R has every R-th window from r on. All have as many batches: in a forward pass of a model in shards each
+    rank waits for the others.
     """
 
     def __init__(
         self, split: ValidationSplit, windows_W: NDArray[np.int64], micro_batch: int, rank: int, world_size: int
     ) -> None:
         self._split, self._micro_batch = split, micro_batch
-        self._windows_W, self._fewest = windows_W[rank::world_size], len(windows_W) // world_size
+        self._windows_W, self._first_1 = windows_W[rank::world_size], windows_W[:1]
+        self._most = len(windows_W[::world_size])
 
     def __len__(self) -> int:
-        return math.ceil(len(self._windows_W) / self._micro_batch)
-
-    @property
-    def on_every_rank(self) -> int:
-        """The number of batches that all ranks have; some may have one more."""
-        return math.ceil(self._fewest / self._micro_batch)
+        return math.ceil(self._most / self._micro_batch)
 
     def __iter__(self) -> Iterator[HeldOut]:
-        for start in range(0, len(self._windows_W), self._micro_batch):
+        for start in range(0, self._most, self._micro_batch):
             windows_B = self._windows_W[start : start + self._micro_batch]
             documents_BS = torch.from_numpy(self._split.documents(windows_B))
+            windows_B = windows_B if len(windows_B) else self._first_1
             yield HeldOut(_gather(self._split.windows_WT, windows_B), documents_BS)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
-from simbal.data.loader import ValidationBatches
 from simbal.distributed import from_first, is_first, largest
 from simbal.errors import UserError
 from simbal.training import shards
@@ -203,9 +202,7 @@ class Saving(Checkpoint):
         Raises:
             StoppedError: such a signal has come.
         """
-        if trainer.state.fn != "fit" or batch_idx >= cast(ValidationBatches, trainer.val_dataloaders).on_every_rank:
-            return
-        if number := largest(self.request.urgent):
+        if trainer.state.fn == "fit" and (number := largest(self.request.urgent)):
             trainer.fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end()
             self._save(trainer)
             raise StoppedError(number, trainer.global_step)

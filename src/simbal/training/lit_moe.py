@@ -245,6 +245,8 @@ class LitMoE(L.LightningModule):
         """Add a batch of the validation split to the sums."""
         targets_BS = batch.windows_BT[:, 1:]
         head, routings = self(batch.windows_BT[:, :-1], targets_BS)
+        if not len(batch.documents_BS):
+            return
         target_bytes_N, documents_N = self.bytes_of_token_V[targets_BS.flatten()], batch.documents_BS.flatten()
         self.totals.add(head.nll_N, target_bytes_N, documents_N, routings)
 
