@@ -55,7 +55,7 @@ def test_the_global_scope_is_the_micro_batch_on_one_rank_without_accumulation():
     _, routing = example()
     strategy = lbl(scope="global")
     counts_LE = strategy.measure([routing])
-    assert counts_LE.tolist() == [[3, 2, 2, 1]]
+    assert counts_LE.tolist() == [[3, 2, 2, 1, 4]]
     assert strategy.losses([routing], counts_LE).item() == pytest.approx(171 / 80)
 
 
@@ -88,7 +88,7 @@ def test_under_a_bias_the_counts_are_those_of_the_choice_that_was_asked_for(choi
     logits_NE, _ = example()
     biased = routing_of(logits_NE, 2, experts_NK=torch.tensor([[0, 1]] * 4))
     strategy = lbl(scope="global", choice=choice)
-    assert strategy.measure([biased]).tolist() == [counts]
+    assert strategy.measure([biased]).tolist() == [[*counts, 4]]
     f_E = torch.tensor(counts) / 4
     want = 4 * (f_E * biased.probs_NE.mean(0)).sum().item()
     assert lbl(scope="micro", choice=choice).loss(biased).item() == pytest.approx(want)
@@ -98,7 +98,7 @@ def test_a_chosen_weight_that_underflows_is_counted():
     logits_NE = torch.tensor([[200.0, 0, -1, -2]])
     routing = routing_of(logits_NE, 1)
     assert routing.probs_NE[0, 1] == 0
-    assert lbl(gates="sparse_raw", scope="global").measure([routing]).tolist() == [[1, 1, 0, 0]]
+    assert lbl(gates="sparse_raw", scope="global").measure([routing]).tolist() == [[1, 1, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(

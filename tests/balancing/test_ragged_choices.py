@@ -197,3 +197,10 @@ def test_counts_and_empty_slots_make_up_the_table(seed):
     table = routing.topk_experts_NK
     assert routing.tokens_per_expert_E.sum() + (table == 4).sum() == table.numel() == IDS_BS.numel() * 4
     assert [{*row} - {4} for row in table.tolist()] == sets(scores_NE)
+
+
+@pytest.mark.parametrize("strategy", [TopP(0.6), Capacity(0.5), ExpertChoice(1, 4)])
+def test_a_load_balancing_loss_beside_it_is_the_same_in_the_scopes_of_one_batch(strategy):
+    layer = routing_by(strategy)
+    micro, whole = (LoadBalancingLoss(scope=scope, choice="biased") for scope in ("micro", "global"))
+    assert whole.losses([layer], whole.measure([layer])).item() == pytest.approx(micro.loss(layer).item())

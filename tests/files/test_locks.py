@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from simbal.errors import BusyError
 from simbal.files import locks
 from simbal.files.locks import Lock, TakenError
 from simbal.runs.folder import RunFolder
@@ -163,9 +164,10 @@ def test_a_link_or_a_pipe_in_its_place_is_neither_followed_nor_waited_for(place,
 @pytest.mark.parametrize("kind", ["ENOLCK"], indirect=True)
 def test_the_folder_of_a_run_is_held_without_flock(tmp_path, kind):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    with first.lock():
-        assert second.busy()
-    assert not second.busy()
+    with first.lock(), pytest.raises(BusyError, match="is being written by"), second.lock():
+        pass
+    with second.lock():
+        pass
     assert fcntl.flock is locks.fcntl.flock
 
 

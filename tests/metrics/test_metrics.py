@@ -115,3 +115,11 @@ def test_bits_per_byte_and_perplexity():
     assert language.perplexity(3 * math.log(7), 3) == pytest.approx(7)
     assert language.bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
     assert language.perplexity(1e6, 1) == math.inf
+
+
+@pytest.mark.parametrize("measure", [load.max_vio, load.gini, load.squared_variation, load.load_entropy])
+def test_a_load_of_no_token_counts_as_even(measure):
+    """A ragged choice can leave a layer without any."""
+    nothing, even = torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 3)
+    assert measure(nothing).tolist() == measure(even).tolist()
+    assert load.overload(nothing, 2).tolist() == [1, 1]

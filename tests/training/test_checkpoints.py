@@ -204,6 +204,14 @@ def test_rows_after_a_checkpoint_are_dropped_to_the_byte(tmp_path):
     assert telemetry.file.read_text() == '{"step": 1}\n'
 
 
+@pytest.mark.parametrize("state", [5, {}, {"bytes": "all"}, {"bytes": 1.5, "sha256": ""}])
+def test_a_checkpoint_that_does_not_say_which_rows_are_its_own_is_passed_over(tmp_path, state):
+    assert "are damaged" in Telemetry(tmp_path, 1, 10, 1, None).trouble(state)
+    saved_at(4, tmp_path / "step-00000004.ckpt")
+    saved_at(8, tmp_path / "step-00000008.ckpt", callbacks=5)
+    assert newest(tmp_path).step == 4
+
+
 def saved_at(step, path, **parts):
     content = {"state_dict": {}, "global_step": step, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
     checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content | parts, path)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties, require_unchosen
@@ -88,16 +89,17 @@ class LoadBalancingLoss(Balancing):
         return self.scope == "global"
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the number of tokens that chose each expert, (L, E)."""
+        """Return the number of tokens that chose each expert and, last, of all tokens, (L, E + 1)."""
         if self.scope != "global":
             return super().measure(routings)
-        return torch.stack([chosen(self._experts(routing), routing).sum(0) for routing in routings])
+        counts_LE = torch.stack([chosen(self._experts(routing), routing).sum(0) for routing in routings])
+        return F.pad(counts_LE, (0, 1), value=len(routings[0].probs_NE))
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """Return every layer's loss, (L,); with scope=global, f is taken from `step_counts_LE`."""
         if step_counts_LE is None:
             return super().losses(routings, None)
-        f_LE = step_counts_LE / step_counts_LE.sum(1, keepdim=True) * routings[0].top_k
+        f_LE = step_counts_LE[:, :-1] / step_counts_LE[:, -1:]
         return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
     def loss(self, routing: Routing) -> Tensor:

@@ -7,8 +7,7 @@ Shapes: N tokens, E experts.
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.config.values import not_negative
-from simbal.errors import UserError
+from simbal.balancing.cosine import positive_scale
 
 VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
 
@@ -22,9 +21,7 @@ class LogitNorm(Balancing):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = not_negative("scale", scale)
-        if not scale:
-            raise UserError(f"scale={scale} must be above 0: all experts of a token would have the same logit")
+        self.scale = positive_scale(scale)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the normalised logits, (N, E); the standard deviation is over all E, not E - 1."""

@@ -80,5 +80,6 @@ class ReMoE(Balancing):
         return torch.stack([r.tokens_per_expert_E.sum() - len(r.probs_NE) * r.top_k for r in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Raise or lower lambda."""
-        self.raised.add_(step.measured_LE.sum().sign())
+        """Raise or lower lambda, where it acts: else it would grow without an end."""
+        if self.coef * step.factor > 0:
+            self.raised.add_(step.measured_LE.sum().sign())

@@ -42,6 +42,7 @@ FAULTS = {
     re.compile("Unsupported interpolation type (.*)"): "${{{}:...}} means nothing; ${{oc.env:VARIABLE}} does",
     re.compile("Recursive interpolation detected"): "the value stands for itself",
 }
+STRATEGY = re.compile(r"\w[\w-]*")  # a name that is printed and logged
 T = TypeVar("T")
 
 
@@ -230,6 +231,8 @@ def _check_balancing(strategies: Mapping[str, Any], max_steps: int) -> None:
     if not strategies:
         raise UserError("balancing is empty: choose balancing=none")
     for name, keys in strategies.items():
+        if not STRATEGY.fullmatch(name):
+            raise UserError(f"balancing: {name!r} is no name of a strategy: it takes letters, digits, _ and -")
         if not isinstance(keys, dict) or not isinstance(keys.get("_target_"), str):
             raise UserError(f"balancing.{name}={keys} is no strategy with keys and values")
         if "coef" in keys:

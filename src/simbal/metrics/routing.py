@@ -3,7 +3,8 @@
 Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence, G
 groups of experts.
-The measures of load c take any leading dimensions (layers, say) and keep them.
+The measures of load c take any leading dimensions (layers, say) and keep them; a load of no token at all, which a
+ragged choice can leave, counts as even.
 
 No torch at run time: `report.py` reads the table of metrics, which names these functions, without it.
 """
@@ -65,7 +66,7 @@ def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
 
     Reference: arXiv 2408.15664.
     """
-    counts_E = tokens_per_expert_E.double()
+    counts_E = _load(tokens_per_expert_E)
     return counts_E.amax(-1) / counts_E.mean(-1) - 1
 
 
@@ -75,7 +76,7 @@ def overload(tokens_per_expert_E: Tensor, num_groups: int) -> Tensor:
     A group is E/G neighbours, as expert parallelism puts them on a device. It is 1 if balanced, G if one group takes
     everything; with a group for each expert it is MaxVio + 1.
     """
-    sums_G = tokens_per_expert_E.double().reshape(*tokens_per_expert_E.shape[:-1], num_groups, -1).sum(-1)
+    sums_G = _load(tokens_per_expert_E).reshape(*tokens_per_expert_E.shape[:-1], num_groups, -1).sum(-1)
     return sums_G.amax(-1) / sums_G.mean(-1)
 
 
@@ -89,7 +90,7 @@ def gini(tokens_per_expert_E: Tensor) -> Tensor:
 
     It is 0 if balanced and (E - 1)/E if one expert takes everything.
     """
-    sorted_E = tokens_per_expert_E.double().sort(-1).values
+    sorted_E = _load(tokens_per_expert_E).sort(-1).values
     num_experts = sorted_E.shape[-1]
     rank_E = sorted_E.new_ones(num_experts).cumsum(0)
     # summed over i and j, a sorted c_r is taken 2 (r - 1) times with plus, 2 (E - r) times with minus
@@ -101,14 +102,19 @@ def squared_variation(tokens_per_expert_E: Tensor) -> Tensor:
 
     The variance has E in its denominator: CV^2 is 0 if balanced and E - 1 if one expert takes everything.
     """
-    counts_E = tokens_per_expert_E.double()
+    counts_E = _load(tokens_per_expert_E)
     return counts_E.var(-1, correction=0) / counts_E.mean(-1).square()
 
 
 def load_entropy(tokens_per_expert_E: Tensor) -> Tensor:
     """Return the entropy of c / sum c in nats: ln E if balanced; its exp is the number of experts in effective use."""
-    counts_E = tokens_per_expert_E.double()
+    counts_E = _load(tokens_per_expert_E)
     return full_entropy(counts_E / counts_E.sum(-1, keepdim=True))
+
+
+def _load(tokens_per_expert_E: Tensor) -> Tensor:
+    counts_E = tokens_per_expert_E.double()
+    return counts_E.where(counts_E.sum(-1, keepdim=True) > 0, 1)
 
 
 def dead_experts(tokens_per_expert_E: Tensor) -> Tensor:

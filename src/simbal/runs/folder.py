@@ -199,16 +199,14 @@ class RunFolder:
                 raise BusyError(f"{self.path} is being written by {taken}") from None
             yield
 
-    def busy(self) -> bool:
-        """Whether another process holds the folder at this moment."""
-        try:
-            with self.lock():
-                return False
-        except BusyError:
-            return True
+    def require_no_detours(self) -> None:
+        """Raise `UserError` for a link, a pipe or a device where the run is to write, as it may lead anywhere."""
+        for entry in self.path.iterdir():
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise UserError(f"{entry} is a link, a pipe or a device, and a run writes to its own folder: remove it")
 
     def looks_busy(self) -> bool:
-        """The same for who only looks: nothing is written, and no process is kept from the folder."""
+        """Whether another process seems to hold the folder: nothing is written, and none is kept from it."""
         return self._lock.looks_held()
 
 

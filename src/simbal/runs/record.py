@@ -54,7 +54,8 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("tokens"), str)
 
 
-def _is_digest(value: Any) -> bool:
+def is_digest(value: Any) -> bool:
+    """Whether `value` can be what `digest` returns."""
     return isinstance(value, dict) and _is_count(value.get("bytes")) and _is_text(value.get("sha256"))
 
 
@@ -79,8 +80,8 @@ KEYS: dict[str, Rule] = {
     "device": TEXT, "threads": COUNT, "backend": ANYTHING, "backend_choice": ANYTHING, "router_init": ANYTHING,
     "precision": TEXT, "parameters": ANYTHING, "step": COUNT, "steps": COUNT, "skipped_steps": COUNT, "tokens": COUNT,
     "epochs": NUMBER, "started": TEXT, "ended": TEXT, "seconds": NUMBER, "tokens_per_second": NUMBER,
-    "curves": (_is_digest, "a size and a sha256"), "documents": (_is_digest, "a size and a sha256"),
-    "config": (_is_digest, "a size and a sha256"),
+    "curves": (is_digest, "a size and a sha256"), "documents": (is_digest, "a size and a sha256"),
+    "config": (is_digest, "a size and a sha256"),
     "metrics": (_is_numbers_by_name, "numbers by name"),
     "layers": (_is_layers, "numbers by layer"),
 }  # fmt: skip

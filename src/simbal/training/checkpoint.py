@@ -90,7 +90,8 @@ def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, A
     for path in in_folder(folder):
         try:
             saved = facts(path)
-            curves = saved.get("callbacks", {}).get("Telemetry")
+            callbacks = saved.get("callbacks")
+            curves = callbacks.get("Telemetry", {}) if isinstance(callbacks, dict) else {}
             trouble = curves_trouble(curves) if curves else "it holds weights alone"
         except DamagedCheckpointError as error:
             trouble = str(error)

@@ -254,13 +254,13 @@ class LitMoE(L.LightningModule):
         """Hand the metrics of the validation to the observers.
 
         Raises:
-            DivergedError: the validation loss is not finite.
+            DivergedError: the perplexity is not finite.
         """
         try:
             validation = self.totals.over_ranks().summary([router.weight_ED for router in self.model.routers])
         except ArithmeticError:
             statistics = layer_statistics(self.model, None)
-            raise DivergedError("the validation loss", self.global_step, statistics) from None
+            raise DivergedError("the perplexity of the validation", self.global_step, statistics) from None
         for observer in self.observers:
             observer.observe_validation(validation)
 

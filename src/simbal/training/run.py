@@ -147,7 +147,7 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
         False if another process has finished the run meanwhile.
 
     Raises:
-        UserError: the disk is too full, or another process or run has the folder.
+        UserError: the disk is too full, another process or run has the folder, or what is written would leave it.
     """
     require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
@@ -156,6 +156,7 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
+    folder.require_no_detours()
     folder.write_spec(spec)
     with refusals_of_disk(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):

@@ -19,13 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simbal.data.loader import TokenData
 from simbal.distributed import from_first, is_first, sum_over_ranks
-from simbal.files.disk import write_json, write_text
-from simbal.metrics.aliases import renamed_row
+from simbal.errors import UserError
+from simbal.files.disk import read_bytes, write_json, write_text
 from simbal.metrics.routing import max_vio
 from simbal.metrics.table import SETTLING, SIMILARITY
 from simbal.model.expert_similarity import watched
-from simbal.runs.folder import CURVES_FILE
-from simbal.runs.record import digest
+from simbal.runs import curves
+from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
+from simbal.runs.record import digest, is_digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE, StepResult
 from simbal.training.validation import Validation
@@ -119,24 +120,28 @@ class Telemetry(Callback):
 
     def trouble(self, state: dict[str, Any]) -> str | None:
         """Return what is wrong with the rows that were there when `state` was saved, or None."""
-        written = self.file.read_bytes()[: state["bytes"]] if self.file.exists() else b""
-        return None if digest(written) == state else f"the rows of {self.file.name} before it are damaged"
+        whole = is_digest(state) and digest(self._written()[: state["bytes"]]) == state
+        return None if whole else f"the rows of {self.file.name} before it are damaged"
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Drop the rows that a killed run wrote after `state` was saved; all of them if it is empty."""
         if is_first() and self.file.exists():
-            written = self.file.read_bytes()[: state.get("bytes", 0)]
-            write_text(self.file, written.decode("utf-8"))
+            write_text(self.file, self._written()[: state.get("bytes", 0)].decode("utf-8"))
+
+    def _written(self) -> bytes:
+        """Return what metrics.jsonl holds; `UserError` if it is larger than any that a run writes."""
+        try:
+            return read_bytes(self.file, LARGEST_CURVES) if self.file.exists() else b""
+        except ValueError as error:
+            raise UserError(f"{self.file} is broken: {error}") from None
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""
         return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl."""
-        if not self.file.exists():
-            return []
-        return [renamed_row(json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
+        """Return the rows of metrics.jsonl; `UserError` if it is broken."""
+        return curves.rows(self.folder)
 
     def wants_aux_gradient(self, number: int) -> bool:
         """Whether step `number` is logged."""
@@ -154,8 +159,7 @@ class Telemetry(Callback):
         """Start the clock of this micro-batch; before the first step, measure the PES of the start."""
         assert isinstance(module, LitMoE)
         first = trainer.global_step == 0 and batch_idx == 0
-        # a process that was killed before its first checkpoint has left the row of step 0
-        if first and self.pes.due(0, module) and not from_first(lambda: any("val/min_pes" in r for r in self.rows())):
+        if first and self.pes.due(0, module):
             self._write(trainer, self._place(0) | self.pes.measure(trainer, module))
         self._started = time.perf_counter()
 

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from simbal.distributed import largest, sum_over_ranks
+from simbal.metrics import language
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
 from simbal.metrics.table import VALIDATION
 from simbal.model.router import Routing
@@ -98,10 +99,10 @@ class ValidationTotals:
         """Return the metrics of all that was added, with the router weights (E, D) of each layer.
 
         Raises:
-            ArithmeticError: the loss is NaN or infinite.
+            ArithmeticError: the perplexity is NaN or infinite.
         """
-        if not math.isfinite(self.nats):
-            raise ArithmeticError(f"the validation loss is {self.nats}")
+        if not math.isfinite(language.perplexity(self.nats, self.tokens)):
+            raise ArithmeticError(f"the validation loss is {self.nats / self.tokens}")
         self.router_weights = router_weights
         metrics: dict[str, float | None] = {}
         layers: dict[str, list[Any]] = {}
