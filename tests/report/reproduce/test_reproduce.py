@@ -18,10 +18,10 @@ from simbal.errors import UserError
 from simbal.report.page.styles import KNOWN, MOST_ARMS
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
-from simbal.report.reproduce.check_table import baseline_of, check_table
+from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
 from simbal.report.reproduce.kept import bring_back
-from simbal.report.reproduce.rows import read_rows
+from simbal.report.reproduce.rows import baseline_of, read_rows
 from simbal.runs.folder import RunFolder
 from tests import programs
 from tests.conftest import CONF

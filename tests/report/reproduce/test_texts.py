@@ -16,6 +16,7 @@ from simbal.report.reproduce.formulas import Paired, Study, shown
 from simbal.report.reproduce.printed import agrees
 from simbal.report.reproduce.rows import ROWS
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text, write_texts
+from simbal.report.statistics import holm
 from tests.conftest import CONF
 
 RESULTS = CONF.parent / "results"
@@ -129,6 +130,27 @@ def test_formulas_are_what_they_say():
         assert study.pairs("loss", "lbl", "none", difference) == pairs_to_resolve(spread, difference)
     with pytest.raises(ValueError, match="it has to be above 0"):
         study.pairs("loss", "lbl", "none", 0.0)
+
+
+def test_a_word_is_corrected_for_what_the_table_compares():
+    """There each arm with the one of its own router, and not every arm with one of them."""
+    study = Study(RESULTS / "claims_loss_free")
+    four = [(f"{arm} router={router}", f"lf router={router}") for arm in ("lf_lbl", "lf_simbal")
+            for router in ("sigmoid", "softmax")]  # fmt: skip
+    corrected = holm([study.p("loss", *pair) for pair in four])
+    assert [study.p_holm("loss", *pair) for pair in four] == pytest.approx(corrected)
+    assert study.conclusion("loss", "lf_lbl router=softmax", "lf router=softmax") == "better"
+    assert study.p_holm("loss", "lf_simbal router=sigmoid", "lf router=softmax") > 0, "which the table compares not"
+
+
+def test_one_pair_resolves_nothing():
+    study = Study(RESULTS / "league_tuning")
+    pair = ("loss", "lbl coef=0.1", "lbl coef=0.01")
+    assert study.diff(*pair) > 0.1
+    assert study.conclusion(*pair) == "not resolved"
+    for formula in (study.p, study.low):
+        with pytest.raises(ValueError, match="it takes two"):
+            formula(*pair)
 
 
 def test_studies_agree_as_far_as_the_order_of_their_arms(tmp_path):

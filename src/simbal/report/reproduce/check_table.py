@@ -4,17 +4,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes
 from simbal.report.arms import seed_spans
 from simbal.report.columns import ABSENT
-from simbal.report.reproduce.evidence import LARGEST
 from simbal.report.reproduce.formulas import Paired
 from simbal.report.reproduce.printed import Checked, numbers
-from simbal.report.reproduce.rows import SHARE, ArmRows, read_rows, rival
+from simbal.report.reproduce.rows import LARGEST, SHARE, ArmRows, of_a_study, read_rows, rival
 from simbal.report.statistics import holm, summarize
 
 BASELINE = re.compile(r"difference to (.+) on the seeds")
@@ -31,7 +29,7 @@ def check_table(folder: Path) -> Checked:
     arms, checked = read_rows(folder), Checked()
     if arms is None:
         raise UserError(f"there is no {folder / 'rows.csv'}: reproduce the study")
-    with _of_a_study(folder):
+    with of_a_study(folder):
         keys = {title: key for key, title in json.loads(read_bytes(folder / "table.json", LARGEST))["metrics"].items()}
         text = (folder / "table.md").read_text(encoding="utf-8")
     for caption, lines in tables(text):
@@ -46,25 +44,6 @@ def check_table(folder: Path) -> Checked:
             cells = [cell for line in lines for heading, cell in line.items() if heading != "arm"]
             checked.unverified += [number for cell in cells for number in numbers(cell)]
     return checked
-
-
-def baseline_of(folder: Path) -> str | None:
-    """Return the arm or the balancing that a study's table compares with, which need not be what its runs name.
-
-    Raises:
-        UserError: table.json is not there or broken.
-    """
-    with _of_a_study(folder):
-        baseline: str | None = json.loads(read_bytes(folder / "table.json", LARGEST))["baseline"]
-    return baseline
-
-
-@contextmanager
-def _of_a_study(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
 
 
 def tables(text: str) -> Iterator[tuple[str, list[Line]]]:

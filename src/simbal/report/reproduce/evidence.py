@@ -17,14 +17,13 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import curves_of, draw, write_curves
-from simbal.report.reproduce.rows import ROWS, rows_csv
+from simbal.report.reproduce.rows import LARGEST, ROWS, rows_csv
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
 
 KEYS = {"command", "analyses", "baseline", "columns"}
 ENVIRONMENT = ("versions", "device", "precision", "threads", "backend", "data")  # keys of a run's record
-LARGEST = 1 << 24  # bytes
 HEADINGS = ["analysis", "number", "layer", "arm", "mean", "sd", "n"]
 
 

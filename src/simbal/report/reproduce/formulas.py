@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from warnings import catch_warnings, simplefilter
 
 from simbal.metrics.table import NUMBERS
-from simbal.report.reproduce.rows import ArmRows, read_rows
+from simbal.report.reproduce.rows import ArmRows, baseline_of, read_rows, rival
 from simbal.report.statistics import holm
 
 SAME = 1e-12  # as a share of the largest value: differences that vary by less vary by rounding alone
@@ -104,6 +104,9 @@ class Paired:
 
     @property
     def _same(self) -> bool:
+        """Whether rounding alone tells the differences apart; `ValueError` for fewer than two, which say nothing."""
+        if len(self.differences) < 2:
+            raise ValueError(f"{len(self.differences)} pairs have no interval and no p: it takes two")
         return max(self.differences) - min(self.differences) <= SAME * self.largest
 
     def _limit(self, mean: float) -> float:
@@ -145,6 +148,10 @@ class Study:
     def arms(self) -> Sequence[ArmRows]:
         """The arms of rows.csv, in the order of the table."""
         return read_rows(self._folder) or []
+
+    @cached_property
+    def _baseline(self) -> str:
+        return baseline_of(self._folder) or ""
 
     def ranked(self, key: str) -> list[str]:
         """Return the names of the arms that have the number, from the smallest mean to the largest."""
@@ -208,7 +215,7 @@ class Study:
         return float(self._paired(key, arm, baseline).pairs(difference))
 
     def conclusion(self, key: str, arm: str, baseline: str, margin: float = math.inf) -> Computed:
-        """Return one word, corrected for all arms but the baseline.
+        """Return one word, corrected as `p_holm` is.
 
         Args:
             key: the number; of one that has no better direction, and of an analysis, the word is *lower* or *higher*.
@@ -216,22 +223,27 @@ class Study:
             baseline: the arm that it is compared with.
             margin: within which arms are equivalent, in the number's unit; infinite: none is.
         """
+        compared = self._family(key, arm, baseline)
+        if arm not in compared:
+            return Computed("not resolved")
         if self.p_holm(key, arm, baseline) < ALPHA:
             direction = "lower" if self.diff(key, arm, baseline) < 0 else "higher"
             better = BETTER.get(key, "neither")
             return Computed(direction if better == "neither" else "better" if direction == better else "worse")
-        others = self._others(key, baseline)
-        same = holm([self._paired(key, other, baseline).equivalence_p(margin) for other in others])
-        return Computed("equivalent" if same[others.index(arm)] < ALPHA else "not resolved")
+        same = holm([paired.equivalence_p(margin) for paired in compared.values()])
+        return Computed("equivalent" if same[[*compared].index(arm)] < ALPHA else "not resolved")
 
     def p(self, key: str, arm: str, baseline: str) -> float:
         """Return the p of the paired t test."""
         return self._paired(key, arm, baseline).p
 
     def p_holm(self, key: str, arm: str, baseline: str) -> float:
-        """Return the same, corrected for all arms but the baseline that have the number."""
-        others = self._others(key, baseline)
-        return holm([self.p(key, other, baseline) for other in others])[others.index(arm)]
+        """Return the same, corrected for all that the table compares; for another pair, for all arms but the baseline.
+
+        Where arms differ in another key, the table compares each with the baseline's arm of the same.
+        """
+        compared = self._family(key, arm, baseline)
+        return holm([paired.p for paired in compared.values()])[[*compared].index(arm)]
 
     def lower(self, key: str, arm: str, baseline: str) -> float:
         """Return on how many seeds an arm has the smaller value."""
@@ -246,9 +258,13 @@ class Study:
         ours, theirs = ([study.mean(key, arm.name) for arm in self.arms] for study in (self, other))
         return float(stats.spearmanr(ours, theirs).statistic)
 
-    def _others(self, key: str, baseline: str) -> list[str]:
-        """Return the arms but the baseline that have the number, as a dense model has none of experts."""
-        return [arm.name for arm in self.arms if arm.name != baseline and self._values(key, arm.name)]
+    def _family(self, key: str, arm: str, baseline: str) -> dict[str, Paired]:
+        """Return the comparisons by arm over which that of `arm` is corrected: those with two pairs of the number."""
+        rivals = {each.name: other.name for each in self.arms if (other := rival(each, self.arms, self._baseline))}
+        if rivals.get(arm) != baseline:
+            rivals = {each.name: baseline for each in self.arms if each.name != baseline}
+        compared = {name: self._paired(key, name, other) for name, other in rivals.items()}
+        return {name: paired for name, paired in compared.items() if len(paired.differences) > 1}
 
     def _paired(self, key: str, arm: str, baseline: str) -> Paired:
         return Paired(self._values(key, arm), self._values(key, baseline))

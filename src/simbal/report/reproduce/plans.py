@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes
-from simbal.report.reproduce.evidence import LARGEST
+from simbal.report.reproduce.rows import LARGEST
 
 
 def check_plan(study: Path) -> tuple[str, bool]:

@@ -2,18 +2,22 @@
 
 import csv
 import io
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from simbal.errors import UserError
+from simbal.files.disk import read_bytes
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT
 from simbal.report.comparison import Row
 
 ROWS = "rows.csv"
+LARGEST = 1 << 24  # bytes of a JSON file of a study
 SHARE, NEVER = "tokens_to_loss", "never"
 PER_PARAMETER = "tokens_per_expert_parameter"
 LABELS = ["arm", "balancing", "setting", "seed", "run"]  # the columns before those of numbers
@@ -90,6 +94,26 @@ def read_rows(folder: Path) -> list[ArmRows] | None:
     except (OSError, csv.Error, KeyError, TypeError, ValueError):
         raise UserError(f"{file} does not hold the numbers of a study's runs") from None
     return [*found.values()]
+
+
+def baseline_of(folder: Path) -> str | None:
+    """Return the arm or the balancing that a study's table compares with, which need not be what its runs name.
+
+    Raises:
+        UserError: table.json is not there or broken.
+    """
+    with of_a_study(folder):
+        baseline: str | None = json.loads(read_bytes(folder / "table.json", LARGEST))["baseline"]
+    return baseline
+
+
+@contextmanager
+def of_a_study(folder: Path) -> Iterator[None]:
+    """Raise `UserError` where a study's table is found broken within the block."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / 'table.md'} or table.json is not that of a study") from None
 
 
 def rival(arm: ArmRows, arms: Sequence[ArmRows], baseline: str) -> ArmRows | None:

@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 from simbal.errors import UserError
 from simbal.report.collect import collect
-from simbal.report.reproduce.check_table import baseline_of, check_table
+from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.kept import RUNS, bring_back
 from simbal.report.reproduce.plans import check_plan
 from simbal.report.reproduce.printed import Checked
-from simbal.report.reproduce.rows import ROWS, rows_csv
+from simbal.report.reproduce.rows import ROWS, baseline_of, rows_csv
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text
 from simbal.report.table import build
 
