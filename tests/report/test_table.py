@@ -12,7 +12,7 @@ from rich.console import Console
 
 from simbal.errors import UserError
 from simbal.report import terminal
-from simbal.report.arms import seed_spans, short_label
+from simbal.report.arms import label_columns, label_of, seed_spans, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.notes import notes
@@ -39,6 +39,21 @@ def two_arms(write_run):
         write_run("lbl", seed, metrics={"val/ppl": ppl, "val/max_vio": 0.25})
         folder = write_run("simbal", seed, metrics={"val/ppl": ppl - gain, "val/max_vio": 0.5}).parent
     return folder
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_arm_has_one_name_whichever_run_comes_first(small_spec, reverse):
+    arms = [("balancing=frozen", "optim.lr=1e-3"), ("balancing=simbal", "balancing.simbal.coef=0.2", "optim.lr=2e-3")]
+    arms += [("balancing=simbal", f"balancing.simbal.coef={coef}", "optim.lr=1e-3") for coef in (0.1, 0.2)]
+    specs = [small_spec(*arm) for arm in (reversed(arms) if reverse else arms)]
+    columns = label_columns(specs)
+    names = {short_label(label_of(spec, columns)) for spec in specs}
+    assert names == {
+        "frozen lr=0.001",
+        "simbal lr=0.002 coef=0.2",
+        "simbal lr=0.001 coef=0.1",
+        "simbal lr=0.001 coef=0.2",
+    }
 
 
 def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):

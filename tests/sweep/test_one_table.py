@@ -1,5 +1,7 @@
 """What could not stand in one table is refused before anything is trained."""
 
+import json
+
 import pytest
 
 SWEEP = ("-m", "balancing=simbal,lbl", "seed=0")
@@ -61,6 +63,13 @@ def test_a_column_that_there_is_not(app, columns, said):
 @pytest.mark.parametrize("column", ["val/loss", "loss", "pes/min", "val/min_pes"])
 def test_a_column_of_a_run(app, column):
     assert app.run(*SWEEP, f"columns=[{column},ppl]").returncode == 0
+
+
+def test_the_table_is_as_the_newest_command_says(app):
+    app.run(*SWEEP)
+    app.run(*SWEEP, "columns=[loss]", "equivalence_margin=0.5")
+    table = json.loads((app.folder / "outputs/default/table.json").read_text())
+    assert ([*table["metrics"]], table["equivalence_margin"]) == (["val/loss"], 0.5)
 
 
 def test_a_baseline_that_no_arm_is(app):

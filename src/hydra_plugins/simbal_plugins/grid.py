@@ -55,8 +55,9 @@ class GridSweeper(LaunchingSweeper):
                 else:
                     returns = self._launch(jobs, jobs, 0, pages)
                 pages.end()
-                for folder, baseline in {job.spec.path.parent: job.spec.config.baseline for job in jobs}.items():
-                    report(folder, baseline)
+                for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
+                    margin = config.equivalence_margin
+                    report(folder, config.baseline, config.columns, equivalence_margin=margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")

@@ -122,7 +122,14 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
             for key, value in result_keys({name: part}).items():
                 values[key][option].add(repr(value))
     values.pop("seed", None)
-    return groups + [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
+    keys = [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
+    return groups + sorted(keys, key=_place)
+
+
+def _place(key: str) -> tuple[bool, str]:
+    """Return where a key stands among label columns, whichever run is the first: those of strategies last, by name."""
+    of_strategy = key.startswith("balancing.")
+    return of_strategy, key if of_strategy else ""
 
 
 def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
