@@ -1,5 +1,7 @@
 """ReMoE on the worked example: what its gating makes of logits, its penalty, and the rule that moves it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,14 @@ def test_lambda_rises_with_too_many_experts_falls_with_too_few_and_else_stays():
         strategy.update(step)
         lambdas.append(strategy.loss(layer).item() / 2)
     assert lambdas == pytest.approx([1e-8, 1.2e-8, 1.44e-8, 1.44e-8, 1.2e-8, 1e-8], rel=1e-6)
+
+
+def test_lambda_waits_for_the_start_of_its_schedule():
+    strategy = ReMoE(coef=1.0, balanced=False)
+    for _ in range(1000):
+        strategy.update(replace(finished(1), factor=0.0))
+    strategy.update(finished(1))
+    assert strategy.loss(routing(None)).item() == pytest.approx(2.0 * 1.2)
 
 
 def test_lambda_comes_back_from_below_the_smallest_number():

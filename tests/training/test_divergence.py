@@ -10,6 +10,7 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
+from simbal.training.validation import ValidationTotals
 from tests.training.run_files import assert_same_run, rows, weights
 from tests.training.test_faults import KilledError, kill_at
 
@@ -64,6 +65,15 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_found(small_spec, 
         train(spec)
     layers = RunFolder(spec.path).read_record()["layers"]
     assert [layer["experts/nonfinite_gradients"] for layer in layers] == [0, 0]
+
+
+def test_a_finite_loss_whose_perplexity_is_not_is_divergence_too(small_spec, monkeypatch):
+    add = ValidationTotals.add
+    monkeypatch.setattr(ValidationTotals, "add", lambda self, nll_N, *parts: add(self, nll_N * 1e3, *parts))
+    spec = small_spec()
+    with pytest.raises(UserError, match="diverged: the perplexity of the validation is not finite in step 0"):
+        train(spec)
+    assert RunFolder(spec.path).read_record()["status"] == "diverged"
 
 
 def test_a_rate_that_is_too_large_is_found_in_earnest(small_spec):

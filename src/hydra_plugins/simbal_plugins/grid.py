@@ -56,8 +56,7 @@ class GridSweeper(LaunchingSweeper):
                     returns = self._launch(jobs, jobs, 0, pages)
                 pages.end()
                 for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
-                    margin = config.equivalence_margin
-                    report(folder, config.baseline, config.columns, equivalence_margin=margin)
+                    report(folder, config.baseline, config.columns, False, config.equivalence_margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")

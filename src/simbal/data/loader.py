@@ -200,8 +200,7 @@ class ValidationBatches:
         self, split: ValidationSplit, windows_W: NDArray[np.int64], micro_batch: int, rank: int, world_size: int
     ) -> None:
         self._split, self._micro_batch = split, micro_batch
-        self._windows_W, self._first_1 = windows_W[rank::world_size], windows_W[:1]
-        self._most = len(windows_W[::world_size])
+        self._windows_W, self._most = windows_W[rank::world_size], len(windows_W[::world_size])
 
     def __len__(self) -> int:
         return math.ceil(self._most / self._micro_batch)
@@ -210,8 +209,8 @@ class ValidationBatches:
         for start in range(0, self._most, self._micro_batch):
             windows_B = self._windows_W[start : start + self._micro_batch]
             documents_BS = torch.from_numpy(self._split.documents(windows_B))
-            windows_B = windows_B if len(windows_B) else self._first_1
-            yield HeldOut(_gather(self._split.windows_WT, windows_B), documents_BS)
+            again_B = windows_B if len(windows_B) else self._windows_W[:1]
+            yield HeldOut(_gather(self._split.windows_WT, again_B), documents_BS)
 
 
 def _gather(windows_WT: NDArray[Any], which: NDArray[np.int64]) -> Tensor:

@@ -226,12 +226,13 @@ class Study:
         compared = self._family(key, arm, baseline)
         if arm not in compared:
             return Computed("not resolved")
-        if self.p_holm(key, arm, baseline) < ALPHA:
+        place = [*compared].index(arm)
+        if holm([paired.p for paired in compared.values()])[place] < ALPHA:
             direction = "lower" if self.diff(key, arm, baseline) < 0 else "higher"
             better = BETTER.get(key, "neither")
             return Computed(direction if better == "neither" else "better" if direction == better else "worse")
         same = holm([paired.equivalence_p(margin) for paired in compared.values()])
-        return Computed("equivalent" if same[[*compared].index(arm)] < ALPHA else "not resolved")
+        return Computed("equivalent" if same[place] < ALPHA else "not resolved")
 
     def p(self, key: str, arm: str, baseline: str) -> float:
         """Return the p of the paired t test."""
