@@ -88,7 +88,7 @@ def layer_row(row: tuple[Shape, str, str, Timing | None], upstream: float | None
 
 
 def winners(layers: Layers) -> str:
-    """Return the rows of src/simbal/experts/measured.py that follow: by width, the smallest sum over all cases."""
+    """Return the rows of src/simbal/experts/select.py that follow: by width, the smallest sum over all cases."""
     totals: dict[tuple[int, int], dict[str, float]] = {}
     for shape, _, name, timing in layers:
         if "module" not in name and name != "dense layer":
@@ -99,7 +99,7 @@ def winners(layers: Layers) -> str:
         best = min(by_name, key=lambda name: by_name[name])
         shown = ", ".join(f"{name} {ms:.2f}" for name, ms in by_name.items())
         lines.append(f"- D {D}, F {width}: {best} (ms over all cases: {shown})")
-    return "\n".join(["Fastest of the backends, for `src/simbal/experts/measured.py`:\n", *lines]) + "\n"
+    return "\n".join(["Fastest of the backends, for `src/simbal/experts/select.py`:\n", *lines]) + "\n"
 
 
 def step_table(steps: Steps, peak: float) -> str:

@@ -22,7 +22,7 @@ VALIDATION = {"val_at": "none", "validation_tokens": 2**20, "final_validation_to
 
 
 def test_the_papers_medium_run_by_hand():
-    found = metrics(utilisation=0.4, price_per_hour=2.5, **VALIDATION)
+    found = metrics(hardware="h100", utilisation=0.4, price_per_hour=2.5, **VALIDATION)
     rate = 8 * 989e12 * 0.4 / (3 * 330_591_744)  # FLOP/s by FLOPs of a token, forward and backward
     assert found["tokens"] == 19_000 * 512 * 2048 == 19_922_944_000  # the paper's 19.9B
     assert found["tokens_per_second"] == pytest.approx(rate) == pytest.approx(3_191_046, rel=1e-6)
@@ -104,13 +104,14 @@ def test_the_papers_models_have_its_tokens_steps_and_batch(preset):
     assert record["recipe"]["trainer"] == ("paper_m" if preset.endswith("_m") else "paper_l")
 
 
-@pytest.mark.parametrize(("model", "hardware"), [("moe_m", "h200"), ("tiny", "cpu")])
+@pytest.mark.parametrize(("model", "hardware"), [("moe_m", "h200"), ("moe_m", "h100"), ("tiny", "cpu")])
 def test_twice_the_devices_take_half_the_days_and_the_same_device_hours(model, hardware):
     one, two = metrics(model, hardware, 1, seq_len=128), metrics(model, hardware, 2, seq_len=128)
     assert two["days"] == pytest.approx(one["days"] / 2)
     assert two["device_hours"] == pytest.approx(one["device_hours"])
     assert two["cost"] == pytest.approx(one["cost"])
-    assert metrics(utilisation=0.6)["days"] == pytest.approx(metrics(utilisation=0.3)["days"] / 2)
+    fast, slow = (metrics(hardware="h100", utilisation=utilisation)["days"] for utilisation in (0.6, 0.3))
+    assert fast == pytest.approx(slow / 2)
 
 
 def test_a_sweep_takes_the_time_of_the_runs_that_follow_one_another_and_costs_as_much_as_all():
@@ -175,15 +176,28 @@ def test_every_row_of_the_table_stands_in_the_section_of_results_that_it_names()
         assert row["model"] in options("model")
 
 
-def test_nothing_of_a_gpu_is_called_measured():
+def test_of_the_gpus_only_the_rate_of_one_h200_is_called_measured():
     for name in options("hardware"):
         if keys_of("hardware", name)["accelerator"] == "cuda":
-            assert not planned("moe_m", name).record["rate"]["measured"]
-            assert "assumed" in shown(planned("moe_m", name))
+            for gpus in (1, 8):
+                finding = planned("moe_m", name, gpus)
+                assert finding.record["rate"]["measured"] == ((name, gpus) == ("h200", 1))
+                assert ("assumed: " in finding.record["rate"]["basis"]) == ((name, gpus) != ("h200", 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [({}, "fused"), ({"precision": "32-true"}, "torch"), ({"d_expert": 100}, "torch"), ({"backend": "torch"}, "torch")],
+)
+def test_the_memory_is_that_of_the_backend_which_training_takes(changes, backend):
+    found = planned(gpus=1, **changes).record["memory"]["one device"]
+    assert found == planned(gpus=1, **changes | {"backend": backend}).record["memory"]["one device"]
+    other = {"fused": "torch", "torch": "fused"}[backend]
+    assert found != planned(gpus=1, **changes | {"backend": other}).record["memory"]["one device"]
 
 
 def test_ddp_has_all_on_each_device_and_buckets_of_gradients():
-    step = Step(16, 2048, True, "bf16-true", device="cuda")
+    step = Step(16, 2048, True, "bf16-true", backend="fused", device="cuda")
     alone = memory_cost(preset_shape("moe_m", CL100K_IDS), step)
     memory = planned().record["memory"]["ddp"]
     assert memory["weights"] == memory["gradients"] == 2 * 626_094_336

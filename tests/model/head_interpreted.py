@@ -70,7 +70,7 @@ def test_a_logit_that_is_no_number_makes_the_loss_nan(value):
     assert nll_C.isnan().tolist() == [row == 7 for row in range(13)]
 
 
-def test_the_head_is_the_same_with_it_chunk_by_chunk(monkeypatch):
+def test_the_head_is_the_same_with_it_and_a_padded_vocabulary_chunk_by_chunk(monkeypatch):
     g = torch.Generator().manual_seed(0)
     leaves = [torch.randn(*shape, generator=g, requires_grad=True) for shape in ((13, 8), (53, 8))]
     _, targets_N = case()
@@ -80,6 +80,7 @@ def test_the_head_is_the_same_with_it_chunk_by_chunk(monkeypatch):
         return loss.loss, loss.nll_N, loss.lse_N, *torch.autograd.grad(loss.loss / 4, leaves)
 
     wanted = computed()
-    monkeypatch.setattr(head, "_by_torch", head._on_cuda)
+    monkeypatch.setattr(head, "OF_CHUNK", {"cpu": head.OF_CHUNK["cuda"]})
+    monkeypatch.setattr(head, "MULTIPLE", {"cpu": head.MULTIPLE["cuda"]})
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", {"cpu": 5 * 53})
     torch.testing.assert_close(computed(), wanted)

@@ -77,9 +77,20 @@ def test_bf16_autocast_multiplies_in_bf16_and_returns_fp32_gradients():
     assert all(gradient.dtype is torch.float32 for gradient in gradients)
 
 
-def test_on_cuda_rows_of_logits_begin_at_multiples_of_64():
-    x_ND, weight_VD, _ = leaves(N=5, V=131)
-    with torch.no_grad():
-        logits_CV = head._aligned_logits(x_ND, weight_VD)
-    assert (logits_CV.shape, logits_CV.stride()) == ((5, 131), (192, 1))
-    torch.testing.assert_close(logits_CV, (x_ND @ weight_VD.T).detach())
+@pytest.mark.parametrize(("V", "padded"), [(128, 128), (131, 192)])
+def test_a_vocabulary_is_padded_to_multiples_of_64_by_zeros(V, padded):
+    _, weight_VD, _ = leaves(V=V)
+    weight_PD = head._padded(weight_VD, head.MULTIPLE["cuda"])
+    torch.testing.assert_close(weight_PD, torch.cat([weight_VD, torch.zeros(padded - V, 8)]))
+    assert (weight_PD is weight_VD) == (padded == V)
+
+
+def test_a_third_of_the_loss_has_a_third_of_the_gradient_in_bf16():
+    x_ND, weight_VD, targets_N = leaves()
+    x_ND, weight_VD = (leaf.detach().bfloat16().requires_grad_() for leaf in (x_ND, weight_VD))
+    whole, third = (
+        torch.autograd.grad(head_loss(x_ND, weight_VD, targets_N, 0.0).loss / n, (x_ND, weight_VD)) for n in (1, 3)
+    )
+    for gradient, of_third in zip(whole, third, strict=True):
+        assert of_third.dtype is torch.bfloat16
+        torch.testing.assert_close(of_third, (gradient.float() / 3).bfloat16(), rtol=0, atol=0)

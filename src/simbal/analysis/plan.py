@@ -18,6 +18,7 @@ from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, lar
 from simbal.cost.parameters import Parameters, parameters
 from simbal.cost.recipe import MOST, Recipe, recipe_of
 from simbal.errors import UserError
+from simbal.experts.fused_blocks import config_for
 from simbal.files.console import new_grid
 
 DAY = 86_400  # seconds
@@ -75,7 +76,7 @@ def plan(
     final_validation_tokens: int | None,
     pes_every: int | None,
     pes_tokens: int | None,
-    backend: Literal["torch", "megablocks", "fused", "reference"],
+    backend: Literal["torch", "megablocks", "fused", "reference"] | None,
     tokens_per_second: float | None,
     utilisation: float,
     memory_share: float,
@@ -100,7 +101,7 @@ def plan(
         final_validation_tokens: of the whole validation split.
         pes_every: steps between measurements of PES; 0: none.
         pes_tokens: of one of them.
-        backend: of the experts, for the memory of a step.
+        backend: of the experts; None: what experts=auto takes on such a device.
         tokens_per_second: of a run, as it was seen on these devices; None: a rate of rates.yaml, or an assumed one.
         utilisation: share of the peak FLOP/s, above 0 and at most 1, where no rate is given or measured.
         memory_share: of a device's memory that a step may fill, above 0 and at most 1.
@@ -125,8 +126,9 @@ def plan(
     if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
         raise UserError(f"analysis.plan.tokens_per_second={tokens_per_second} must be a finite number above 0")
     recipe = _shared(recipe, number, micro_batch)
-    rate = _rate(recipe, devices, number, backend, tokens_per_second, utilisation)
-    planned = _planned(recipe, devices, number, (runs, at_once), backend, rate, memory_share)
+    of_experts = backend or _automatic_backend(recipe, devices)
+    rate = _rate(recipe, devices, number, of_experts, tokens_per_second, utilisation)
+    planned = _planned(recipe, devices, number, (runs, at_once), of_experts, rate, memory_share)
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
@@ -272,6 +274,12 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
             f"it may be {_listed(sizes)}"
         )
     return recipe
+
+
+def _automatic_backend(recipe: Recipe, hardware: Hardware) -> str:
+    """Return the backend that experts=auto takes there: `fused` for bf16 on CUDA, if it has blocks for the widths."""
+    in_bf16 = hardware.accelerator == "cuda" and recipe.precision != "32-true"
+    return "fused" if in_bf16 and config_for(recipe.shape.d_model, recipe.shape.d_expert, math.inf) else "torch"
 
 
 def _rate(recipe: Recipe, hardware: Hardware, gpus: int, backend: str, given: float | None, utilisation: float) -> Rate:

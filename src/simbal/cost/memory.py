@@ -12,7 +12,7 @@ from typing import Literal
 
 from simbal.config.check import divisors
 from simbal.cost.parameters import FP32, count, heads_width, qkv_width, weights_of
-from simbal.model.head import CHUNK_ELEMENTS
+from simbal.model.head import CHUNK_ELEMENTS, MULTIPLE
 from simbal.model.transformer import TransformerShape
 
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
@@ -218,13 +218,15 @@ def _feed_forward_weights(shape: TransformerShape) -> int:
 def _head_working(shape: TransformerShape, step: Step) -> int:
     """Return the bytes that the head works in.
 
-    They are two chunks of logits, or on a CPU three of bf16 and one of fp32, and the gradient of the weight in fp32.
+    They are two chunks of logits, or on a CPU three of bf16 and one of fp32, the gradient of the weight in fp32, and
+    the weight once more if the vocabulary is padded.
     """
     V = shape.vocab_size
     rows = min(step.tokens, max(1, CHUNK_ELEMENTS[step.device] // V))
     rounded_on_cpu = step.device == "cpu" and step.compute != FP32
     of_logit = 3 * step.compute + FP32 if rounded_on_cpu else 2 * step.compute
-    return of_logit * rows * V + FP32 * V * shape.d_model
+    of_weight = FP32 + (step.compute if V % MULTIPLE[step.device] else 0)
+    return of_logit * rows * V + of_weight * V * shape.d_model
 
 
 def _feed_forward_working(shape: TransformerShape, step: Step) -> int:

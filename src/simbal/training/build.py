@@ -144,11 +144,13 @@ def require_no_experts_seen(balancing: Composition) -> None:
 def compile_blocks(model: Transformer) -> None:
     """Compile the blocks by torch.compile; names of weights stay.
 
-    The experts' products are left out, as inductor cannot lower them on a CPU.
+    Left out are the experts' products, which inductor cannot lower on a CPU, and the routers: each knows its layer, so
+    that every block would be compiled anew, and from the ninth on not at all.
     """
     for layer in model.feed_forwards:
         if isinstance(layer, MoELayer):
             layer.apply_experts = torch.compiler.disable(layer.apply_experts)
+            layer.router.forward = torch.compiler.disable(layer.router.forward)  # type: ignore[method-assign]
     for block in model.blocks:
         block.compile()
 
