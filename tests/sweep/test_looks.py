@@ -56,7 +56,27 @@ def test_a_failed_seed_ends_the_sweep_in_a_sentence(app):
     app.behave({3: "crash"})
     sweep = app.run(*ARMS)
     assert sweep.returncode == 1
-    assert "shares 4 of 5 seeds with lbl, and a look needs them all" in sweep.stderr
+    assert "2 of 10 runs have not finished, and a look needs them all" in sweep.stderr
+
+
+def test_an_arm_that_fails_with_every_seed_is_not_left_out(app):
+    app.behave({}, none="crash")
+    sweep = app.run("-m", "balancing=simbal,none,lbl", "seed=0-4", "until=decided")
+    assert sweep.returncode == 1
+    assert "5 of 15 runs have not finished" in sweep.stderr
+
+
+def test_what_was_in_the_folder_before_decides_nothing(app):
+    app.behave({}, simbal=1.0, lf=0.5)
+    app.run("-m", "balancing=simbal,lbl", "seed=0-4")
+    sweep = app.run("-m", "balancing=lf,none", "seed=0-4", "baseline=none", "until=decided", "max_seeds=10")
+    assert "seeds: lf worse\n" in sweep.stdout
+
+
+def test_the_baseline_and_the_margin_are_those_of_the_command(app):
+    app.run(*ARMS[:-1])
+    sweep = app.run(*ARMS, "max_seeds=10", "baseline=simbal", "equivalence_margin=0.5")
+    assert "of at most 10 seeds: lbl equivalent\n" in sweep.stdout
 
 
 @pytest.mark.parametrize(
@@ -76,3 +96,4 @@ def test_what_cannot_be_decided_is_refused_in_a_sentence(app, arguments, says):
     sweep = app.run(*arguments)
     assert sweep.returncode == 1
     assert says in sweep.stderr
+    assert not app.started

@@ -40,12 +40,15 @@ class GridSweeper(LaunchingSweeper):
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.report.report import report
         from simbal.sweep.live import LivePages
+        from simbal.sweep.looks import require_decidable
 
         assert self.config and self.launcher  # noqa: PT018
         with exit_on_user_error():
             jobs = self._jobs(arguments)
             self._say_what_is_replaced(arguments, jobs)
             self._check_table(arguments, jobs)
+            if self.config.until == "decided":
+                require_decidable(jobs)
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
@@ -123,9 +126,6 @@ class GridSweeper(LaunchingSweeper):
 
         assert self.config
         most = self.config.max_seeds
-        folder, *others = {job.spec.path.parent for job in jobs}
-        if others:
-            raise UserError("until=decided: the arms have several names, and only one folder can be looked at")
         seeds = seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), most)
         looks = [*accumulate(map(len, seeds))]
         ran: list[Job] = []
@@ -134,7 +134,7 @@ class GridSweeper(LaunchingSweeper):
             jobs = self._jobs([*arguments, f"seed={','.join(map(str, further))}"])
             ran += jobs
             returns += self._launch(jobs, ran, len(returns), pages)
-            decisions = look(folder, {job.spec.config.seed for job in ran}, looks, most)
+            decisions = look(ran, looks, most)
             console().print(sentence(decisions, pairs, most), highlight=False)
             if all(decisions.values()):
                 break

@@ -5,15 +5,17 @@ the baseline, each has its share of it (Bonferroni). What is looked at is the fi
 are those of the logarithm of perplexity.
 """
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from simbal.errors import UserError
 from simbal.metrics.table import NUMBERS
-from simbal.report.collect import collect
+from simbal.report.arms import group, label_columns
+from simbal.report.collect import Run, collect
+from simbal.report.comparison import rivals
 from simbal.report.conclusion import ALPHA
 from simbal.report.sequential import decided
 from simbal.report.table import build
+from simbal.sweep.composer import Job
 
 (LOSS,) = (metric for metric in NUMBERS if metric.key == "val/loss")
 WORDS = {"lower": "better", "higher": "worse"}
@@ -34,36 +36,46 @@ def seeds_of_looks(first: Sequence[int], most: int) -> list[list[int]]:
     return [[*first], *([*following[start : start + len(first)]] for start in range(0, len(following), len(first)))]
 
 
-def look(folder: Path, seeds: Collection[int], looks: Sequence[int], most: int) -> dict[str, str | None]:
-    """Return what the runs in `folder` decide of each arm that has a baseline, by its name; None: not yet.
+def require_decidable(jobs: Sequence[Job]) -> None:
+    """Raise `UserError` unless the jobs share a folder and an arm differs from the baseline in balancing alone."""
+    if len({job.spec.path.parent for job in jobs}) > 1:
+        raise UserError("until=decided: the arms have several names, and only one folder can be looked at")
+    specs = [job.spec for job in jobs]
+    arms = group([Run(spec.path, spec, None, {}) for spec in specs], label_columns(specs))
+    others = zip(arms, rivals(arms, specs[0].config.baseline), strict=True)
+    if not any(len(rival) == 1 and rival[0] is not arm for arm, rival in others):
+        raise UserError(
+            "until=decided: no arm differs from the baseline in balancing alone, so there is none to decide"
+        )
+
+
+def look(jobs: Sequence[Job], looks: Sequence[int], most: int) -> dict[str, str | None]:
+    """Return what the runs decide of each arm that has a baseline, by its name; None: not yet.
 
     Args:
-        folder: outputs/<name>.
-        seeds: of this look and those before; runs of others do not count.
+        jobs: of this look and those before; other runs of their folder do not count.
         looks: how many seeds there are at each look of the plan.
         most: seeds of the whole plan.
 
     Raises:
-        UserError: no arm has a baseline, or a seed is missing, as its run has failed.
+        UserError: a run has not finished.
     """
-    runs = [run for run in collect(folder) if run.finished and run.seed in seeds]
-    table = build(folder.name, runs, metrics=[LOSS])
-    rows = [row for row in table.compared if row.other is not None]
-    if not rows:
+    (folder,) = {job.spec.path.parent for job in jobs}
+    names = {job.spec.path.name for job in jobs}
+    runs = [run for run in collect(folder) if run.path.name in names and run.finished]
+    if len(runs) < len(jobs):
         raise UserError(
-            "until=decided: no arm differs from the baseline in balancing alone, so there is none to decide"
+            f"until=decided: {len(jobs) - len(runs)} of {len(jobs)} runs have not finished, and a look needs them all: "
+            "the same command with retry_failed=true tries failed runs again"
         )
+    config = jobs[0].spec.config
+    table = build(folder.name, runs, config.baseline, [LOSS], margin=config.equivalence_margin)
     decisions: dict[str, str | None] = {}
-    for row in rows:
+    for row in table.compared:
         assert row.other
         ours, theirs = row.arm.values(LOSS.key), row.other.values(LOSS.key)
-        differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)]
-        if len(differences) != len(seeds):
-            raise UserError(
-                f"until=decided: {row.arm.name} shares {len(differences)} of {len(seeds)} seeds with {row.other.name}, "
-                "and a look needs them all: the same command with retry_failed=true tries failed runs again"
-            )
-        decision = decided(differences, looks, most, table.margin, ALPHA / len(rows))
+        differences = [ours[seed] - theirs[seed] for seed in sorted(ours)]
+        decision = decided(differences, looks, most, table.margin, ALPHA / len(table.compared))
         decisions[row.arm.name] = WORDS.get(decision, decision) if decision else None
     return decisions
 
