@@ -72,6 +72,8 @@ def test_a_run_from_before_a_key_is_read_with_what_it_was_then_and_keeps_its_has
     assert spec.hash == config_hash(written)
     assert (spec.hash == config_hash(whole)) == (name in NO_MATTER)
     assert spec.written == written
+    assert value_at(spec.complete, name) == LATER[name]
+    assert without(spec.complete, name) == written
 
 
 def test_a_run_from_before_all_of_them_trains_and_is_evaluated(small_spec):

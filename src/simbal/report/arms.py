@@ -1,12 +1,14 @@
 """The arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from simbal.config.schema import GROUPS
-from simbal.config.values import Shared, flatten
+from simbal.config.values import flatten
+from simbal.errors import UserError
 from simbal.files.printable import printable
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell
@@ -88,19 +90,26 @@ def seed_spans(seeds: Sequence[int]) -> str:
 
 
 def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
-    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed."""
-    by_config = defaultdict(list)
+    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed.
+
+    Raises:
+        UserError: two runs are one and the same, one of them by an older version, which had fewer keys.
+    """
+    by_config: dict[str, dict[int, Run]] = defaultdict(dict)
     for run in finished:
-        by_config[_hash_without(run.spec, "seed")].append(run)
-    arms = [
-        Arm(
-            label_of(same[0].spec, columns),
-            tuple(sorted(same, key=lambda run: run.seed)),
-            _hash_without(same[0].spec, "seed", "balancing"),
-        )
-        for same in by_config.values()
-    ]
+        other = by_config[_hash_without(run.spec, "seed")].setdefault(run.seed, run)
+        if other is not run:
+            raise UserError(
+                f"{other.path} and {run.path} are the same run, by two versions of simbal: move one of them elsewhere"
+            )
+    arms = [_arm([*by_seed.values()], columns) for by_seed in by_config.values()]
     return sorted(arms, key=lambda arm: [_sortable(cell) for cell in arm.label.values()])
+
+
+def _arm(runs: Sequence[Run], columns: Sequence[str]) -> Arm:
+    spec = runs[0].spec
+    by_seed = tuple(sorted(runs, key=lambda run: run.seed))
+    return Arm(label_of(spec, columns), by_seed, _hash_without(spec, "seed", "balancing"))
 
 
 def label_columns(specs: Sequence[RunSpec]) -> list[str]:
@@ -110,20 +119,22 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     """
     others = [name for name in GROUPS if name not in ("balancing", "logger")]
     groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
-    values: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
-    seen: set[tuple[str, str | None, int]] = set()
+    parts: dict[tuple[str, str | None], dict[int, dict[str, Any]]] = defaultdict(dict)
     for spec in specs:
-        for name, part in spec.written.items():
-            option = spec.choices.get(name)
-            if (name, option, id(part)) in seen:
-                continue
-            if isinstance(part, Shared):
-                seen.add((name, option, id(part)))
-            for key, value in result_keys({name: part}).items():
-                values[key][option].add(repr(value))
-    values.pop("seed", None)
-    keys = [key for key, by_option in values.items() if max(map(len, by_option.values())) > 1]
+        for name, part in spec.complete.items():
+            of_option = parts[name, spec.choices.get(name)]
+            if id(part) not in of_option:  # many runs share a group as they were read
+                of_option[id(part)] = result_keys({name: part})
+    keys = dict.fromkeys(key for of_option in parts.values() for key in _differing([*of_option.values()]))
+    keys.pop("seed", None)
     return groups + sorted(keys, key=_place)
+
+
+def _differing(configs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the keys that have several values in these configs, or are not in all of them."""
+    for key in dict.fromkeys(key for config in configs for key in config):
+        if len({repr(config.get(key, ABSENT)) for config in configs}) > 1:
+            yield key
 
 
 def _place(key: str) -> tuple[bool, str]:
@@ -134,7 +145,7 @@ def _place(key: str) -> tuple[bool, str]:
 
 def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
     """Return the cell of each label column for a run; a dash where it has no such key."""
-    flat = flatten(spec.written)
+    flat = flatten(spec.complete)
     values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
     return {
         column: Cell(printable(str(value)), value if is_number(value) else None) for column, value in values.items()
@@ -142,7 +153,7 @@ def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:
-    return config_hash({key: value for key, value in spec.written.items() if key not in keys})
+    return config_hash({key: value for key, value in spec.complete.items() if key not in keys})
 
 
 def _sortable(cell: Cell) -> tuple[bool, float, str]:

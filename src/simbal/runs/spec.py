@@ -6,7 +6,7 @@ No torch here: the sweep's parent process and `report.py` read runs without it.
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,15 @@ class RunSpec:
     def hash(self) -> str:
         """The config's hash, 64 hex digits."""
         return config_hash(self.written)
+
+    @cached_property
+    def complete(self) -> dict[str, Any]:
+        """`written`, with what held before there were the keys that an older version did not write."""
+        missing = {name: value for name, value in vars(self.config).items() if name not in self.written}
+        for name, part in self.written.items():
+            if is_dataclass(group := getattr(self.config, name, None)):
+                missing |= {f"{name}.{key}": value for key, value in vars(group).items() if key not in part}
+        return changed(self.written, missing) if missing else self.written
 
     @property
     def secrets(self) -> dict[str, Any]:
