@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 from contextlib import closing
@@ -96,7 +97,9 @@ def test_two_sweeps_do_not_share_a_study(app):
             ["balancing.simbal.coef=interval(1,2)"],
             "has other search space: balancing.simbal.coef=tag(log,interval(0.001",
         ),
-        (["optim.lr=1e-2"], "has other overrides: optim.lr=0.01 is new"),
+        (["optim.lr=1e-2"], "has other keys: optim.lr=0.002, not optim.lr=0.01;"),
+        (["model=small"], 'model="tiny", not model="small"'),
+        (["seed=3"], "has other keys: seed=0, not seed=3;"),
         (["seed=0-1"], "has other replicates: "),
     ],
 )
@@ -107,6 +110,29 @@ def test_a_study_of_something_else_is_refused(app, change, sentence):
     assert other.stderr.startswith("error: the study s ")
     assert sentence in other.stderr
     assert len(app.started) == 1
+
+
+def test_a_search_does_not_go_on_with_a_file_that_says_something_else_now(app):
+    (app.folder / "sweeps").mkdir()
+    file = app.folder / "sweeps" / "mine.yaml"
+    text = "# @package _global_\ndefaults: [override /hydra/sweeper: optuna]\nname: s\ntrainer: {{max_steps: {}}}\n"
+    how = (f"--config-dir={app.folder}", "sweeps=mine", COEF, "hydra.sweeper.n_trials=2")
+    file.write_text(text.format(400))
+    assert app.run(*how, "hydra.sweeper.n_trials=1").returncode == 0
+    file.write_text(text.format(500))
+    other = app.run(*how)
+    assert "has other keys: trainer.max_steps=400, not trainer.max_steps=500;" in other.stderr
+    file.write_text(text.format(400))
+    assert app.run(*how).returncode == 0
+    assert len(app.started) == 2
+
+
+def test_a_study_of_a_version_that_compared_overrides_goes_on(app):
+    app.run("name=s", COEF, "hydra.sweeper.n_trials=1")
+    with sqlite3.connect(app.folder / "outputs" / "s" / "study.db") as database:
+        database.execute("UPDATE study_user_attributes SET key = 'fixed', value_json = '{}' WHERE key = 'config'")
+    assert app.run("name=s", COEF, "hydra.sweeper.n_trials=2").returncode == 0
+    assert "has other keys" in app.run("name=s", COEF, "hydra.sweeper.n_trials=2", "optim.lr=1").stderr
 
 
 def test_keys_that_cannot_change_a_result_may_differ(app):

@@ -13,8 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.config.schema import can_change_result
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.metrics.aliases import current
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
@@ -25,6 +24,7 @@ RUNS, REPLICATES = "runs", "replicates"  # the run folders, and the values of ea
 ERROR = "error"  # why it failed or was pruned
 RETRY_OF = "retry_of"  # the number of the trial whose parameters this one has
 HOST, PID = "host", "pid"  # who runs it
+OVERRIDES = "fixed"  # of a study by a version that compared overrides, not what they compose to
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters with which a trial was queued
 VALUES = (TrialState.COMPLETE, TrialState.PRUNED)
 LONGEST_TEXT = 1 << 16  # characters of a user attribute
@@ -33,7 +33,7 @@ _PARTS = {
     "objectives": "objectives",
     "space": "search space",
     "replicates": "replicates",
-    "fixed": "overrides",
+    "config": "keys",
 }
 
 
@@ -46,9 +46,19 @@ class OptunaStudy:
 
     inner: optuna.Study
 
-    def __init__(self, name: str, space: SearchSpace, settings: SearchSettings, shared: bool) -> None:
-        """Set what is searched and how; `shared`: whether other machines may work on it at the same time."""
-        self.name, self.space, self.settings, self.shared = name, space, settings, shared
+    def __init__(
+        self, name: str, space: SearchSpace, settings: SearchSettings, shared: bool, config: dict[str, str]
+    ) -> None:
+        """Set what is searched and how.
+
+        Args:
+            name: of the study in its storage.
+            space: what is searched.
+            settings: how.
+            shared: whether other machines may work on it at the same time.
+            config: the options and keys that all of its runs have, as texts.
+        """
+        self.name, self.space, self.settings, self.shared, self.config = name, space, settings, shared, config
 
     def open(self, storage: BaseStorage) -> None:
         """Load the study from its storage, or begin it there.
@@ -77,12 +87,11 @@ class OptunaStudy:
 
     def _require_same(self) -> dict[str, dict[str, str]]:
         """Return what the study does not say of itself yet; `UserError` if it searches something else."""
-        fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
         asked = {
             "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
-            "fixed": dict.fromkeys(sorted(map(redacted, fixed)), ""),
+            "config": self.config,
         }
         if not self.inner.directions:
             raise ContentError("it has no directions")
@@ -92,16 +101,22 @@ class OptunaStudy:
                 part: ",".join(map(current, str(names).split(","))) for part, names in kept["objectives"].items()
             }
         missing = {part: value for part, value in asked.items() if part not in kept}
-        if missing and self.trials():
+        if missing and self.trials() and not (missing.keys() == {"config"} and OVERRIDES in kept):
             if not any(RUNS in trial.user_attrs for trial in self.trials()):
                 raise UserError(f"the study {self.name} is not one of simbal: choose another hydra.sweeper.study_name")
             raise ContentError(f"its {_PARTS[next(iter(missing))]} are missing")
         asked["directions"] = {"directions": ",".join(self.settings.directions)}
         kept["directions"] = {"directions": ",".join(d.name.lower() for d in self.inner.directions)}
         for part, title in _PARTS.items():
-            if part not in missing and kept[part] != asked[part]:
+            if part in missing:
+                continue
+            before, now = kept[part], asked[part]
+            if part == "config":  # another version may have other keys, and another option too
+                common = before.keys() & now.keys()
+                before, now = ({key: keys[key] for key in sorted(common)} for keys in (before, now))
+            if before != now:
                 raise UserError(
-                    f"the study {self.name} has other {title}: {_differences(kept[part], asked[part])}; "
+                    f"the study {self.name} has other {title}: {_differences(before, now)}; "
                     "give the command that began it, or choose another hydra.sweeper.study_name"
                 )
         return missing

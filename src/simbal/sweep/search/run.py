@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +15,14 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
+from simbal.config.schema import can_change_result
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.files.disk import write_text
 from simbal.files.printable import printable
 from simbal.report.arms import short_columns
 from simbal.report.report import report
+from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.composer import Job
 from simbal.sweep.resume import write_sweep_json
 from simbal.sweep.search.damage import check_content, check_results, rebuild
@@ -115,7 +118,16 @@ def _make_search(
     folder, sweep = spec.path.parent, spec.config.name
     storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, sweep))
     name = "/".join(filter(None, [settings.study_name or sweep, arm]))
-    return Search(OptunaStudy(name, space, settings, storage.shared), storage, compose, launcher)
+    study = OptunaStudy(name, space, settings, storage.shared, _shared_config(spec, space, settings.replicates))
+    return Search(study, storage, compose, launcher)
+
+
+def _shared_config(spec: RunSpec, space: SearchSpace, replicates: str | None) -> dict[str, str]:
+    """Return the options and keys of a study's first run that are neither searched nor replicated, as texts."""
+    own = {key.lstrip("+") for key in space.distributions} | ({replicates} if any(space.replicates) else set())
+    values = {group: option for group, option in spec.choices.items() if can_change_result(group)}
+    values |= result_keys(spec.written)
+    return {key: json.dumps(value) for key, value in values.items() if not {key, key.partition(".")[0]} & own}
 
 
 def _default_storage(settings: SearchSettings, folder: Path, name: str) -> str:
