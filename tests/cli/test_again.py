@@ -111,6 +111,7 @@ def test_what_makes_another_run_or_none_is_refused(write_run, lines, said):
         (["run={}", "run={}"], "run= takes one folder of a run"),
         (["run="], "run= takes one folder of a run"),
         (["from={},{}"], "from= takes one folder of a run"),
+        (["-m", "from={}", "sweeps=league"], "from={} and sweeps=league both say what is trained: give one of them"),
         (["run={}/nothing"], "there is no such folder; a run is in outputs"),
         (["--config-dir", "{}", "--config-name", "config"], "{} is a run: go on with it by run={}, or begin one like"),
     ],

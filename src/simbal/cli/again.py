@@ -50,11 +50,14 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
     Only what can change the result is taken over, and no key that the others give, or whose option they choose anew.
 
     Raises:
-        UserError: there is no such run, conf/ has not what it names, or its text lies where only the user can say.
+        UserError: there is no such run, conf/ has not what it names, its text lies where only the user can say, or a
+            named sweep says too what is trained.
     """
     folder = folder_of(FROM, overrides)
     if folder is None:
         return [*overrides]
+    if sweep := next((override for override in overrides if override.key_or_group == "sweeps"), None):
+        raise UserError(f"from={folder} and {sweep.input_line} both say what is trained: give one of them")
     own = [override for override in overrides if override.key_or_group != FROM]
     given = {override.key_or_group for override in own}
     spec = RunFolder(folder).read_spec()
