@@ -75,6 +75,8 @@ def power_section(table: Table) -> Section:
         f"more pairs of seeds for {POWER:.0%} power at 5%: to resolve a true difference of {margin:g} nats per token, "
         "or to show equivalence if there is none"
     )
+    if len(table.compared) > 1:
+        title += "; of each comparison by itself, where Holm's correction over all asks for more"
     return Section(title, ["arm", "metric", *HEADINGS], rows, 2, names)
 
 

@@ -63,6 +63,9 @@ def test_a_study_as_it_is_passes_and_says_what_it_cannot_know(copy, capsys):
         ("+0.0653 to", "+0.0654 to"),
         ("to +0.2527", "to +0.2427"),
         ("worse | 0.1269", "worse | 0.1268"),
+        ("worse | 0.1269", "better | 0.1269"),
+        ("worse | 0.1269", "equivalent | 0.1269"),
+        ("not resolved |", "higher |"),
         ("| 0.009 | 0.037 | +2.11 | 0.003", "| 0.010 | 0.037 | +2.11 | 0.003"),
         ("| 0.009 | 0.037 | +2.11 | 0.003", "| 0.009 | 0.038 | +2.11 | 0.003"),
         ("| 0.009 | 0.037 | +2.11 | 0.003", "| 0.009 | 0.037 | +2.12 | 0.003"),
@@ -79,6 +82,22 @@ def test_one_changed_digit_of_a_table_is_found(copy, capsys, old, new):
     with pytest.raises(UserError, match="1 numbers or sentences of .* are not as its rows have them|[2-9] numbers"):
         verify(copy)
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_line_that_is_gone_is_found(copy, capsys):
+    file = copy / "collapse/table.md"
+    lines = file.read_text().splitlines(keepends=True)
+    last = max(place for place, line in enumerate(lines) if line.startswith("|  | "))
+    file.write_text("".join(lines[:last] + lines[last + 1 :]))
+    with pytest.raises(UserError, match="numbers or sentences of .* are not as its rows have them"):
+        verify(copy)
+    assert "table.md has no line for " in capsys.readouterr().out
+
+
+def test_equivalence_is_that_within_the_margin_of_the_table(tmp_path):
+    study = shutil.copytree(RESULTS / "collapse", tmp_path / "collapse")
+    replace(study / "table.json", '"equivalence_margin": 0.026', '"equivalence_margin": 9.0')
+    assert set(check_table(study).wrong) == {"val/loss: not resolved is printed, and the rows give equivalent"}
 
 
 def test_a_changed_word_of_a_text_is_found(copy, capsys):

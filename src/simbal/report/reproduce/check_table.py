@@ -1,22 +1,26 @@
-"""Checks the numbers of a study's table.md against its rows.csv."""
+"""Checks the numbers and the words of a study's table.md against its rows.csv."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes
+from simbal.metrics.table import NUMBERS
 from simbal.report.arms import seed_spans
 from simbal.report.columns import ABSENT
-from simbal.report.reproduce.formulas import Paired
+from simbal.report.conclusion import UNRESOLVED
+from simbal.report.reproduce.formulas import ALPHA, Paired
 from simbal.report.reproduce.printed import Checked, numbers
 from simbal.report.reproduce.rows import LARGEST, SHARE, ArmRows, of_a_study, read_rows, rival
 from simbal.report.statistics import holm, summarize
 
 BASELINE = re.compile(r"difference to (.+) on the seeds")
 OF_SHARES = ("tokens needed", "saved", "95% interval", "seeds", "not reached")  # headings of what rows.csv decides
+DIRECTIONS = {"↓": ("better", "worse"), "↑": ("worse", "better")}  # of a smaller and of a larger number
+WITHIN_MARGIN = {metric.key for metric in NUMBERS if metric.margin}
 Line = dict[str, str]  # a line of a table, by heading
 
 
@@ -30,12 +34,14 @@ def check_table(folder: Path) -> Checked:
     if arms is None:
         raise UserError(f"there is no {folder / 'rows.csv'}: reproduce the study")
     with of_a_study(folder):
-        keys = {title: key for key, title in json.loads(read_bytes(folder / "table.json", LARGEST))["metrics"].items()}
+        table = json.loads(read_bytes(folder / "table.json", LARGEST))
+        keys = {title: key for key, title in table["metrics"].items()}
+        margin = table["equivalence_margin"]
         text = (folder / "table.md").read_text(encoding="utf-8")
     for caption, lines in tables(text):
         baseline = BASELINE.search(caption)
         if baseline and "difference" in lines[0]:
-            _differences(lines, arms, keys, baseline[1], checked)
+            _differences(lines, arms, keys, baseline[1], margin, checked)
         elif "seeds" in lines[0] and not keys.keys().isdisjoint(map(_title, lines[0])):
             _means(lines, arms, keys, checked)
         elif "tokens needed" in lines[0]:
@@ -86,9 +92,15 @@ def _mean(cell: str, arm: ArmRows, key: str, checked: Checked) -> None:
 
 
 def _differences(
-    lines: Sequence[Line], arms: Sequence[ArmRows], keys: dict[str, str], baseline: str, checked: Checked
+    lines: Sequence[Line],
+    arms: Sequence[ArmRows],
+    keys: dict[str, str],
+    baseline: str,
+    margin: float | None,
+    checked: Checked,
 ) -> None:
     by_name, found = {arm.name: arm for arm in arms}, list[tuple[Line, str, Paired]]()
+    lacking = _all_differences(arms, {keys.get(_title(line["metric"]), "") for line in lines}, baseline)
     name = ""
     for line in lines:
         name, key = line["arm"] or name, keys.get(_title(line["metric"]))
@@ -97,15 +109,43 @@ def _differences(
         if arm is None or other is None or key is None:
             checked.wrong.append(f"{name} {line['metric']}: rows.csv has no such arm, number or baseline {baseline}")
             continue
+        lacking.pop((name, key), None)
         ratio = "%" in line["difference"]
         found.append((line, key, Paired(arm.values(key), other.values(key), ratio)))
         _difference(line, f"{name} {key}", found[-1][2], checked)
-    for key in {key for _, key, _ in found}:
-        tested = [(line, paired) for line, of, paired in found if of == key and line["p"] != ABSENT]
-        corrected = holm([paired.p for _, paired in tested])
-        for (line, _), value in zip(tested, corrected, strict=True):
-            if (printed := line.get("p (Holm)", ABSENT)) != ABSENT:
-                checked.hold(printed, value, f"{key} p (Holm)")
+    checked.wrong += [f"table.md has no line for {name} {key}" for name, key in lacking]
+    for key in dict.fromkeys(key for _, key, _ in found):
+        of_key = [(line, paired) for line, of, paired in found if of == key]
+        _tests(of_key, key, margin if key in WITHIN_MARGIN else None, checked)
+
+
+def _all_differences(arms: Sequence[ArmRows], keys: Collection[str], baseline: str) -> dict[tuple[str, str], None]:
+    """Return the arms and numbers that a table with these numbers has to compare with the baseline."""
+    rivals = {arm.name: (arm, other) for arm in arms if (other := rival(arm, arms, baseline))}
+    return {
+        (name, key): None
+        for name, (arm, other) in rivals.items()
+        for key in sorted(keys)
+        if arm.values(key).keys() & other.values(key)
+    }
+
+
+def _tests(lines: Sequence[tuple[Line, Paired]], key: str, margin: float | None, checked: Checked) -> None:
+    """Check the corrected p and the words of all comparisons by one number."""
+    tested = [(line, paired) for line, paired in lines if line["p"] != ABSENT]
+    different = holm([paired.p for _, paired in tested])
+    same = [1.0] * len(tested) if margin is None else holm([paired.equivalence_p(margin) for _, paired in tested])
+    words: dict[int, str] = {id(line): UNRESOLVED for line, _ in lines}
+    for (line, paired), p, p_same in zip(tested, different, same, strict=True):
+        if (printed := line.get("p (Holm)", ABSENT)) != ABSENT:
+            checked.hold(printed, p, f"{key} p (Holm)")
+        if p < ALPHA:
+            words[id(line)] = DIRECTIONS.get(line["metric"][-1], ("lower", "higher"))[paired.mean > 0]
+        elif p_same < ALPHA:
+            words[id(line)] = "equivalent"
+    for line, _ in lines:
+        if line.get("conclusion", words[id(line)]) != words[id(line)]:
+            checked.wrong.append(f"{key}: {line['conclusion']} is printed, and the rows give {words[id(line)]}")
 
 
 def _tokens_to_loss(lines: Sequence[Line], arms: Sequence[ArmRows], checked: Checked) -> None:
