@@ -1,11 +1,14 @@
 """bf16 on a CPU that has no instructions for it is refused, not endured."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from simbal.errors import UserError
 from simbal.training import build
 from simbal.training.build import resolve_precision
+from simbal.training.parallel import DeviceCount
 from simbal.training.run import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -59,3 +62,23 @@ def test_a_refused_run_leaves_no_folder_and_force_does_not_change_its_name(small
     assert not spec.path.exists()
     forced = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2", "trainer.force_precision=true")
     assert forced.path == spec.path
+
+
+def test_a_run_that_goes_on_in_another_precision_says_so():
+    """`auto` is 32-true on a CPU and bf16-mixed on CUDA."""
+    first, second = DeviceCount(), DeviceCount()
+    for step in (0, 3):
+        first.on_train_start(SimpleNamespace(global_step=step, precision="32-true"))
+    assert first.warnings == []
+    second.load_state_dict(first.state_dict())
+    second.on_train_start(SimpleNamespace(global_step=5, precision="bf16-mixed"))
+    assert second.warnings == [
+        "precision changed, and with that the rounding: 32-true from step 0, bf16-mixed from step 5"
+    ]
+
+
+def test_a_checkpoint_of_a_version_that_kept_no_precision_is_gone_on_with():
+    count = DeviceCount()
+    count.load_state_dict({"since": {0: 1}})
+    count.on_train_start(SimpleNamespace(global_step=5, precision="bf16-mixed"))
+    assert count.warnings == []

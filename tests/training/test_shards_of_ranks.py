@@ -147,7 +147,7 @@ def test_four_ranks_then_two_then_one_train_as_four(small_spec, finished, cache_
     trained = weights(moved)
     assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(whole).items())
     (warning,) = RunFolder(moved.path).read_record()["warnings"]
-    assert warning == "devices changed, and the rounding with them: 4 from step 0, 2 from step 4, 1 from step 8"
+    assert warning == "devices changed, and with that the rounding: 4 from step 0, 2 from step 4, 1 from step 8"
 
 
 def test_what_one_process_reads_of_shards_is_what_it_reads_of_a_file(small_spec, finished, cache_dir, tmp_path):

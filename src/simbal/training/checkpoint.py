@@ -76,6 +76,11 @@ def in_folder(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*.ckpt") if STEP.fullmatch(path.name)), reverse=True)
 
 
+def size(folder: Path) -> int:
+    """Return the bytes of the periodic checkpoints in a folder."""
+    return sum(file.stat().st_size for path in in_folder(folder) for file in (path, *path.glob("*")) if file.is_file())
+
+
 def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, Any]], str | None]) -> Start:
     """Return the newest checkpoint that is whole and fits; newer ones are renamed with the suffix `DAMAGED`.
 

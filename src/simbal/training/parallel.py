@@ -57,29 +57,37 @@ class Joined(LightningEnvironment):
 
 
 class DeviceCount(Callback):
-    """A callback that lets a run go on with another number of devices, and keeps on how many each step was made."""
+    """A callback that lets a run go on with another number of devices, and keeps on how many each step was made.
+
+    So too its precision, as `auto` may mean another one on another machine.
+    """
 
     def __init__(self) -> None:
-        self.since: dict[int, int] = {}  # devices by the number of steps that were done before
+        # by the number of steps that were done before
+        self.devices: dict[int, int] = {}
+        self.precisions: dict[int, str] = {}
 
     @property
     def warnings(self) -> list[str]:
-        """The sentence of a run that has changed their number, as that changes the rounding."""
-        spans = [f"{devices} from step {step}" for step, devices in self.since.items()]
-        return [f"devices changed, and the rounding with them: {', '.join(spans)}"] if len(spans) > 1 else []
+        """The sentences of a run that has changed them, as that changes the rounding."""
+        found = []
+        for what, since in (("devices", self.devices), ("precision", self.precisions)):
+            spans = ", ".join(f"{value} from step {step}" for step, value in since.items())
+            found += [f"{what} changed, and with that the rounding: {spans}"] if len(since) > 1 else []
+        return found
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Note the number of devices if it is another one."""
-        if not self.since or [*self.since.values()][-1] != world_size():
-            self.since[trainer.global_step] = world_size()
+        """Note the number of devices and the precision if they are others."""
+        _note(self.devices, trainer.global_step, world_size())
+        _note(self.precisions, trainer.global_step, str(trainer.precision))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"since": self.since}
+        return {"since": self.devices, "precisions": self.precisions}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was saved."""
-        self.since = {**state_dict["since"]}
+        """Go on where the checkpoint was saved; an older version's has no precisions."""
+        self.devices, self.precisions = {**state_dict["since"]}, {**state_dict.get("precisions", {})}
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Count the micro-batches that are done as if there had always been this many devices.
@@ -90,6 +98,11 @@ class DeviceCount(Callback):
         for counts in (progress["total"], progress["current"]):
             more = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
             counts |= {name: count + more for name, count in counts.items()}
+
+
+def _note(since: dict[int, Any], step: int, value: Any) -> None:
+    if not since or [*since.values()][-1] != value:
+        since[step] = value
 
 
 def on_devices(devices: int, strategy: str, config_hash: str) -> dict[str, Any]:

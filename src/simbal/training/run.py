@@ -165,11 +165,12 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
 
 
 def require_space(folder: Path, module: LitMoE) -> None:
-    """Raise `UserError` where three checkpoints (weights and two moments, fp32) do not fit.
+    """Raise `UserError` where three checkpoints (weights and two moments, fp32) do not fit beside those that are there.
 
     Two stay beside a new one.
     """
     needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in module.parameters())
+    needed -= checkpoint.size(folder / "checkpoints")
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     disk = shutil.disk_usage(existing.resolve())
     if disk.total and disk.free < needed:  # one of no size, as /proc, says nothing of space
