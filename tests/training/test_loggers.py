@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.summary.writer import event_file_writer
 
 from simbal.config import check
@@ -148,6 +149,33 @@ def test_a_lost_run_of_mlflow_is_logged_anew(logging_spec, monkeypatch):
     (spec.path / "logger.json").write_text(json.dumps({"mlflow": "0" * 32}))
     train(spec)
     assert logged(spec).points == expected(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["goes on", "breaks"])
+def test_a_run_trains_on_when_its_server_fails_and_says_so(logging_spec, finished, monkeypatch, capsys, then):
+    spec, sent = logging_spec("logger=mlflow"), MLFlowLogger.log_metrics
+
+    def send(self, metrics, step=None):
+        if step == 6:
+            raise ConnectionError("no route to ada:secret@host\nsecond line")
+        sent(self, metrics, step)
+
+    monkeypatch.setattr(MLFlowLogger, "log_metrics", send)
+    monkeypatch.setattr(MLFlowLogger, "finalize", lambda self, *_: self.lost and pytest.fail("it is gone"))
+    if then == "breaks":
+        break_at(monkeypatch, 8)
+        with pytest.raises(RuntimeError, match="broken"):
+            train(spec)
+        assert "has nothing from step 6 on" in (spec.path / "train.log").read_text()
+        return
+    train(spec)
+    assert_same_run(finished(), spec)
+    (said,) = RunFolder(spec.path).read_record()["warnings"]
+    assert "has nothing from step 6 on (ConnectionError: no route to " in said
+    assert said.endswith("); metrics.jsonl has it")
+    assert f"warning: {said}\n" in capsys.readouterr().out
+    monkeypatch.undo()
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Loggers that write curves besides metrics.jsonl: TensorBoard, a CSV file, MLflow or Weights & Biases.
 
 All of them get the rows of metrics.jsonl, the config once and the final metrics at the end; none has a part in the
-training. When a run goes on from a checkpoint, so does what it logged:
+training, which goes on without MLflow or Weights & Biases if they fail. When a run goes on from a checkpoint, so does
+what it logged:
 
     tensorboard  what a killed process logged after the checkpoint is marked as replaced
     csv          the file is written anew from metrics.jsonl
@@ -15,7 +16,8 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
@@ -27,11 +29,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.distributed import is_first
-from simbal.errors import UserError
+from simbal.errors import UserError, redacted
 from simbal.files.disk import read_bytes, write_json
 from simbal.files.locks import Lock
 from simbal.runs.spec import RunSpec, result_keys
 
+log = logging.getLogger("simbal")
 IDS_FILE = "logger.json"  # in the run's folder: its ids where it is logged
 LARGEST_IDS = 1 << 16  # bytes
 Built = tuple[Logger, int]  # and the first step whose rows it lacks
@@ -66,19 +69,20 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
 
 
-def finish(trainer: L.Trainer, spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
-    """Log the final metrics, and end the logger's run."""
+def finish(trainer: L.Trainer, spec: RunSpec, metrics: Mapping[str, float | None]) -> list[str]:
+    """Log the final metrics, end the logger's run, and return a sentence if something could not be logged."""
     logger, step = trainer.logger, spec.config.trainer.max_steps
     if logger is None:
-        return
+        return []
     final = {f"final/{key}": value for key, value in metrics.items() if value is not None}
     if isinstance(logger, TensorBoardLogger):
         logger.log_hyperparams(result_keys(spec.written), final, step)
     else:
         logger.log_metrics(final, step)
     logger.finalize("success")
-    if isinstance(logger, WandbLogger):
-        logger.experiment.finish()
+    if isinstance(logger, _WandbLogger):
+        logger.end()
+    return [logger.lost] if isinstance(logger, _ServedLogger) and logger.lost else []
 
 
 def _tensorboard(spec: RunSpec, folder: Path, step: int) -> Built:
@@ -131,7 +135,39 @@ def _is_in_mlflow(client: Any, run_id: str) -> bool:
         return False
 
 
-class _MLFlowLogger(MLFlowLogger):
+class _ServedLogger(Logger):
+    """A logger whose server may fail while a run trains: from then on nothing is logged there, and the run says so."""
+
+    lost = ""  # a sentence, once that has happened
+
+    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Log metrics; raises whatever the library of the server does."""
+        raise NotImplementedError
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log metrics, if nothing is lost yet; called by Lightning."""
+        if not self.lost:
+            with self.losing(f"from step {step} on"):
+                self.send(metrics, step)
+
+    def finalize(self, status: str = "success") -> None:
+        """Say how the run stands; called by Lightning, also while it fails for another reason."""
+        if not self.lost:
+            with self.losing("of its end"):
+                super().finalize(status)
+
+    @contextmanager
+    def losing(self, what: str) -> Iterator[None]:
+        """Keep the sentence of an error within the block, instead of raising it."""
+        try:
+            yield
+        except Exception as error:  # of requests, a database or a process: each library has its own
+            said = f"{type(error).__name__}: {redacted(str(error).partition(chr(10))[0])}"
+            self.lost = f"{self.name} has nothing {what} ({said:.200}); metrics.jsonl has it"
+            log.warning("%s", self.lost)
+
+
+class _MLFlowLogger(_ServedLogger, MLFlowLogger):
     """A logger that leaves out what the store already has of a metric at a step, as the store keeps duplicates."""
 
     @cached_property
@@ -144,10 +180,10 @@ class _MLFlowLogger(MLFlowLogger):
             for metric in client.get_metric_history(run_id, key)
         }
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log the metrics that are new at this step; called by Lightning."""
+    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Log the metrics that are new at this step."""
         if new := {key: value for key, value in metrics.items() if (key, step) not in self.logged}:
-            super().log_metrics(new, step)
+            MLFlowLogger.log_metrics(self, new, step)
 
 
 def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
@@ -176,14 +212,23 @@ def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
     return _WandbLogger(experiment=run), 0 if keys.offline or not step else step + 1
 
 
-class _WandbLogger(WandbLogger):
+class _WandbLogger(_ServedLogger, WandbLogger):
     """A logger that ends its run when training fails, so that the process that writes it ends too."""
 
-    def finalize(self, status: str) -> None:
-        """End the run, also if it has failed; called by Lightning."""
+    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Log metrics."""
+        WandbLogger.log_metrics(self, metrics, step)
+
+    def finalize(self, status: str = "success") -> None:
+        """End the run if it has failed; called by Lightning."""
         super().finalize(status)
-        if status == "failed" and self._experiment is not None:
-            self._experiment.finish(exit_code=1)
+        if status == "failed":
+            self.end(exit_code=1)
+
+    def end(self, exit_code: int = 0) -> None:
+        """End the run."""
+        with self.losing("of its end"):
+            self.experiment.finish(exit_code=exit_code)
 
 
 BUILDERS: dict[str, Callable[[RunSpec, Path, int], Built]] = {

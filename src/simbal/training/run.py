@@ -227,11 +227,13 @@ def fit(
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
     trainer.validate(module, data.held_out(None), verbose=False)
     measured = final_metrics(telemetry, trainer, module) | {"documents": write_documents(folder, telemetry)}
-    loggers.finish(trainer, spec, measured["metrics"])
+    unlogged = loggers.finish(trainer, spec, measured["metrics"])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {
         "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps,
-        "warnings": [*rounding.warnings, *count.warnings, *divided_gradients(telemetry.clipped(), spec.config.optim)],
+        "warnings": [
+            *rounding.warnings, *count.warnings, *divided_gradients(telemetry.clipped(), spec.config.optim), *unlogged,
+        ],
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from simbal.data.document import SPLITS, Document, digest_of
 from simbal.errors import UserError
 
+MOST_SUCCESSORS = 2**22  # in all: each takes some 40 bytes while documents are made
 CHAIN, WALK = 0, 1  # keep the random streams of successors and of documents apart
 
 
@@ -49,6 +50,11 @@ class Synthetic:
     def __post_init__(self) -> None:
         if not 1 <= self.branching < self.vocab_size:
             raise UserError(f"data.branching={self.branching} must lie between 1 and {self.vocab_size - 1} symbols")
+        if self.vocab_size * self.branching > MOST_SUCCESSORS:
+            raise UserError(
+                f"data.branching={self.branching} of data.vocab_size={self.vocab_size} makes a chain too large: "
+                f"their product may be {MOST_SUCCESSORS:,}"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return all keys of the source, as each of them decides the documents."""
