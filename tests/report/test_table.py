@@ -14,12 +14,13 @@ import pytest
 from rich.console import Console
 
 from simbal.errors import UserError
+from simbal.metrics.table import NUMBERS
 from simbal.report import terminal
 from simbal.report.arms import label_columns, label_of, seed_spans, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.notes import notes
-from simbal.report.report import report
+from simbal.report.report import report, report_keys
 from simbal.report.statistics import holm
 from simbal.report.table import build
 from simbal.runs.folder import RunFolder
@@ -293,6 +294,20 @@ def test_markdown_has_one_line_per_arm_and_escapes_what_would_break_it(write_run
 
 def test_seeds_are_listed_as_spans():
     assert seed_spans([4, 0, 1, 2, 7]) == "0-2,4,7"
+
+
+def test_an_arm_is_not_said_to_lack_seeds_where_the_table_lacks_a_number_to_compare(two_arms):
+    (speed,) = (metric for metric in NUMBERS if metric.key == "tokens_per_second")
+    said = [note for note in notes(build("fake", collect(two_arms), metrics=[speed])) if "No difference" in note]
+    why = "the table has no number that is compared and that both have"
+    assert said == [f"No difference is shown for simbal: {why}."]
+
+
+def test_a_margin_may_be_written_with_an_exponent():
+    assert report_keys(["equivalence_margin=1e-2"]) == {"equivalence_margin": 0.01}
+    for wrong in ("nan", "0", "x", "true", ""):
+        with pytest.raises(UserError, match="equivalence_margin must be a number above 0"):
+            report_keys([f"equivalence_margin={wrong}"])
 
 
 def by_an_older_version(path, *keys):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.choice_bias import ChoiceBias, layer_bias
-from simbal.config.values import not_negative, one_of, whole_number
+from simbal.config.values import not_negative, one_of, share, whole_number
 from simbal.errors import UserError
 from simbal.model.expert_groups import Groups
 from simbal.model.router import Candidates, Router
@@ -74,9 +74,7 @@ class BiasController(ChoiceBias):
         self.error, self.kappa = one_of("error", error, [*ERRORS]), not_negative("kappa", kappa)
         if not kappa:
             raise UserError(f"kappa={kappa} must be above 0: the bias would never move")
-        if not 0 <= momentum < 1:
-            raise UserError(f"momentum={momentum} must be at least 0 and below 1")
-        self.center, self.momentum = center, momentum
+        self.center, self.momentum = center, share("momentum", momentum)
         self.groups = _groups(groups, group_top_k)
         self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
         # groups are of neighbours in the order of the experts

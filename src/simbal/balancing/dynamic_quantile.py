@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.expert_threshold import ExpertThreshold
-from simbal.errors import UserError
+from simbal.config.values import share
 from simbal.model.router import Candidates, Routing
 
 
@@ -28,9 +28,7 @@ class DynamicQuantile(ExpertThreshold):
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
         """Set the share of the old mean that stays, `smoothing` in [0, 1); the sizes are as in `LossFree`."""
-        if not 0 <= smoothing < 1:
-            raise UserError(f"smoothing={smoothing} must be at least 0 and below 1")
-        super().__init__(num_layers, num_experts, smoothing)
+        super().__init__(num_layers, num_experts, share("smoothing", smoothing))
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the gated scores, (N, E), with -inf where they are not above beta."""

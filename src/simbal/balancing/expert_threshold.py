@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
 from simbal.balancing.choice_bias import layer_bias
-from simbal.errors import UserError
+from simbal.config.values import share
 from simbal.model.router import Candidates, Router, Routing
 
 
@@ -31,9 +31,7 @@ class ExpertThreshold(Balancing):
     def __init__(self, num_layers: int = 0, num_experts: int = 0, decay: float = 0.99) -> None:
         """Set the share of the old mean that stays, `decay` in [0, 1); the sizes are as in `LossFree`."""
         super().__init__()
-        if not 0 <= decay < 1:
-            raise UserError(f"decay={decay} must be at least 0 and below 1")
-        self.decay = decay
+        self.decay = share("decay", decay)
         self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
         self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 

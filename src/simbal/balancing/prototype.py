@@ -11,7 +11,7 @@ from torch import Tensor
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.balancing.cosine import positive_scale, row_cosines
-from simbal.errors import UserError
+from simbal.config.values import share
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Router, Routing
 
@@ -36,9 +36,7 @@ class PrototypeRouter(Balancing):
     def __init__(self, decay: float = 0.99, scale: float = 10.0) -> None:
         """Set the share of the old row that stays, `decay` in [0, 1), and the largest logit, `scale`."""
         super().__init__()
-        if not 0 <= decay < 1:
-            raise UserError(f"decay={decay} must be at least 0 and below 1")
-        self.decay, self.scale = decay, positive_scale(scale)
+        self.decay, self.scale = share("decay", decay), positive_scale(scale)
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Take every router's weight out of training, and ask for what goes into it."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
 from simbal.balancing.choice_bias import layer_bias
-from simbal.errors import UserError
+from simbal.config.values import share
 from simbal.model.router import Candidates, Router, Routing
 
 
@@ -33,9 +33,7 @@ class QuantileBalancing(Balancing):
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
         """Set the share of the old bias that stays, `smoothing` in [0, 1); the sizes are as in `LossFree`."""
         super().__init__()
-        if not 0 <= smoothing < 1:
-            raise UserError(f"smoothing={smoothing} must be at least 0 and below 1")
-        self.smoothing = smoothing
+        self.smoothing = share("smoothing", smoothing)
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
 
     def prepare(self, routers: Sequence[Router]) -> None:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties
-from simbal.config.values import not_negative
-from simbal.errors import UserError
+from simbal.config.values import not_negative, share
 from simbal.model.router import Candidates, Routing, log_scores
 
 
@@ -31,9 +30,7 @@ class TopP(Balancing):
         The default of `p` is that of the authors' code; that of `coef` is from a summary of the paper.
         """
         super().__init__()
-        if not 0 <= p < 1:
-            raise UserError(f"p={p} must be at least 0 and below 1")
-        self.p, self.coef = p, not_negative("coef", coef)
+        self.p, self.coef = share("p", p), not_negative("coef", coef)
         self.formula = (
             f"coef * mean over tokens of -sum_i p_ti ln p_ti; t uses its most probable experts until they exceed {p:g}"
         )

@@ -19,8 +19,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("schema"), help="where to; schema by default")
     folder = parser.parse_args(argv).folder
     with exit_on_user_error():
+        named = write(folder)
         print(f"written: {folder}. For VS Code with the extension redhat.vscode-yaml, .vscode/settings.json:")
-        print(json.dumps({"yaml.schemas": write(folder)}, indent=2))
+        print(json.dumps({"yaml.schemas": named}, indent=2))
 
 
 def write(folder: Path) -> dict[str, list[str]]:

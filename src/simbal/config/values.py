@@ -35,6 +35,13 @@ def not_negative(key: str, value: Any) -> float:
     return float(value)
 
 
+def share(key: str, value: float) -> float:
+    """Return `value`; `UserError` unless it is at least 0 and below 1."""
+    if not 0 <= value < 1:
+        raise UserError(f"{key}={value} must be at least 0 and below 1")
+    return value
+
+
 def one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
     """Return `value`; `UserError` unless it is one of `allowed`."""
     if value not in allowed:

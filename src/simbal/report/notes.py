@@ -63,19 +63,27 @@ def why_no_difference(rows: Sequence[Row], baseline: str | None) -> list[str]:
         return ["No difference is shown: the runs name several baselines; choose one with baseline=."]
     if len(rows) > 1 and all(row.arm.answers_to(baseline) for row in rows):
         return [f"No difference is shown: every arm is the baseline, {baseline}."]
+
+    def apart(arm: Arm, found: Sequence[Arm]) -> bool:
+        return len(found) == 1 and not {*arm.seeds} & {*found[0].seeds}
+
     arms = [row.arm for row in rows]
     others = [
-        (row.arm.name, len(found))
+        (row.arm, found)
         for row, found in zip(rows, rivals(arms, baseline), strict=True)
         if not row.arm.answers_to(baseline) and not row.differences
     ]
     reasons = (
         (
-            [name for name, n in others if n == 0],
+            [arm.name for arm, found in others if not found],
             f"no finished run has balancing={baseline}, the baseline, and all else the same (baseline= takes any arm)",
         ),
-        ([name for name, n in others if n > 1], f"several arms are the baseline, balancing={baseline}"),
-        ([name for name, n in others if n == 1], "it shares no seed with the baseline"),
+        ([arm.name for arm, found in others if len(found) > 1], f"several arms are the baseline, balancing={baseline}"),
+        ([arm.name for arm, found in others if apart(arm, found)], "it shares no seed with the baseline"),
+        (
+            [arm.name for arm, found in others if len(found) == 1 and not apart(arm, found)],
+            "the table has no number that is compared and that both have",
+        ),
     )
     return [f"No difference is shown for {listed(names)}: {why}." for names, why in reasons if names]
 

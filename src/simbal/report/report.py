@@ -160,7 +160,8 @@ def report_keys(lines: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"{line}{what}: give {', '.join(f'{name}=' for name in KINDS)}")
         allowed, meaning = KINDS[key]
         try:
-            keys[key] = yaml.safe_load(text)
+            read = float if key == "equivalence_margin" else yaml.safe_load  # YAML takes 1e-2 for a text
+            keys[key] = read(text)
         except (yaml.YAMLError, ValueError):  # also for a number that Python does not read
             keys[key] = None
         if not allowed(keys[key]):
