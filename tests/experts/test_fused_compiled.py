@@ -18,7 +18,7 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TYPES = {
     "order_R": "*i64", "ends_E": "*i32", "tiles_3T": "*i32", "chunks_3T": "*i32",
     "p_slot": "*fp32", "dp_slotC": "*fp32", "partial_SIJ": "*fp32",
-    "targets_C": "*i64", "nll_C": "*fp32", "lse_C": "*fp32", "counted": "*fp32", "z_coef": "fp32", "row_stride": "i32",
+    "targets_C": "*i64", "nll_C": "*fp32", "lse_C": "*fp32", "weight": "fp32", "z_coef": "fp32", "row_stride": "i32",
     "num_tiles": "i32", "num_chunks": "i32", "chunk_rows": "i32", "size": "i32",
 }  # fmt: skip
 WIDTHS = {256: (768, 1536), 128: (384,), 64: (192,)}  # the paper's models, and widths that only smaller blocks divide
@@ -102,6 +102,6 @@ def test_the_kernel_of_the_head_compiles_without_spills(capability, with_gradien
     from simbal.model.head_kernels import BLOCK, cross_entropy_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    constants = {"V": 100_277, "IGNORED": -100, "WITH_GRADIENT": with_gradient, "BLOCK": BLOCK}
+    constants = {"V": 100_277, "WITH_GRADIENT": with_gradient, "BLOCK": BLOCK}
     compiled = compile_kernel(cross_entropy_kernel, constants, {"num_warps": 8}, capability, "bf16", tmp_path)
     assert compiled[3] == 0, "spilled bytes"

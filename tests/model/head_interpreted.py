@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from simbal.model import head, head_kernels
-from simbal.model.head import IGNORED, head_loss
+from simbal.model.head import head_loss
 from simbal.model.head_kernels import cross_entropy
 
-Z_COEF, COUNTED = 0.1, torch.tensor(12.0)
+Z_COEF, N = 0.1, 13
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,12 @@ def several_ragged_blocks_a_row(monkeypatch):
 
 
 def case(dtype=torch.float32, padding=11):
-    """Logits whose rows are apart, and targets of which one does not count."""
+    """Logits whose rows are apart, and targets."""
     g = torch.Generator().manual_seed(0)
     apart = torch.full((13, 53 + padding), math.nan, dtype=dtype)
     logits_CV = apart[:, :53]
     logits_CV.copy_(4 * torch.randn(13, 53, generator=g))
     targets_C = torch.randint(0, 53, (13,), generator=g)
-    targets_C[3] = IGNORED
     return logits_CV, targets_C
 
 
@@ -33,14 +32,11 @@ def case(dtype=torch.float32, padding=11):
 def test_loss_and_gradient_are_those_of_cross_entropy_plus_z_loss(dtype, tolerance):
     logits_CV, targets_C = case(dtype)
     exact_CV = logits_CV.double().requires_grad_()
-    lse_C = exact_CV.logsumexp(-1)[targets_C != IGNORED]
-    loss = (
-        F.cross_entropy(exact_CV, targets_C, ignore_index=IGNORED, reduction="sum") + Z_COEF * lse_C.square().sum()
-    ) / 12
-    nll_C, got_lse_C = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, True)
-    torch.testing.assert_close(got_lse_C[targets_C != IGNORED], lse_C.float())
-    assert nll_C[3] == got_lse_C[3] == 0
-    torch.testing.assert_close((nll_C + Z_COEF * got_lse_C.square()).sum() / 12, loss.float())
+    lse_C = exact_CV.logsumexp(-1)
+    loss = F.cross_entropy(exact_CV, targets_C) + Z_COEF * lse_C.square().mean()
+    nll_C, got_lse_C = cross_entropy(logits_CV, targets_C, Z_COEF, N, True)
+    torch.testing.assert_close(got_lse_C, lse_C.float())
+    torch.testing.assert_close((nll_C + Z_COEF * got_lse_C.square()).mean(), loss.float())
     wanted = torch.autograd.grad(loss, exact_CV)[0]
     torch.testing.assert_close(logits_CV.double(), wanted, atol=tolerance, rtol=0)
 
@@ -48,16 +44,16 @@ def test_loss_and_gradient_are_those_of_cross_entropy_plus_z_loss(dtype, toleran
 def test_without_a_gradient_the_logits_stay_as_they_are():
     logits_CV, targets_C = case()
     before = logits_CV.clone()
-    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, N, False)
     torch.testing.assert_close(logits_CV, before, atol=0, rtol=0)
-    torch.testing.assert_close(nll_C, F.cross_entropy(before, targets_C, ignore_index=IGNORED, reduction="none"))
+    torch.testing.assert_close(nll_C, F.cross_entropy(before, targets_C, reduction="none"))
 
 
 @pytest.mark.parametrize("wrong", [53, -1])
 def test_a_target_that_is_no_token_makes_the_loss_nan(wrong):
     logits_CV, targets_C = case()
     targets_C[5] = wrong
-    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, N, False)
     assert nll_C.isnan().tolist() == [row == 5 for row in range(13)]
 
 
@@ -66,7 +62,7 @@ def test_a_target_that_is_no_token_makes_the_loss_nan(wrong):
 def test_a_logit_that_is_no_number_makes_the_loss_nan(value):
     logits_CV, targets_C = case()
     logits_CV[7, 50] = value
-    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, COUNTED, IGNORED, False)
+    nll_C, _ = cross_entropy(logits_CV, targets_C, Z_COEF, N, False)
     assert nll_C.isnan().tolist() == [row == 7 for row in range(13)]
 
 
@@ -77,7 +73,7 @@ def test_the_head_is_the_same_with_it_and_a_padded_vocabulary_chunk_by_chunk(mon
 
     def computed():
         loss = head_loss(*leaves, targets_N, Z_COEF)
-        return loss.loss, loss.nll_N, loss.lse_N, *torch.autograd.grad(loss.loss / 4, leaves)
+        return loss.loss, loss.nll_N, *torch.autograd.grad(loss.loss / 4, leaves)
 
     wanted = computed()
     monkeypatch.setattr(head, "OF_CHUNK", {"cpu": head.OF_CHUNK["cuda"]})

@@ -16,25 +16,23 @@ from simbal.model.matmul import mm
 
 OfChunk = tuple[Tensor, Tensor, Tensor | None]
 
-IGNORED = -100  # target of a position that does not count
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits of a chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
 MULTIPLE = {"cpu": 1, "cuda": 64}  # to which the vocabulary is padded: what the fast matrix products of CUDA ask for
 
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The head's loss, mean over counted tokens of nll + z_coef * lse^2, in nats; only `loss` is differentiable."""
+    """The head's loss, mean over tokens of nll + z_coef * lse^2, in nats; only `loss` is differentiable."""
 
     loss: Tensor
-    nll_N: Tensor  # -log p(target), 0 where ignored
-    lse_N: Tensor  # log of the softmax's normaliser, 0 where ignored
+    nll_N: Tensor  # -log p(target)
 
 
 def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
     """Compute the loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
 
     Raises:
-        RuntimeError: a target is neither in [0, V) nor `IGNORED`; on CUDA, where nobody waits for it, its loss is NaN.
+        RuntimeError: a target is not in [0, V); on CUDA, where nobody waits for it, its loss is NaN.
     """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
@@ -47,10 +45,9 @@ class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
-        nll_N, lse_N = (torch.zeros_like(targets_N, dtype=torch.float32) for _ in range(2))
-        counted = (targets_N != IGNORED).sum().clamp(min=1).float()
+        nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
         weight_PD = _padded(weight_VD, MULTIPLE[x_ND.device.type])
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
@@ -59,15 +56,15 @@ class _ChunkedHead(torch.autograd.Function):
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = of_chunk(
-                x_ND[chunk], weight_PD, len(weight_VD), targets_N[chunk], z_coef, counted, with_gradient
+                x_ND[chunk], weight_PD, len(weight_VD), targets_N[chunk], z_coef, len(x_ND), with_gradient
             )
             if dlogits_CP is not None:
                 dx_ND[chunk] = mm(dlogits_CP, weight_PD)
                 dweight_PD += mm(dlogits_CP.T, x_ND[chunk])
         if with_gradient:
             ctx.save_for_backward(dx_ND, dweight_PD[: len(weight_VD)].to(weight_VD.dtype))
-        ctx.mark_non_differentiable(nll_N, lse_N)
-        return (nll_N + z_coef * lse_N.square()).sum() / counted, nll_N, lse_N
+        ctx.mark_non_differentiable(nll_N)
+        return (nll_N + z_coef * lse_N.square()).sum() / len(x_ND), nll_N
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -90,25 +87,25 @@ def _padded(weight_VD: Tensor, multiple: int) -> Tensor:
 
 
 def _by_kernel(
-    x_CD: Tensor, weight_PD: Tensor, V: int, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
+    x_CD: Tensor, weight_PD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> OfChunk:
     """Return what `_by_torch` returns, padded, by one kernel on CUDA that needs no memory beside the logits."""
     from simbal.model.head_kernels import cross_entropy
 
     logits_CP = torch.mm(x_CD, weight_PD.T)
-    nll_C, lse_C = cross_entropy(logits_CP[:, :V], targets_C, z_coef, counted, IGNORED, with_gradient)
+    nll_C, lse_C = cross_entropy(logits_CP[:, :V], targets_C, z_coef, N, with_gradient)
     return nll_C, lse_C, logits_CP if with_gradient else None
 
 
 def _by_torch(
-    x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, counted: Tensor, with_gradient: bool
+    x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> OfChunk:
     """Return the negative log-likelihoods, the log-normalisers and the logits' gradient in their dtype, (C, V)."""
     logits_CV = mm(x_CD, weight_VD.T)
     exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
     if not with_gradient:
         return nll_C, lse_C, None
-    return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, counted).to(logits_CV.dtype)
+    return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, N).to(logits_CV.dtype)
 
 
 OF_CHUNK = {"cpu": _by_torch, "cuda": _by_kernel}
@@ -117,23 +114,18 @@ OF_CHUNK = {"cpu": _by_torch, "cuda": _by_kernel}
 def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the exp, its sums, the negative log-likelihoods and the log-normalisers of one chunk's softmax."""
     logits_CV = logits_CV.float()
-    ignored_C = targets_C == IGNORED
-    target_logits_C = logits_CV.gather(1, targets_C.masked_fill(ignored_C, 0)[:, None])[:, 0]
+    target_logits_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
     max_C1 = logits_CV.amax(1, keepdim=True)
     exp_CV = logits_CV.sub_(max_C1).exp_()
     total_C1 = exp_CV.sum(1, keepdim=True)
     lse_C = (max_C1 + total_C1.log())[:, 0]
-    return exp_CV, total_C1, (lse_C - target_logits_C).masked_fill(ignored_C, 0), lse_C.masked_fill(ignored_C, 0)
+    return exp_CV, total_C1, lse_C - target_logits_C, lse_C
 
 
-def _dlogits(
-    exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor
-) -> Tensor:
+def _dlogits(exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, N: int) -> Tensor:
     """Return the gradient of the loss with respect to the logits of one chunk, (C, V); overwrites `exp_CV`.
 
-    ((1 + 2 z_coef lse) p - onehot(target)) / counted with p = exp / total, and 0 where ignored.
+    ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total.
     """
-    weight_C = (targets_C != IGNORED) / counted
-    exp_CV *= (weight_C * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
-    targets_C1 = targets_C.clamp(min=0)[:, None]
-    return exp_CV.scatter_add_(1, targets_C1, -weight_C[:, None].float())
+    exp_CV *= (1 / N * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
+    return exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))

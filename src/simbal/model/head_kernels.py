@@ -15,41 +15,39 @@ BLOCK = 4096  # logits of a row that are read at once
 
 
 def cross_entropy(
-    logits_CV: Tensor, targets_C: Tensor, z_coef: float, counted: Tensor, ignored: int, with_gradient: bool
+    logits_CV: Tensor, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihoods and the log-normalisers; the logits' gradient takes the place of the logits.
 
     Args:
         logits_CV: with rows at any distance.
-        targets_C: tokens; a row whose target is `ignored` does not count.
+        targets_C: tokens.
         z_coef: of the z-loss.
-        counted: number of targets that count, in fp32.
-        ignored: the target that does not.
+        N: tokens over which the loss is the mean.
         with_gradient: whether to compute it; if not, the logits stay.
     """
     rows, V = logits_CV.shape
     assert logits_CV.stride(1) == 1, "the numbers of a row must lie side by side"
     nll_C, lse_C = (torch.empty_like(targets_C, dtype=torch.float32) for _ in range(2))
     cross_entropy_kernel[(rows,)](
-        logits_CV, logits_CV.stride(0), targets_C, nll_C, lse_C, counted, z_coef,
-        V=V, IGNORED=ignored, WITH_GRADIENT=with_gradient, BLOCK=BLOCK, num_warps=8,
+        logits_CV, logits_CV.stride(0), targets_C, nll_C, lse_C, z_coef, 1 / N,
+        V=V, WITH_GRADIENT=with_gradient, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return nll_C, lse_C
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_CV, row_stride, targets_C, nll_C, lse_C, counted, z_coef,
-    V: tl.constexpr, IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits_CV, row_stride, targets_C, nll_C, lse_C, z_coef, weight,
+    V: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute lse = log sum exp(logits), nll = lse - logits[target] and (1 + 2 z lse) p - onehot(target), by counted.
+    """Compute lse = log sum exp(logits), nll = lse - logits[target] and ((1 + 2 z lse) p - onehot(target)) * weight.
 
     Each of BLOCK lanes keeps the largest logit it has seen and the sum of exponentials relative to it.
     """
     row = tl.program_id(0)
     target = tl.load(targets_C + row)
     row_at = logits_CV + row.to(tl.int64) * row_stride
-    counts = target != IGNORED
     # before the sums, at which warps wait for one another: later, a faster one may have put a gradient there
     logit = tl.load(row_at + target, mask=(target >= 0) & (target < V), other=float("nan")).to(tl.float32)
     lane = tl.arange(0, BLOCK)
@@ -62,10 +60,9 @@ def cross_entropy_kernel(
         largest = larger
     peak = tl.max(largest)
     lse = peak + tl.log(tl.sum(total * tl.exp(largest - peak)))
-    tl.store(nll_C + row, tl.where(counts, lse - logit, 0.0))
-    tl.store(lse_C + row, tl.where(counts, lse, 0.0))
+    tl.store(nll_C + row, lse - logit)
+    tl.store(lse_C + row, lse)
     if WITH_GRADIENT:
-        weight = tl.where(counts, 1.0 / tl.load(counted), 0.0)
         for first in range(0, V, BLOCK):
             at = row_at + first + lane
             p = tl.exp(tl.load(at, mask=first + lane < V, other=float("-inf")).to(tl.float32) - lse)
