@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from simbal.runs.folder import RunFolder
+from simbal.training import checkpoint
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from simbal.training.stop import StopRequest
@@ -17,12 +18,12 @@ from tests.training.run_files import assert_same_run
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGUSR2: 140}
 
 
-def signal_in(monkeypatch, method, step, number):
+def signal_in(monkeypatch, method, step, number, fn="fit"):
     """Send the signal to this process when `method` of the module is called in that step for the first time."""
     original, sent = getattr(LitMoE, method), []
 
     def run(self, *args, **kwargs):
-        if self.global_step == step and self.trainer.state.fn == "fit" and not sent:
+        if self.global_step == step and self.trainer.state.fn == fn and not sent:
             sent.append(os.kill(os.getpid(), number))
         return original(self, *args, **kwargs)
 
@@ -57,6 +58,22 @@ def test_it_saves_and_goes_on_to_the_same_result(
     assert f"going on from step {int(saved[5:13])} of " in capsys.readouterr().out
     assert_same_run(whole, stopped)
     assert RunFolder(stopped.path).read_record()["warnings"] == []
+
+
+@pytest.mark.parametrize(("step", "checkpoints"), [(0, []), (12, ["step-00000012.ckpt", "step-00000008.ckpt"])])
+def test_it_stops_in_a_validation_before_training_or_after_it(
+    small_spec, finished, monkeypatch, capsys, step, checkpoints
+):
+    whole, stopped = finished(), small_spec()
+    with monkeypatch.context() as patch:
+        signal_in(patch, "validation_step", step, signal.SIGTERM, fn="validate")
+        with pytest.raises(SystemExit) as end:
+            train(stopped)
+    assert end.value.code == 143
+    assert f"stopped by SIGTERM at step {step}: " in capsys.readouterr().out
+    assert [path.name for path in checkpoint.in_folder(stopped.path / "checkpoints")] == checkpoints
+    train(stopped)
+    assert_same_run(whole, stopped)
 
 
 @pytest.mark.parametrize("method", ["training_step", "validation_step"])

@@ -163,6 +163,7 @@ class Saving(Checkpoint):
             keep_weights_every: steps between weights that all stay, for analyses; 0: never.
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
+        self.start = 0  # the step from which the run goes on
         self.saved: Callable[[], None] = lambda: None  # called on the first rank, for all, once a checkpoint is there
         self.request = StopRequest()
         self._listening = ExitStack()
@@ -173,8 +174,18 @@ class Saving(Checkpoint):
         self._listening.enter_context(self.request.listening())
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Stop listening, as what comes after the last step can be done again."""
+        """Stop listening."""
         self._listening.close()
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Listen in a validation before training and after it, too: on several ranks Lightning's handlers deadlock."""
+        if trainer.state.fn != "fit":
+            self._listening.enter_context(self.request.listening())
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Stop listening, if training does not go on."""
+        if trainer.state.fn != "fit":
+            self._listening.close()
 
     def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
         """Stop listening, however training ends."""
@@ -203,12 +214,15 @@ class Saving(Checkpoint):
     ) -> None:
         """Save and stop within a validation if a signal has come for which nobody else waits.
 
-        The validation is made again, whole, when the run goes on.
+        The validation is made again, whole, when the run goes on. Before training and after it nothing is to be saved.
 
         Raises:
             StoppedError: such a signal has come.
         """
-        if trainer.state.fn == "fit" and (number := largest(self.request.urgent)):
+        if trainer.state.fn != "fit":
+            if number := largest(self.request.number):
+                self.request.obey(number, max(self.start, trainer.global_step))
+        elif number := largest(self.request.urgent):
             trainer.fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end()
             self._save(trainer)
             raise StoppedError(number, trainer.global_step)

@@ -214,6 +214,7 @@ def fit(
             telemetry.log_validation(trainer, step)
 
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
+    saving.start = start.step
     telemetry.rewind(start.curves)
     loggers.attach(trainer, spec, folder, start.step, telemetry.rows)
     if is_validated(start.step, keys.val_every, keys.val_at) and not telemetry.validated(start.step):
