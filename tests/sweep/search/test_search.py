@@ -137,7 +137,14 @@ def test_several_objectives_have_a_front(app):
 def test_an_objective_that_is_not_measured_is_one_sentence(app):
     search = app.run(COEF, "hydra.sweeper.n_trials=1", "hydra.sweeper.objectives=[val/pp]")
     assert search.returncode == 1
-    assert "has measured no val/pp; it has val/ppl, val/min_pes, val/max_vio, tokens_per_second" in search.stderr
+    assert search.stderr.startswith("error: hydra.sweeper.objectives: no run measures val/pp; there is val/ppl, ")
+    assert not app.started
+
+
+def test_an_objective_that_these_runs_do_not_measure_is_one_sentence(app):
+    search = app.run(COEF, "hydra.sweeper.n_trials=1", "hydra.sweeper.objectives=[val/entropy]")
+    assert search.returncode == 1
+    assert "has measured no val/entropy; it has val/ppl, val/min_pes, val/max_vio, tokens_per_second" in search.stderr
 
 
 def test_a_grid_runs_every_point_once_and_tells_of_failed_ones(app):

@@ -1,6 +1,7 @@
 """The keys of `hydra/sweeper=optuna`, and what each may be; optuna is not imported here."""
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from simbal.config.values import one_of
@@ -47,6 +48,7 @@ class SearchSettings:
             )
         if self.pruner != "none" and len(self.objectives) > 1:
             raise UserError(f"hydra.sweeper.pruner={self.pruner} needs a single objective, not {len(self.objectives)}")
+        self._check_objectives()
         for key in ("n_trials", "n_jobs", "pruner_startup_trials"):
             value = getattr(self, key)
             if value is not None and value < 1:
@@ -55,3 +57,13 @@ class SearchSettings:
             raise UserError(f"hydra.sweeper.sampler_seed={self.sampler_seed} must be at least 0")
         if not 0 <= self.max_failure_rate <= 1:
             raise UserError(f"hydra.sweeper.max_failure_rate={self.max_failure_rate} must lie between 0 and 1")
+
+    def _check_objectives(self) -> None:
+        from simbal.metrics.aliases import current  # which every command would import
+        from simbal.metrics.table import NUMBERS
+
+        measured = [metric.key for metric in NUMBERS]
+        for objective in self.objectives:
+            if current(objective) not in measured:
+                nearest = ", ".join(get_close_matches(objective, measured, 3, 0))
+                raise UserError(f"hydra.sweeper.objectives: no run measures {objective}; there is {nearest}")
