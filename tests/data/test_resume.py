@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -224,7 +225,21 @@ def cut(partial: Path) -> None:
     os.truncate(partial / "train" / "tokens.bin", 10)
 
 
-@pytest.mark.parametrize("damage", [renamed, cut])
+def flipped(name: str) -> Callable[[Path], None]:
+    """One bit of a file of the build is another one."""
+
+    def flip(partial: Path) -> None:
+        content = bytearray((partial / name).read_bytes())
+        content[3] ^= 1
+        (partial / name).write_bytes(content)
+
+    return flip
+
+
+FILES = ("train/tokens.bin", "train/docs.idx", "validation/digests.bin", "journal.json")
+
+
+@pytest.mark.parametrize("damage", [renamed, cut, *map(flipped, FILES)])
 def test_what_does_not_fit_is_not_gone_on_with(corpus, stopped, whole, capsys, damage):
     with pytest.raises(KeyboardInterrupt):
         stopped(KeyboardInterrupt(), 70)

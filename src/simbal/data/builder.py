@@ -26,14 +26,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from simbal.data.document import SPLITS, Document, Encoder, Source
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
 from simbal.data.sources.records import LARGEST
-from simbal.data.splits import SplitWriter, facts_of, sizes, token_dtype
+from simbal.data.splits import SplitWriter, facts_of, hash_of, sizes, token_dtype
 from simbal.data.verification import fingerprints, write_meta
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes, remove_parts, replace_text
 
 GROUP = 1 << 20  # bytes of text that a thread encodes at once
 MOST = 1 << 27  # bytes of text that wait for a thread, but for one group, which may be a single long document
-NAME = "journal.json"
+NAME, CHECKSUM = "journal.json", "checksum"  # the latter of all else in it
 FORMAT = 3  # to be raised when the same config would give other files
 
 Report = Callable[[float, int, int, int], None]  # of a build: share of the input, documents, tokens, bytes of text
@@ -98,14 +98,17 @@ class Journal:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     ends: bool = False  # whether ends of documents are held out, as no whole one is
+    sha256: dict[str, list[str]] = field(default_factory=dict)  # of each split's files, in hex, as `sizes` names them
 
     @classmethod
     def read(cls, folder: Path) -> "Journal":
         """Return the journal that an interrupted build left, or an empty one if there is none that makes sense."""
         try:
             state = orjson.loads(read_bytes(folder / NAME, LARGEST))
+            if state.pop(CHECKSUM) != _checksum(state):
+                return cls()
             journal = cls(**state | {"skipped": Counter(state["skipped"])})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
         return journal if journal.whole else cls()
 
@@ -124,7 +127,11 @@ class Journal:
 
     def write(self, folder: Path) -> None:
         """Replace the file atomically, as the process may be killed at any moment."""
-        replace_text(folder / NAME, json.dumps(vars(self)))
+        replace_text(folder / NAME, json.dumps(vars(self) | {CHECKSUM: _checksum(vars(self))}))
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 class _Input:
@@ -218,23 +225,29 @@ def build_progress(visible: bool) -> Iterator[Report]:
 
 
 def _begin(folder: Path, units: list[str], vocab_size: int, ends: bool) -> Journal:
-    """Return the journal to go on with; start over if the units are others by now, or some of the files are gone.
+    """Return the journal to go on with; start over if the units are others by now, or the files are not as it says.
 
     `ends`: whether ends of documents can be held out; a journal that says they were, and they cannot, is forgotten.
     """
     journal = Journal.read(folder)
-    whole = all(
-        (file := folder / split / name).is_file() and file.stat().st_size >= size
-        for split in SPLITS
-        for name, size in sizes(vocab_size, journal.documents[split], journal.tokens[split]).items()
-    )
-    if journal.planned == units and whole and (ends or not journal.ends):
+    if journal.planned == units and (ends or not journal.ends) and _is_whole(folder, journal, vocab_size):
         remove_parts(folder)
         return journal
-    if journal.units:
+    if (folder / NAME).is_file():
         print("what an interrupted build left does not fit these inputs: starting over", file=sys.stderr)
     _empty(folder)
     return Journal(planned=units)
+
+
+def _is_whole(folder: Path, journal: Journal, vocab_size: int) -> bool:
+    """Whether all files of both splits have what the journal says of them, if it says anything yet."""
+    for split, sha256_of_files in journal.sha256.items():
+        of_split = sizes(vocab_size, journal.documents[split], journal.tokens[split])
+        for (name, size), expected in zip(of_split.items(), sha256_of_files, strict=True):
+            file = folder / split / name
+            if not file.is_file() or hash_of(file, size).hexdigest() != expected:
+                return False
+    return True
 
 
 def _empty(folder: Path) -> None:
@@ -254,6 +267,7 @@ def _commit(
     for split, writer in writers.items():
         writer.sync()
         journal.documents[split], journal.tokens[split] = writer.documents, writer.end
+        journal.sha256[split] = writer.sha256
     journal.units.append(unit)
     journal.inputs += [
         {"name": name, **given.counts, "text_sha256": given.text.hexdigest()} for name, given in inputs.items()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 17  # tokens read at once: with their counts they stay in a core's cache
+Hash = Any  # what hashlib.sha256 returns, whose class has no public name
 END = 8  # bytes of a document's end in docs.idx
 DIGEST = 32  # bytes of a document's sha256
 
@@ -41,18 +42,25 @@ class SplitWriter:
         self.documents, self.end = documents, tokens
         self._dtype = np.dtype(token_dtype(vocab_size))
 
-        self._files = []
+        self._files, self._hashes = [], list[Hash]()
         for name, size in sizes(vocab_size, documents, tokens).items():
             self._files.append(stack.enter_context((folder / name).open("ab")))
             self._files[-1].truncate(size)
+            self._hashes.append(hash_of(folder / name, size))
 
     def write(self, ids: NDArray[np.uint32], digest: bytes) -> None:
         """Append one document, its end of text included; its ids must be below the vocabulary size."""
         self.end += len(ids)
         self.documents += 1
         contents = (ids.astype(self._dtype).tobytes(), self.end.to_bytes(END, "little"), digest)
-        for file, content in zip(self._files, contents, strict=True):
+        for file, of_file, content in zip(self._files, self._hashes, contents, strict=True):
             file.write(content)
+            of_file.update(content)
+
+    @property
+    def sha256(self) -> list[str]:
+        """The sha256 of each file so far, in hex."""
+        return [of_file.hexdigest() for of_file in self._hashes]
 
     def sync(self) -> None:
         """Flush the files to the disk."""
@@ -70,6 +78,16 @@ def sizes(vocab_size: int, documents: int, tokens: int) -> dict[str, int]:
     """Return the bytes of each file of a split, by name."""
     width = np.dtype(token_dtype(vocab_size)).itemsize
     return {"tokens.bin": tokens * width, "docs.idx": documents * END, "digests.bin": documents * DIGEST}
+
+
+def hash_of(file: Path, size: int) -> Hash:
+    """Return the sha256 of the first `size` bytes of a file, or of all if it has no more, to go on with."""
+    found, view = sha256(), memoryview(bytearray(1 << 20))
+    with file.open("rb") as opened:
+        while size and (count := opened.readinto(view[: min(size, len(view))])):
+            found.update(view[:count])
+            size -= count
+    return found
 
 
 def facts_of(folder: Path, dtype: str, byte_len: NDArray[np.uint16], eot: int) -> tuple[SplitFacts, str]:
