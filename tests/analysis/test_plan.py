@@ -187,12 +187,21 @@ def test_of_the_gpus_only_the_rate_of_one_h200_is_called_measured():
 
 @pytest.mark.parametrize(
     ("changes", "backend"),
-    [({}, "fused"), ({"precision": "32-true"}, "torch"), ({"d_expert": 100}, "torch"), ({"backend": "torch"}, "torch")],
+    [
+        ({}, "fused"),
+        ({"precision": "32-true"}, "torch"),
+        ({"d_expert": 100}, "torch"),
+        ({"bias": True}, "reference"),
+        ({"backend": "torch"}, "torch"),
+    ],
 )
 def test_the_memory_is_that_of_the_backend_which_training_takes(changes, backend):
-    found = planned(gpus=1, **changes).record["memory"]["one device"]
+    record = planned(gpus=1, **changes).record
+    found = record["memory"]["one device"]
+    assert record["backend"] == backend
+    assert f"experts={backend}" in " ".join(shown(planned(gpus=1, **changes)).split())
     assert found == planned(gpus=1, **changes | {"backend": backend}).record["memory"]["one device"]
-    other = {"fused": "torch", "torch": "fused"}[backend]
+    other = {"fused": "torch"}.get(backend, "fused")
     assert found != planned(gpus=1, **changes | {"backend": other}).record["memory"]["one device"]
 
 

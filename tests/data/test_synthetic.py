@@ -54,7 +54,7 @@ def test_validation_has_documents_of_its_own(chain):
 def test_impossible_chains_are_refused(chain):
     for changed, sentence in (
         ({"branching": SYMBOLS + 1}, "data.branching=32 must lie between 1 and 31"),
-        ({"vocab_size": 8192, "branching": 513}, "their product may be 4,194,304"),
+        ({"vocab_size": 8192, "branching": 2049}, "their product may be 16,777,216"),
         ({"documents": 0}, "data.documents=0 must be at least 1"),
         ({"document_tokens": 0}, "data.document_tokens=0 must be at least 1"),
     ):

@@ -172,10 +172,24 @@ def test_a_run_trains_on_when_its_server_fails_and_says_so(logging_spec, finishe
     train(spec)
     assert_same_run(finished(), spec)
     (said,) = RunFolder(spec.path).read_record()["warnings"]
-    assert "has nothing from step 6 on (ConnectionError: no route to " in said
+    assert "MLflow has nothing from step 6 on (ConnectionError: no route to " in said
     assert said.endswith("); metrics.jsonl has it")
     assert f"warning: {said}\n" in capsys.readouterr().out
     monkeypatch.undo()
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_when_its_server_fails_at_once_and_at_its_end(logging_spec, finished, monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("no route")
+
+    for method in ("log_hyperparams", "finalize"):
+        monkeypatch.setattr(MLFlowLogger, method, fail)
+    spec = logging_spec("logger=mlflow")
+    train(spec)
+    assert_same_run(finished(), spec)
+    (said,) = RunFolder(spec.path).read_record()["warnings"]
+    assert said == "MLflow has nothing of this run (ConnectionError: no route); metrics.jsonl has it"
 
 
 @pytest.mark.slow

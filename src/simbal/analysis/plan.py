@@ -56,6 +56,7 @@ class Plan:
     memory_share: float
     metrics: dict[str, float]  # as `DEFINITION` has them
     memory: dict[str, dict[str, Any]]  # of a device by strategy: bytes by part, what fits
+    backend: str  # of the experts
 
 
 def plan(
@@ -137,6 +138,7 @@ def plan(
         "rate": asdict(planned.rate),
         "metrics": planned.metrics,
         "memory": planned.memory,
+        "backend": of_experts,
     }
     return Finding([_of_run(planned), _of_memory(planned)], notes(planned), record)
 
@@ -235,6 +237,8 @@ def _of_validations(recipe: Recipe, found: dict[str, float]) -> list[tuple[str, 
 def _of_memory(plan: Plan) -> Table:
     recipe = plan.recipe
     title = f"memory of a device, GB: {recipe.micro_batch} x {recipe.seq_len} tokens at a time in {recipe.precision}"
+    if recipe.shape.num_experts:
+        title += f", experts={plan.backend}"
     grid = new_grid(title, "", *plan.memory)
     parts = {
         "weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments",
@@ -278,6 +282,8 @@ def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
 
 def _automatic_backend(recipe: Recipe, hardware: Hardware) -> str:
     """Return the backend that experts=auto takes there: `fused` for bf16 on CUDA, if it has blocks for the widths."""
+    if recipe.shape.bias:
+        return "reference"
     in_bf16 = hardware.accelerator == "cuda" and recipe.precision != "32-true"
     return "fused" if in_bf16 and config_for(recipe.shape.d_model, recipe.shape.d_expert, math.inf) else "torch"
 
@@ -331,7 +337,7 @@ def _planned(
     }
     limit = memory_share * hardware.memory_bytes
     memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
-    return Plan(recipe, hardware, gpus, runs, at_once, rate, memory_share, metrics, memory)
+    return Plan(recipe, hardware, gpus, runs, at_once, rate, memory_share, metrics, memory, backend)
 
 
 def _other_work(recipe: Recipe, counted: Parameters, gpus: int) -> dict[str, float]:

@@ -88,6 +88,8 @@ def check_together(config: Config) -> None:
     betas = config.optim.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"optim.betas={betas} must be two numbers of at least 0 and below 1")
+    if not config.optim.eps:
+        raise UserError("optim.eps=0 must be above 0: a gradient of 0 would be divided by 0")
     check_sizes(config.model)
     _check_router(config.model, config.router, config.balancing)
     _check_balancing(config.balancing, config.trainer.max_steps)

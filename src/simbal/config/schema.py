@@ -187,7 +187,7 @@ class OptimConfig:
     lr: Annotated[float, Key("peak, after the warm-up", least=0)]
     weight_decay: Annotated[float, Key("of matrices, in units of the rate", least=0)]
     betas: Annotated[list[float], Key("of AdamW's two moments")]
-    eps: Annotated[float, Key("of AdamW's denominator", above=0)]
+    eps: Annotated[float, Key("of AdamW's denominator", least=0)]
     decay_router: Annotated[bool, Key("weight decay for the router too")]
     warmup_steps: Annotated[int, Key("in which the rate rises to lr; from there it falls along a cosine", least=0)]
     z_loss_coef: Annotated[float, Key("of the language-model head, not of the router", least=0)]

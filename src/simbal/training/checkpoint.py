@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,12 @@ def in_folder(folder: Path) -> list[Path]:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of the periodic checkpoints in a folder."""
-    return sum(file.stat().st_size for path in in_folder(folder) for file in (path, *path.glob("*")) if file.is_file())
+    """Return the bytes of the periodic checkpoints in a folder, in which another process may be at work."""
+    found = 0
+    for path in in_folder(folder):
+        with suppress(FileNotFoundError):
+            found += sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
+    return found
 
 
 def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, Any]], str | None]) -> Start:
@@ -158,7 +162,7 @@ class Saving(Checkpoint):
 
         Args:
             folder: the folder of the checkpoints.
-            every: steps between two checkpoints; the two newest stay.
+            every: steps between two checkpoints, of which the last step has one too; the two newest stay.
             seconds: the age of the last checkpoint at which one is due too; 0: never.
             keep_weights_every: steps between weights that all stay, for analyses; 0: never.
         """
@@ -204,7 +208,7 @@ class Saving(Checkpoint):
         if self.keep_weights_every and step % self.keep_weights_every == 0:
             trainer.save_checkpoint(weights_file(self.folder, step), weights_only=True)
         number = largest(self.request.number)
-        if number or step % self.every == 0 or self._time_is_up():
+        if number or step % self.every == 0 or step == trainer.max_steps or self._time_is_up():
             self._save(trainer)
         if number:
             self.request.obey(number, step)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import orjson
@@ -138,11 +138,17 @@ def _is_in_mlflow(client: Any, run_id: str) -> bool:
 class _ServedLogger(Logger):
     """A logger whose server may fail while a run trains: from then on nothing is logged there, and the run says so."""
 
+    server: ClassVar[str]
     lost = ""  # a sentence, once that has happened
 
     def send(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Log metrics; raises whatever the library of the server does."""
         raise NotImplementedError
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Log the config."""
+        with self.losing("of this run"):
+            super().log_hyperparams(params, *args, **kwargs)  # type: ignore[safe-super]
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics, if nothing is lost yet; called by Lightning."""
@@ -163,12 +169,14 @@ class _ServedLogger(Logger):
             yield
         except Exception as error:  # of requests, a database or a process: each library has its own
             said = f"{type(error).__name__}: {redacted(str(error).partition(chr(10))[0])}"
-            self.lost = f"{self.name} has nothing {what} ({said:.200}); metrics.jsonl has it"
+            self.lost = self.lost or f"{self.server} has nothing {what} ({said:.200}); metrics.jsonl has it"
             log.warning("%s", self.lost)
 
 
 class _MLFlowLogger(_ServedLogger, MLFlowLogger):
     """A logger that leaves out what the store already has of a metric at a step, as the store keeps duplicates."""
+
+    server = "MLflow"
 
     @cached_property
     def logged(self) -> set[tuple[str, int]]:
@@ -214,6 +222,8 @@ def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
 
 class _WandbLogger(_ServedLogger, WandbLogger):
     """A logger that ends its run when training fails, so that the process that writes it ends too."""
+
+    server = "Weights & Biases"
 
     def send(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Log metrics."""

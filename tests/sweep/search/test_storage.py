@@ -1,5 +1,6 @@
 """Where a study is kept, what a broken or unreachable place says, and that no password is ever written."""
 
+import json
 import os
 import shutil
 import signal
@@ -127,12 +128,47 @@ def test_a_search_does_not_go_on_with_a_file_that_says_something_else_now(app):
     assert len(app.started) == 2
 
 
-def test_a_study_of_a_version_that_compared_overrides_goes_on(app):
-    app.run("name=s", COEF, "hydra.sweeper.n_trials=1")
+def as_of_an_older_version(app, fixed: dict[str, str], *without: str) -> None:
+    """The study says what a version said that compared overrides; or its config lacks keys."""
     with sqlite3.connect(app.folder / "outputs" / "s" / "study.db") as database:
-        database.execute("UPDATE study_user_attributes SET key = 'fixed', value_json = '{}' WHERE key = 'config'")
-    assert app.run("name=s", COEF, "hydra.sweeper.n_trials=2").returncode == 0
-    assert "has other keys" in app.run("name=s", COEF, "hydra.sweeper.n_trials=2", "optim.lr=1").stderr
+        select = "SELECT value_json FROM study_user_attributes WHERE key = 'config'"
+        config = json.loads(database.execute(select).fetchone()[0])
+        change = (
+            ("fixed", json.dumps(fixed))
+            if not without
+            else ("config", json.dumps({k: config[k] for k in config.keys() - {*without}}))
+        )
+        database.execute("UPDATE study_user_attributes SET key = ?, value_json = ? WHERE key = 'config'", change)
+
+
+def test_a_study_of_a_version_that_compared_overrides_goes_on_by_the_command_that_began_it(app):
+    how = ("name=s", COEF, "hydra.sweeper.n_trials=2", "optim.lr=1e-2")
+    app.run(*how, "hydra.sweeper.n_trials=1")
+    as_of_an_older_version(app, {"data=synthetic": "", "optim.lr=0.01": ""})
+    assert (
+        "has other overrides: optim.lr=0.01 is missing; optim.lr=0.05 is new" in app.run(*how, "optim.lr=5e-2").stderr
+    )
+    assert app.run(*how).returncode == 0
+    assert "has other keys: optim.lr=0.01, not optim.lr=0.05" in app.run(*how, "optim.lr=5e-2").stderr
+
+
+def test_a_study_of_a_version_with_fewer_keys_goes_on_if_they_are_as_they_were(app):
+    how = ("name=s", COEF, "hydra.sweeper.n_trials=2")
+    app.run(*how, "hydra.sweeper.n_trials=1")
+    as_of_an_older_version(app, {}, "trainer.compile", "model.bias")
+    assert (
+        "has other keys: trainer.compile=false, not trainer.compile=true"
+        in app.run(*how, "trainer.compile=true").stderr
+    )
+    assert app.run(*how).returncode == 0
+
+
+def test_what_is_fixed_below_a_group_that_is_searched_counts(app):
+    how = ("name=s", "model=tiny,small", "hydra.sweeper.n_trials=2")
+    app.run(*how, "hydra.sweeper.n_trials=1")
+    other = app.run(*how, "model.num_experts=8")
+    assert "has other keys: model.num_experts=16, not model.num_experts=8" in other.stderr
+    assert len(app.started) == 1
 
 
 def test_keys_that_cannot_change_a_result_may_differ(app):

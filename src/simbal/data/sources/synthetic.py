@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simbal.data.document import SPLITS, Document, digest_of
 from simbal.errors import UserError
 
-MOST_SUCCESSORS = 2**22  # in all: each takes some 40 bytes while documents are made
+MOST_SUCCESSORS = 2**24  # in all: each takes some 40 bytes while documents are made
 CHAIN, WALK = 0, 1  # keep the random streams of successors and of documents apart
 
 
@@ -50,11 +50,6 @@ class Synthetic:
     def __post_init__(self) -> None:
         if not 1 <= self.branching < self.vocab_size:
             raise UserError(f"data.branching={self.branching} must lie between 1 and {self.vocab_size - 1} symbols")
-        if self.vocab_size * self.branching > MOST_SUCCESSORS:
-            raise UserError(
-                f"data.branching={self.branching} of data.vocab_size={self.vocab_size} makes a chain too large: "
-                f"their product may be {MOST_SUCCESSORS:,}"
-            )
 
     def identity(self) -> dict[str, Any]:
         """Return all keys of the source, as each of them decides the documents."""
@@ -65,7 +60,16 @@ class Synthetic:
         return ["chain"]
 
     def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
-        """Yield the training documents, then those of validation; none is skipped."""
+        """Yield the training documents, then those of validation; none is skipped.
+
+        Raises:
+            UserError: the chain is too large to be held.
+        """
+        if self.vocab_size * self.branching > MOST_SUCCESSORS:
+            raise UserError(
+                f"data.branching={self.branching} of data.vocab_size={self.vocab_size} makes a chain too large: "
+                f"their product may be {MOST_SUCCESSORS:,}"
+            )
         successors = [self._successors(symbol) for symbol in range(self.vocab_size - 1)]
         total = self.documents + math.ceil(self.documents / self.validation_one_in)
         for index in range(total):

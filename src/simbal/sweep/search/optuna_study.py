@@ -3,6 +3,7 @@
 `n_trials` counts all of its trials, so that the same command given again does what is missing.
 """
 
+import json
 import os
 import random
 import socket
@@ -13,7 +14,8 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.errors import UserError
+from simbal.config.schema import can_change_result, every_key
+from simbal.errors import UserError, redacted
 from simbal.metrics.aliases import current
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
@@ -34,6 +36,7 @@ _PARTS = {
     "space": "search space",
     "replicates": "replicates",
     "config": "keys",
+    OVERRIDES: "overrides",
 }
 
 
@@ -87,39 +90,46 @@ class OptunaStudy:
 
     def _require_same(self) -> dict[str, dict[str, str]]:
         """Return what the study does not say of itself yet; `UserError` if it searches something else."""
-        asked = {
-            "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
-            "space": self.space.describe(),
-            "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
-            "config": self.config,
-        }
         if not self.inner.directions:
             raise ContentError("it has no directions")
         kept = dict(self.inner.user_attrs)
+        older = OVERRIDES in kept and "config" not in kept
+        asked = self._asked() | ({OVERRIDES: self._overrides()} if older else {})
         if isinstance(kept.get("objectives"), dict):  # of an older version, under the names of its time
             kept["objectives"] = {
                 part: ",".join(map(current, str(names).split(","))) for part, names in kept["objectives"].items()
             }
         missing = {part: value for part, value in asked.items() if part not in kept}
-        if missing and self.trials() and not (missing.keys() == {"config"} and OVERRIDES in kept):
+        if missing and self.trials() and not (older and missing.keys() == {"config"}):
             if not any(RUNS in trial.user_attrs for trial in self.trials()):
                 raise UserError(f"the study {self.name} is not one of simbal: choose another hydra.sweeper.study_name")
             raise ContentError(f"its {_PARTS[next(iter(missing))]} are missing")
         asked["directions"] = {"directions": ",".join(self.settings.directions)}
         kept["directions"] = {"directions": ",".join(d.name.lower() for d in self.inner.directions)}
         for part, title in _PARTS.items():
-            if part in missing:
+            if part in missing or part not in asked:
                 continue
             before, now = kept[part], asked[part]
-            if part == "config":  # another version may have other keys, and another option too
-                common = before.keys() & now.keys()
-                before, now = ({key: keys[key] for key in sorted(common)} for keys in (before, now))
+            if part == "config":
+                before = _of_then(now) | before
             if before != now:
                 raise UserError(
                     f"the study {self.name} has other {title}: {_differences(before, now)}; "
                     "give the command that began it, or choose another hydra.sweeper.study_name"
                 )
         return missing
+
+    def _asked(self) -> dict[str, dict[str, str]]:
+        return {
+            "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
+            "space": self.space.describe(),
+            "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
+            "config": self.config,
+        }
+
+    def _overrides(self) -> dict[str, str]:
+        fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
+        return dict.fromkeys(sorted(map(redacted, fixed)), "")
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in one of `states`, or all."""
@@ -235,6 +245,11 @@ def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSa
 def _point(trial: FrozenTrial) -> dict[str, Any]:
     """Return a trial's parameters, those included with which it was queued."""
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
+
+
+def _of_then(config: dict[str, str]) -> dict[str, str]:
+    """Return what held before there were the keys of a config that an older version had not."""
+    return {name: json.dumps(key.before) for name, _, key in every_key() if key.before is not ... and name in config}
 
 
 def _differences(kept: dict[str, str], asked: dict[str, str]) -> str:

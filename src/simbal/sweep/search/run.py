@@ -127,7 +127,7 @@ def _shared_config(spec: RunSpec, space: SearchSpace, replicates: str | None) ->
     own = {key.lstrip("+") for key in space.distributions} | ({replicates} if any(space.replicates) else set())
     values = {group: option for group, option in spec.choices.items() if can_change_result(group)}
     values |= result_keys(spec.written)
-    return {key: json.dumps(value) for key, value in values.items() if not {key, key.partition(".")[0]} & own}
+    return {key: json.dumps(value) for key, value in values.items() if key not in own}
 
 
 def _default_storage(settings: SearchSettings, folder: Path, name: str) -> str:
