@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 17  # tokens read at once: with their counts they stay in a core's cache
-Hash = Any  # what hashlib.sha256 returns, whose class has no public name
 END = 8  # bytes of a document's end in docs.idx
 DIGEST = 32  # bytes of a document's sha256
+Hash = Any  # what hashlib.sha256 returns, whose class has no public name
 
 
 @dataclass(frozen=True)

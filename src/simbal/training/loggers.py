@@ -141,10 +141,6 @@ class _ServedLogger(Logger):
     server: ClassVar[str]
     lost = ""  # a sentence, once that has happened
 
-    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Log metrics; raises whatever the library of the server does."""
-        raise NotImplementedError
-
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Log the config."""
         with self.losing("of this run"):
@@ -154,7 +150,7 @@ class _ServedLogger(Logger):
         """Log metrics, if nothing is lost yet; called by Lightning."""
         if not self.lost:
             with self.losing(f"from step {step} on"):
-                self.send(metrics, step)
+                super().log_metrics(dict(metrics), step)  # type: ignore[safe-super]
 
     def finalize(self, status: str = "success") -> None:
         """Say how the run stands; called by Lightning, also while it fails for another reason."""
@@ -173,10 +169,8 @@ class _ServedLogger(Logger):
             log.warning("%s", self.lost)
 
 
-class _MLFlowLogger(_ServedLogger, MLFlowLogger):
+class _NewMetrics(MLFlowLogger):
     """A logger that leaves out what the store already has of a metric at a step, as the store keeps duplicates."""
-
-    server = "MLflow"
 
     @cached_property
     def logged(self) -> set[tuple[str, int]]:
@@ -188,10 +182,16 @@ class _MLFlowLogger(_ServedLogger, MLFlowLogger):
             for metric in client.get_metric_history(run_id, key)
         }
 
-    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics that are new at this step."""
         if new := {key: value for key, value in metrics.items() if (key, step) not in self.logged}:
-            MLFlowLogger.log_metrics(self, new, step)
+            super().log_metrics(new, step)
+
+
+class _MLFlowLogger(_ServedLogger, _NewMetrics):
+    """The logger of a run in MLflow."""
+
+    server = "MLflow"
 
 
 def _wandb(spec: RunSpec, folder: Path, step: int) -> Built:
@@ -224,10 +224,6 @@ class _WandbLogger(_ServedLogger, WandbLogger):
     """A logger that ends its run when training fails, so that the process that writes it ends too."""
 
     server = "Weights & Biases"
-
-    def send(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Log metrics."""
-        WandbLogger.log_metrics(self, metrics, step)
 
     def finalize(self, status: str = "success") -> None:
         """End the run if it has failed; called by Lightning."""
