@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from benchmarks.gpu import report  # noqa: E402
 from benchmarks.gpu.layers import ROUTINGS, Dense, Ours, Shape, Upstream, errors, make_case, step, wanted  # noqa: E402
 from benchmarks.gpu.timing import Timing, matmul_peak, time_layer  # noqa: E402
-from benchmarks.gpu.training import Step, hide_from_compiler, smoke_shape, time_step  # noqa: E402
+from benchmarks.gpu.training import Step, smoke_shape, time_step  # noqa: E402
 from simbal.analysis.flops import preset_shape  # noqa: E402
 from simbal.errors import UserError, exit_on_user_error  # noqa: E402
 from simbal.experts.select import BACKENDS, choose  # noqa: E402
@@ -88,8 +88,6 @@ def time_steps(
         shapes["Dense-M"] = preset_shape("dense_m", 100_277)
     runs = [("MoE-M", name) for name in OURS] + [("Dense-M", "none")] * (not SMOKE)
     for compiled in (False,) if SMOKE else (False, True):
-        if compiled:
-            hide_from_compiler()
         for model, backend in runs:
             how = f"{backend}, {'compiled' if compiled else 'eager'}"
             try:

@@ -13,13 +13,12 @@ from benchmarks.gpu.timing import Clock
 from simbal.analysis.flops import preset_shape
 from simbal.config.schema import OptimConfig
 from simbal.cost.parameters import parameters
-from simbal.experts.select import BACKENDS, Backend
 from simbal.model.head import head_loss
 from simbal.model.transformer import Transformer, TransformerShape
+from simbal.training.build import compile_blocks
 from simbal.training.optimizer import build_optimizer
 
 OPTIM = OptimConfig(5e-4, 0.01, [0.9, 0.95], 1e-8, True, 2000, 1e-5, 1.0, "sum")
-HOST_WAITS = ("megablocks", "fused", "reference")  # what torch.compile must not look into; `torch` it traces
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,11 @@ def smoke_shape() -> TransformerShape:
     )
 
 
-def hide_from_compiler() -> None:
-    """Let torch.compile break the graph around backends that wait for the device or launch kernels of their own."""
-    for name in HOST_WAITS:
-        backend = BACKENDS[name]
-        BACKENDS[name] = Backend(torch.compiler.disable(backend.run), backend.unsupported)
-
-
 def time_step(
     shape: TransformerShape, backend: str, batch: int, seq_len: int, device: torch.device, dtype: torch.dtype,
     compiled: bool, repeats: int,
 ) -> Step:  # fmt: skip
-    """Time `repeats` steps on random tokens."""
+    """Time `repeats` steps on random tokens; compiled: as by trainer.compile."""
     with device:  # simbal.model.init draws on the CPU: minutes, for numbers that no time depends on
         model = Transformer(shape, backend if shape.num_experts else None)
         for parameter in model.parameters():
@@ -58,12 +50,13 @@ def time_step(
                 torch.nn.init.normal_(parameter, std=0.02)
     model = model.to(dtype)
     optimizer, _ = build_optimizer(model, OPTIM, 19_000)
-    forward = torch.compile(model) if compiled else model
+    if compiled:
+        compile_blocks(model)
     tokens_BT = torch.randint(shape.vocab_size, (batch, seq_len + 1), device=device)
     clock, times = Clock(device), []
 
     def run() -> None:
-        hidden_BSD, _ = forward(tokens_BT[:, :-1])
+        hidden_BSD, _ = model(tokens_BT[:, :-1])
         loss = head_loss(hidden_BSD.flatten(0, 1), model.head_VD, tokens_BT[:, 1:].flatten(), 1e-5)
         loss.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

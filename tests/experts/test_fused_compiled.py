@@ -1,8 +1,12 @@
-"""Every kernel of `fused` in every shipped shape, and the head's, compiles for sm_90 and sm_80, well: without a GPU."""
+"""Every kernel of `fused` in every shipped shape, the head's and that of rotations compile for sm_90 and sm_80, well.
+
+No GPU is needed.
+"""
 
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,8 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TYPES = {
     "order_R": "*i64", "ends_E": "*i32", "tiles_3T": "*i32", "chunks_3T": "*i32",
     "p_slot": "*fp32", "dp_slotC": "*fp32", "partial_SIJ": "*fp32",
-    "targets_C": "*i64", "nll_C": "*fp32", "lse_C": "*fp32", "weight": "fp32", "z_coef": "fp32", "row_stride": "i32",
+    "targets_C": "*i64", "nll_C": "*fp32", "lse_C": "*fp32", "weight": "fp32", "z_coef": "fp32",
+    "cos_SP": "*fp32", "sin_SP": "*fp32", **{f"{x}_{axis}": "i32" for x in "xy" for axis in "BHS"}, "S": "i32",
     "num_tiles": "i32", "num_chunks": "i32", "chunk_rows": "i32", "size": "i32",
 }  # fmt: skip
 WIDTHS = {256: (768, 1536), 128: (384,), 64: (192,)}  # the paper's models, and widths that only smaller blocks divide
@@ -98,10 +103,27 @@ def test_every_kernel_compiles_without_spills_and_uses_the_tensor_cores(
 
 @pytest.mark.parametrize("capability", [90, 80])
 @pytest.mark.parametrize("with_gradient", [True, False])
-def test_the_kernel_of_the_head_compiles_without_spills(capability, with_gradient, tmp_path, monkeypatch):
+def test_the_kernel_of_the_head_moves_sixteen_bytes_at_once_without_spills(
+    capability, with_gradient, tmp_path, monkeypatch
+):
     from simbal.model.head_kernels import BLOCK, cross_entropy_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    constants = {"V": 100_277, "WITH_GRADIENT": with_gradient, "BLOCK": BLOCK}
-    compiled = compile_kernel(cross_entropy_kernel, constants, {"num_warps": 8}, capability, "bf16", tmp_path)
+    constants = {"V": 100_277, "P": 100_288, "WITH_GRADIENT": with_gradient, "BLOCK": BLOCK}
+    ptx, _, _, spilled = compile_kernel(cross_entropy_kernel, constants, {"num_warps": 4}, capability, "bf16", tmp_path)
+    assert spilled == 0
+    moves = Counter(re.findall(r"(ld|st)\.global[\w.:]*\.(v4\.b32|b16) ", ptx))
+    assert moves["ld", "v4.b32"] > 0
+    assert moves["ld", "b16"] == 1, "only the logit of the target is read alone"
+    assert (moves["st", "v4.b32"] > 0) == with_gradient
+    assert moves["st", "b16"] == 0
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+def test_the_kernel_of_rotations_compiles_without_spills(capability, tmp_path, monkeypatch):
+    from simbal.model.rotary_kernels import rotary_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    constants = {"x_P": 1, "y_P": 1, "direction": 1, "H": 8, "PAIRS": 48, "HEADS": 8, "LANES": 64}
+    compiled = compile_kernel(rotary_kernel, constants, {"num_warps": 2}, capability, "bf16", tmp_path)
     assert compiled[3] == 0, "spilled bytes"

@@ -1,4 +1,4 @@
-"""The kernels of `fused`, `megablocks` and the head in Triton's interpreter, which is chosen when a kernel is defined.
+"""The kernels of `fused`, `megablocks`, head and rotations in Triton's interpreter, chosen when kernels are defined.
 
 Their tests run in processes of their own: one in the default run, which tries every kernel in every dtype, and one for
 all other cases of each backend. The first is not marked slow, process or not: nothing else there runs the kernels.
@@ -16,6 +16,7 @@ from tests.experts.test_megablocks import MISSING
 TESTS = Path(__file__).parents[1]
 FILES = {
     "model/head_interpreted.py": MISSING & {"triton"},
+    "model/rotary_interpreted.py": MISSING & {"triton"},
     "experts/fused_interpreted.py": MISSING & {"triton"},
     "experts/megablocks_interpreted.py": MISSING,
 }

@@ -1,8 +1,7 @@
-"""Causal multi-head attention with rotary position embeddings, the mask of documents, and the cache for generation.
+"""Causal multi-head attention, the mask of documents, and the cache for generation.
 
-Reference: RoFormer (arXiv 2104.09864), in the half-split layout of GPT-NeoX and Llama; grouped queries: Ainslie et al.
-2023 (arXiv 2305.13245); norms of queries and keys as in Qwen3 (arXiv 2505.09388) and OLMoE (arXiv 2409.02060).
-Shapes: B batch, S sequence, Q new tokens, D model width, H heads, G heads of keys and values, P head width.
+Reference: grouped queries: Ainslie et al. 2023 (arXiv 2305.13245); norms of queries and keys as in Qwen3 (arXiv
+2505.09388) and OLMoE (arXiv 2409.02060).
 """
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simbal.model.matmul import linear
+from simbal.model.rotary import rotate
 
 
 class Attention(nn.Module):
@@ -107,13 +107,6 @@ def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
     return same_BSS.tril()[:, None]
 
 
-def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.device) -> Tensor:
-    """Return cos and sin, (2, S, P), of position s times theta^(-2i/P); pair i stands at channels i and i + P/2."""
-    frequencies = theta ** -(torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
-    angles = torch.arange(seq_len, device=device, dtype=torch.float32)[:, None] * frequencies.repeat(2)
-    return torch.stack([angles.cos(), angles.sin()])
-
-
 def normalised(x_BSC: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     """Return `x_BSC` with each group of as many channels as `norm` has gains divided by its root mean square, in fp32.
 
@@ -124,12 +117,3 @@ def normalised(x_BSC: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     width = norm.normalized_shape
     groups_BSGC = x_BSC.float().unflatten(-1, (-1, *width))
     return F.rms_norm(groups_BSGC, width, norm.weight.float(), norm.eps).flatten(-2).to(x_BSC.dtype)
-
-
-def rotate(x_BHSP: Tensor, rotation_2SP: Tensor) -> Tensor:
-    """Turn each channel pair by its angle, in fp32."""
-    cos_SP, sin_SP = rotation_2SP
-    first, second = x_BHSP.float().chunk(2, -1)
-    turned = torch.cat([-second, first], -1)
-    rotated_BHSP: Tensor = x_BHSP * cos_SP + turned * sin_SP
-    return rotated_BHSP.to(x_BHSP.dtype)

@@ -52,7 +52,7 @@ class _ChunkedHead(torch.autograd.Function):
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
-        of_chunk = OF_CHUNK[x_ND.device.type]
+        of_chunk, add_product = OF_CHUNK[x_ND.device.type], ADD_PRODUCT[x_ND.device.type]
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = of_chunk(
@@ -60,7 +60,7 @@ class _ChunkedHead(torch.autograd.Function):
             )
             if dlogits_CP is not None:
                 dx_ND[chunk] = mm(dlogits_CP, weight_PD)
-                dweight_PD += mm(dlogits_CP.T, x_ND[chunk])
+                add_product(dweight_PD, dlogits_CP.T, x_ND[chunk])
         if with_gradient:
             ctx.save_for_backward(dx_ND, dweight_PD[: len(weight_VD)].to(weight_VD.dtype))
         ctx.mark_non_differentiable(nll_N)
@@ -80,7 +80,7 @@ def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
 def _padded(weight_VD: Tensor, multiple: int) -> Tensor:
     """Return the weight with rows of zeros, (P, D); V is odd where tokens are cl100k_base's.
 
-    The logits of these rows are 0 and stay so, as the kernel does not touch them: so is their gradient.
+    The kernel gives their logits no part in the softmax and the gradient 0.
     """
     missing = -len(weight_VD) % multiple
     return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
@@ -93,7 +93,7 @@ def _by_kernel(
     from simbal.model.head_kernels import cross_entropy
 
     logits_CP = torch.mm(x_CD, weight_PD.T)
-    nll_C, lse_C = cross_entropy(logits_CP[:, :V], targets_C, z_coef, N, with_gradient)
+    nll_C, lse_C = cross_entropy(logits_CP, V, targets_C, z_coef, N, with_gradient)
     return nll_C, lse_C, logits_CP if with_gradient else None
 
 
@@ -109,6 +109,19 @@ def _by_torch(
 
 
 OF_CHUNK = {"cpu": _by_torch, "cuda": _by_kernel}
+
+
+def _add_rounded(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
+    """Add the product, rounded to its dtype, to a sum in fp32."""
+    sum_PD += mm(a_PC, b_CD)
+
+
+def _add_within_product(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
+    """Add the product to a sum in fp32 before it is rounded, and without a pass of its own over both: on CUDA only."""
+    torch.addmm(sum_PD, a_PC, b_CD, out_dtype=torch.float32, out=sum_PD)
+
+
+ADD_PRODUCT = {"cpu": _add_rounded, "cuda": _add_within_product}
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
