@@ -46,7 +46,7 @@ mutants: $(STAMP) ## does `make test` see each of 118 deliberate mistakes? (some
 chaos: $(STAMP) ## random kills, bad files, a full disk: nothing may be lost (SECONDS=600; clusters: ARGS="--ray --store")
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
-reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[significance]")
+reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[collapse]")
 	$(BIN)/python reproduce.py scale=$(call text,SCALE) $(ARGS)
 
 figures: $(STAMP) ## draw the figures in results/ again from their numbers (SCALE=cpu)
