@@ -99,3 +99,11 @@ def test_a_dense_model_has_nothing_to_drop(tmp_path_factory, cache_dir):
 def test_numbers_of_tokens_and_sequences_are_whole_and_at_least_one(trained, tokens, batch_size):
     with pytest.raises(UserError, match="analysis.dropping.*must be a whole number of at least 1"):
         dropping(trained, tokens, batch_size, None)
+
+
+def test_of_a_token_that_is_limited_to_groups_only_their_experts_are_dropped(tmp_path_factory, cache_dir):
+    keys = ("balancing=lf_groups", "model.num_experts=8")
+    grouped = trained_run(tmp_path_factory, cache_dir, *keys)
+    assert [point["drop"] for point in dropping(grouped, 64, 4, None).record["curve"]] == [0, 1, 2]  # 4 of 8 are open
+    with pytest.raises(UserError, match="2 of 4 experts are left"):
+        dropping(grouped, 64, 4, [3])

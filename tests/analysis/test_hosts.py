@@ -250,7 +250,9 @@ def test_the_folder_of_results_is_of_one_model_and_one_text(folder, capsys):
         evaluate(settings("quality"), None, False, "cpu", asked.output_dir, host=asked)
     assert "there already" in capsys.readouterr().out
     for change, says in (({"context": 32}, r"another context \(64, not 32\)"),
-                         ({"dtype": "bfloat16"}, r"another dtype \(float32, not bfloat16\)")):  # fmt: skip
+                         ({"dtype": "bfloat16"}, r"another dtype \(float32, not bfloat16\)"),
+                         ({"data": asked.data | {"validation_document_tokens": 9}}, r"document_tokens \(None, not 9\)"),
+                         ({"data": asked.data | {"seed": 3}}, r"another seed \(0, not 3\)")):  # fmt: skip
         other = request(folder, folder / "olmoe", name="one", **change)
         with pytest.raises(UserError, match=says):
             evaluate(settings("quality"), None, False, "cpu", asked.output_dir, host=other)
@@ -275,6 +277,10 @@ def test_a_plan_says_what_the_analyses_take(folder, capsys):
     told = capsys.readouterr().out
     assert "dropping" in told
     assert "a window of 64 tokens" in told
+    many = plan | {"quality": settings("quality")["quality"] | {"batch_size": 256}}
+    evaluate(many, None, True, "cpu", asked.output_dir, host=asked)
+    larger = json.loads((folder / "outputs/planned/olmoe/analysis/plan.json").read_text())
+    assert larger["metrics"]["logit_bytes"] == 256 / 16 * found["metrics"]["logit_bytes"]
     with pytest.raises(UserError, match="analysis.plan.steps= is of training"):
         evaluate({"plan": plan["plan"] | {"steps": 7}}, None, False, "cpu", asked.output_dir, host=asked)
 

@@ -14,6 +14,7 @@ from simbal.config.schema import CL100K_IDS
 from simbal.cost import hardware as devices
 from simbal.cost import recipe
 from simbal.cost.memory import Step, device_memory, largest_micro_batch, memory_cost
+from simbal.cost.parameters import parameters
 from simbal.cost.recipe import PAPER
 from simbal.training import run as training
 from tests.analysis.plans import ROOT, keys_of, metrics, planned, resolved_trainer, shown
@@ -56,6 +57,14 @@ def test_validations_on_a_whole_shard_every_25_steps_are_seen_to_take_half_of_th
     assert "762 x 131,072, on each device" in text
     assert f"{found['validation_share']:.1%}" in text
     assert "48." in f"{found['validation_share']:.1%}"
+
+
+def test_pes_is_of_no_more_tokens_than_are_held_out_and_of_no_shared_expert():
+    usual = planned(pes_every=500, pes_tokens=10**6, final_validation_tokens=10**6).record["metrics"]
+    assert planned(pes_every=500, pes_tokens=10**9, final_validation_tokens=10**6).record["metrics"] == usual
+    shape = preset_shape("moe_m", 100_277)
+    shared = parameters(replace(shape, num_shared_experts=2))
+    assert shared.ffn_routed == parameters(shape).ffn_routed == parameters(shape).ffn < shared.ffn
 
 
 @pytest.mark.parametrize("preset", PAPER)

@@ -44,6 +44,13 @@ def test_the_note_names_what_it_is_against(trained):
     assert 0 <= saturation(run, trained("balancing=lbl").path) < 1
 
 
+def test_both_choose_for_the_same_windows_where_another_data_seed_would_draw_others(trained):
+    one, other = (trained("balancing=simbal", "optim.lr=1e-12", f"data.seed={seed}") for seed in (0, 1))
+    assert one.validation.drawn(64).tolist() != other.validation.drawn(64).tolist()
+    finding = routing(one, **KEYS | {"tokens": 64}, against=str(other.path))
+    assert finding.record["metrics"]["saturation"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("change", "difference"), [("model.num_experts=8", "model.num_experts=8"), ("data.documents=65", "tokens=")]
 )

@@ -44,6 +44,16 @@ def test_the_record_is_of_the_whole_split_and_the_curve_of_what_was_drawn(small_
     assert [row["val/loss"] for row in rows(whole) if "val/loss" in row][-1] == second["metrics"]["val/loss"]
 
 
+def test_a_run_validates_on_the_first_tokens_of_each_document_where_its_data_say_so(small_spec):
+    keys = [f"data.validation_document_tokens={tokens}" for tokens in (32, "null")]
+    part, whole = (small_spec(key, "trainer.max_steps=1") for key in keys)
+    for spec in (part, whole):
+        train(spec)
+    few, all_of_it = (json.loads((spec.path / "documents.json").read_text())["tokens"] for spec in (part, whole))
+    assert sum(few) < sum(all_of_it)
+    assert len(few) == len(all_of_it)
+
+
 def test_documents_json_is_what_the_analysis_finds_and_sums_to_the_record(tmp_path):
     spec = text_spec(tmp_path)
     train(spec)

@@ -86,6 +86,8 @@ class HostRequest:
             "context": int(self.validation.windows_WT.shape[1]) - 1,
             "dtype": compute_dtype(self.folder, self.dtype, resolve_device(self.accelerator)),
             "data": {"source": self.config.source, **self.store.fingerprints},
+            "document_tokens": self.validation.document_tokens,
+            "seed": self.validation.seed,
         }
 
     def require_results(self) -> Path:
@@ -95,7 +97,7 @@ class HostRequest:
 
     def load(self) -> HostModel:
         """Return the model, and write down what it is."""
-        host = load_host(self.folder, self.text, self.store, self.validation, self.accelerator, self.dtype)
+        host = load_host(self.folder, self.text, self.validation, self.accelerator, self.dtype)
         write_host_record(self.results, self.decides | facts(host))
         return host
 

@@ -37,7 +37,7 @@ PASSES: Mapping[str, Callable[[dict[str, Any], HostModel], tuple[int, int]]] = {
     "ep_load": lambda keys, host: (1, 0),
     "redundancy": lambda keys, host: (1, 1),
     "dropping": lambda keys, host: (_drops(keys, host), 0),
-    "pruning": lambda keys, host: (2 * keys["repeats"] * len(keys["thresholds"]), 0),
+    "pruning": lambda keys, host: (2 * keys["repeats"] * len({*keys["thresholds"]}), 0),
     "counterfactual": lambda keys, host: (1 + keys["draws"] * len(host.routers), 0),
 }
 
@@ -66,6 +66,7 @@ def measuring_plan(host: HostModel, of: dict[str, Any]) -> Finding:
         of: the keys of each analysis, by its name.
     """
     mixed = bool(host.num_experts)
+    batches = [keys["batch_size"] for keys in of.values()]
     numbers: dict[str, float] = {"flops": host.counted_flops(), "seconds": _seconds(host)}
     if mixed:
         with host.similarity():
@@ -73,7 +74,7 @@ def measuring_plan(host: HostModel, of: dict[str, Any]) -> Finding:
     parameters = [*host.model.parameters()]
     numbers |= {
         "weight_bytes": sum(parameter.numel() * parameter.itemsize for parameter in parameters),
-        "logit_bytes": host.sequences(16) * host.seq_len * host.text.vocab_size * parameters[0].itemsize,
+        "logit_bytes": max(map(host.sequences, batches)) * host.seq_len * host.text.vocab_size * parameters[0].itemsize,
         "peak_bytes": _peak_bytes(host.device),
     }
     rows = []
@@ -96,7 +97,7 @@ def _usual(analysis: str) -> dict[str, Any]:
 
 
 def _drops(keys: dict[str, Any], host: HostModel) -> int:
-    return host.choosable - host.top_k + 1 if keys["drops"] is None else len(keys["drops"])
+    return host.choosable - host.top_k + 1 if keys["drops"] is None else len({*keys["drops"]})
 
 
 def _seconds(host: HostModel) -> float:

@@ -6,6 +6,7 @@ Shapes: N tokens, C pairs, L MoE layers, E experts, K experts per token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def _other(trained: Subject, against: str) -> TrainedRun:
     for key, value in mine.items():
         if its[key] != value:
             raise UserError(f"analysis.routing.against={against} has {key}={its[key]}, {trained.path} has {value}")
-    return other
+    return replace(other, validation=trained.validation)  # the same windows, whatever its own seed would draw
 
 
 def _batches(

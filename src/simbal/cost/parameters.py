@@ -73,6 +73,11 @@ class Parameters:
         return (self.total - self._looked_up) / self.without_embedding
 
     @property
+    def ffn_routed(self) -> int:
+        """3 D F L E: the experts among which the router chooses, without shared ones."""
+        return 3 * self.shape.d_model * self.shape.d_expert * self.shape.num_layers * self.shape.num_experts
+
+    @property
     def _looked_up(self) -> int:
         """The number of parameters that nothing is multiplied by."""
         return 0 if self.shape.tie_embeddings else self.embedding
@@ -82,12 +87,8 @@ class Parameters:
 
         The first is what `model.bias=true` makes, and the paper prints 627M for MoE-M, which is true with biases alone.
         """
-        shape = self.shape
-        experts = max(1, shape.num_experts) * (2 * shape.d_expert + shape.d_model)
-        if shape.num_shared_experts:
-            experts += 2 * shape.num_shared_experts * shape.d_expert + shape.d_model
-        of_attention = qkv_width(shape) + shape.d_model if attention else 0
-        return self.total - self.bias + shape.num_layers * (experts + of_attention)
+        of_attention = qkv_width(self.shape) + self.shape.d_model if attention else 0
+        return parameters(replace(self.shape, bias=True)).total + self.shape.num_layers * of_attention
 
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), with H P = D in the paper's models.

@@ -65,6 +65,11 @@ class Recipe:
         return self.validations * self.tokens_of_validation + self.final_validation_tokens
 
     @property
+    def tokens_of_pes(self) -> int:
+        """Tokens of one measurement of PES, which cannot be of more than there are either."""
+        return min(self.pes_tokens, self.final_validation_tokens)
+
+    @property
     def pes_measurements(self) -> int:
         """Measurements of PES: before the first step, after every `pes_every`, and of the trained model."""
         if not self.pes_every or self.shape.num_experts < 2:

@@ -107,23 +107,9 @@ class Journal:
             state = orjson.loads(read_bytes(folder / NAME, LARGEST))
             if state.pop(CHECKSUM) != _checksum(state):
                 return cls()
-            journal = cls(**state | {"skipped": Counter(state["skipped"])})
+            return cls(**state | {"skipped": Counter(state["skipped"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
-        return journal if journal.whole else cls()
-
-    @property
-    def whole(self) -> bool:
-        """Whether each entry has its type, and the finished units are the first of the planned ones."""
-        counts = [*self.skipped.values()]
-        for of_splits in (self.documents, self.tokens):
-            if not isinstance(of_splits, dict) or {*of_splits} != {*SPLITS}:
-                return False
-            counts += of_splits.values()
-        lists = isinstance(self.planned, list) and isinstance(self.units, list) and isinstance(self.inputs, list)
-        lists = lists and type(self.ends) is bool
-        begun = lists and self.units == self.planned[: len(self.units)]
-        return begun and all(type(count) is int and count >= 0 for count in counts)
 
     def write(self, folder: Path) -> None:
         """Replace the file atomically, as the process may be killed at any moment."""

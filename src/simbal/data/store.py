@@ -208,13 +208,12 @@ def open_encoder(data: DataConfig) -> Encoder:
     return tokenizer.load_tokenizer(data.vocab_size, data.tokenizer_path)
 
 
-def prepare(data: DataConfig, progress: bool, remember: bool = True, encoder: Encoder | None = None) -> Store:
+def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) -> Store:
     """Return the store that the group `data` of a config asks for, built if it is not there yet, and verified.
 
     Args:
         data: says what to prepare, and where.
         progress: whether to show a live view.
-        remember: whether to note in the store that it was verified, so that the next call takes no time.
         encoder: another than that of `data`; then the validation split alone is read and prepared.
 
     Raises:
@@ -230,7 +229,7 @@ def prepare(data: DataConfig, progress: bool, remember: bool = True, encoder: En
                     _build(plan, progress)
     except OSError as error:
         raise UserError(refusal(plan.path, error, "data.cache_dir")) from error
-    return plan.require(Store.verified(plan.path, remember))
+    return plan.require(Store.verified(plan.path, remember=True))
 
 
 def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
@@ -239,7 +238,7 @@ def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
     Args:
         cache_dir: the folder of stores; it need not exist, and is not created.
         tokens: 64 hex digits.
-        remember: whether to note in the store that it was verified, as in `prepare`.
+        remember: whether to note in the store that it was verified, so that the next call takes no time.
 
     Raises:
         UserError: if there is one that says it has these tokens, and is not what was prepared.

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from simbal.analysis.shared.trained import FINAL, finished, weights_of
-from simbal.balancing.composition import Composition, build_balancing
+from simbal.balancing.composition import Composition
 from simbal.errors import UserError
 from simbal.hub.architecture import architecture, require_expressible
 from simbal.model.init import generator, init_router
 from simbal.model.router import Candidates, gate
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
-from simbal.training.build import transformer_shape
+from simbal.training.build import build_strategies, transformer_shape
 from simbal.training.free_memory import require_room
 
 
@@ -39,16 +39,13 @@ def read_run(path: Path) -> FinishedRun:
         UserError: no finished run is there, its checkpoint is damaged or another run's, or it cannot be expressed.
     """
     spec, record = finished(path)
-    config = spec.config
     shape = transformer_shape(spec, end_of_text=0)  # only a document mask needs it, and that is refused
     try:
         require_expressible(shape)
     except UserError as error:
         raise UserError(f"{path} cannot be exported, for its {error}") from None
     require_room(shape)
-    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": config.seed}
-    layer_reduce = config.optim.aux_layer_reduce
-    balancing = build_balancing(config.balancing, facts, config.trainer.max_steps, layer_reduce, spec.trusted)
+    balancing = build_strategies(spec, shape)
     if shape.num_experts:
         require_unsteered(balancing, shape, path)
     model = Transformer(shape, "reference" if shape.num_experts else None)

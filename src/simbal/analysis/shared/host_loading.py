@@ -18,7 +18,6 @@ from simbal.analysis.shared.host_folder import HostFolder
 from simbal.analysis.shared.host_model import HostModel
 from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.host.routers import HostRouter, find_backbone, find_routers
 from simbal.processes.heap import give_back_freed_memory
@@ -45,15 +44,14 @@ def compute_dtype(folder: HostFolder, asked: str, device: torch.device) -> str:
 
 
 def load_host(
-    folder: HostFolder, text: HubTokenizer, store: Store, validation: ValidationSplit, accelerator: str, dtype: str
+    folder: HostFolder, text: HubTokenizer, validation: ValidationSplit, accelerator: str, dtype: str
 ) -> HostModel:
     """Return the model in a folder, ready to be measured; no code of the folder is executed.
 
     Args:
         folder: of the model.
         text: its tokenizer.
-        store: its text.
-        validation: the windows of that text.
+        validation: the windows of a text in its tokens.
         accelerator: auto, cpu or cuda.
         dtype: auto, float32, bfloat16 or float16.
 
@@ -74,7 +72,7 @@ def load_host(
         raise UserError(f"the tokenizer in {folder.path} has {text.vocab_size:,} ids, and the model {ids:,}")
     known = [] if isinstance(routers, UserError) else routers
     backbone = find_backbone(model, known) if known else None
-    return HostModel(folder, model, routers, text, store, validation, backbone, device, computed)
+    return HostModel(folder, model, routers, text, validation, backbone, device, computed)
 
 
 def _loaded(folder: HostFolder, dtype: str, **where: Any) -> nn.Module:

@@ -19,11 +19,11 @@ from simbal.analysis.shared.host_folder import HostFolder
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject
 from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.host.hooks import Hooks
 from simbal.host.routers import HostRouter
 from simbal.host.rules import Rule, SparseMixer
+from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched
 from simbal.model.router import Candidates, Routing, Steering
 
@@ -56,7 +56,6 @@ class HostModel(Subject):
         model: nn.Module,
         routers: Sequence[HostRouter] | UserError,
         text: HubTokenizer,
-        store: Store,
         validation: ValidationSplit,
         backbone: nn.Module | None,
         device: torch.device,
@@ -69,13 +68,12 @@ class HostModel(Subject):
             model: a causal language model of transformers.
             routers: of its MoE layers; none if it is dense, or what is wrong with them.
             text: its tokenizer.
-            store: the prepared validation split.
-            validation: its windows.
+            validation: the windows of the validation split.
             backbone: the part of the model that holds the routers; None without routers.
             device: where its first layer is computed.
             dtype: that in which it is computed, as `bfloat16`.
         """
-        self.folder, self.path, self.model, self.text, self.store = folder, folder.path, model, text, store
+        self.folder, self.path, self.model, self.text = folder, folder.path, model, text
         self.validation, self.device, self.dtype, self._routers = validation, device, dtype, routers
         known = [] if isinstance(routers, UserError) else routers
         self._routings: list[Routing] = []
@@ -125,10 +123,9 @@ class HostModel(Subject):
         return self._routers
 
     @property
-    def choosable(self) -> int:
-        """The experts among which a token's are chosen: those of its best groups, where there are groups."""
-        groups = self._rule.groups if self._rule else None
-        return self.num_experts if groups is None else self.num_experts * groups.chosen // groups.count
+    def groups(self) -> Groups | None:
+        """The groups of experts that limit a token's choice, or None."""
+        return self._rule.groups if self._rule else None
 
     @property
     def _rule(self) -> Rule | None:

@@ -14,7 +14,8 @@ from simbal.files.disk import read_bytes, refusals_of_disk, write_json
 from simbal.runs.record import sealed, unsealed
 
 FILE = "model.json"
-DECIDES = ("digests", "tokenizer", "context", "dtype", "data")  # keys that decide the numbers
+# keys that decide the numbers
+DECIDES = ("digests", "tokenizer", "context", "dtype", "data", "document_tokens", "seed")
 PACKAGES = ("simbal", "torch", "transformers")
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from simbal.config.values import whole_number
 from simbal.data.loader import HeldOut, ValidationSplit
 from simbal.errors import UserError
+from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched
 from simbal.model.router import Routing, Steering
 
@@ -167,9 +168,14 @@ class Subject(ABC):
         return self.routers[0].top_k if self.routers else 0
 
     @property
+    def groups(self) -> Groups | None:
+        """The groups of experts that limit a token's choice, or None."""
+        return None
+
+    @property
     def choosable(self) -> int:
-        """The experts among which a token's are chosen; fewer than all where it is limited to groups of them."""
-        return self.num_experts
+        """The experts among which a token's are chosen: those of its best groups, where there are groups."""
+        return self.num_experts * self.groups.chosen // self.groups.count if self.groups else self.num_experts
 
     def sequences(self, batch_size: int) -> int:
         """Return how many sequences are read at once where an analysis asks for `batch_size`."""

@@ -16,6 +16,7 @@ from simbal.analysis.shared.decoding import decoder_of
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject
+from simbal.balancing.bias_controller import BiasController
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
 from simbal.cost.parameters import parameters
@@ -23,6 +24,7 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
+from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
@@ -102,6 +104,12 @@ class TrainedRun(Subject):
         return self.steering.ragged
 
     @property
+    def groups(self) -> Groups | None:
+        """The groups of experts that limit a token's choice, or None."""
+        chooser = self.module.balancing.parts.get(self.module.balancing.chooser or "")
+        return chooser.groups if isinstance(chooser, BiasController) else None
+
+    @property
     def backend(self) -> str | None:
         """The implementation of its experts."""
         return self.model.backend
@@ -159,7 +167,7 @@ class TrainedRun(Subject):
     def every_expert_flops(self) -> float:
         """Return the FLOPs of a pass with all experts beside the chosen ones, divided by those of a plain pass."""
         counted = parameters(self.model.shape)
-        return 1 + 2 * counted.ffn / counted.forward_flops(self.seq_len)
+        return 1 + 2 * counted.ffn_routed / counted.forward_flops(self.seq_len)
 
 
 def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces()) -> TrainedRun:
