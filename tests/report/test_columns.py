@@ -162,21 +162,6 @@ def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
     assert columns_of(folder) == ["val/ppl", "val/max_vio", "tokens_per_second"]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("colums=[ppl]", "colums=.ppl.: give baseline="),
-        ("--baseline", "--baseline: give baseline="),
-        ("columns=ppl", "columns must be a list such as"),
-        ("paper=maybe", "paper must be true or false"),
-        ("columns=[", "columns must be a list such as"),
-    ],
-)
-def test_a_slip_in_an_argument_is_one_sentence(line, says):
-    with pytest.raises(UserError, match=says):
-        report_keys([line])
-
-
 def test_arguments_are_written_as_everywhere_else():
     assert report_keys(["baseline=none", "columns=[ppl,val/bpb]", "paper=true"]) == {
         "baseline": "none", "columns": ["ppl", "val/bpb"], "paper": True,

@@ -53,6 +53,9 @@ def test_a_control_that_is_not_significantly_worse_is_named_with_whom_it_equals(
     assert ("simbal" in note) == (len(losses) == 1)
 
 
-def test_a_control_is_compared_with_arms_that_are_like_it_in_all_else(write_arm):
+def test_a_control_is_compared_with_arms_that_are_like_it_in_all_else_or_with_all_where_there_are_none(write_arm):
     write_arm("uniform", 20.0, 21.0, keys=UNIFORM | {"optim.lr": 0.1})
-    assert of_controls(write_arm("lbl", 20.0, 21.0)) == []
+    (note,) = of_controls(write_arm("lbl", 20.0, 21.0))
+    assert "than lbl lr=" in note
+    (note,) = of_controls(write_arm("simbal", 20.0, 21.0, keys={"optim.lr": 0.1}))
+    assert "than simbal lr=0.1:" in note

@@ -15,7 +15,8 @@ from simbal.report.sections import means
 
 FACTS = {
     "digests": {"config": "c" * 64, "weights": "d" * 64}, "tokenizer": "e" * 64, "context": 2048, "dtype": "bfloat16",
-    "data": {"source": "pysource", "text": "a" * 64, "tokens": "b" * 64}, "source": "allenai/OLMoE-1B-7B-0924",
+    "data": {"source": "pysource", "text": "a" * 64, "tokens": "b" * 64}, "document_tokens": 2048,
+    "seed": 0, "source": "allenai/OLMoE-1B-7B-0924",
 }  # fmt: skip
 DEFINITION = {"bpb": "bits by bytes", "min_pes": "smallest PES"}
 

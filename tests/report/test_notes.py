@@ -44,6 +44,13 @@ def test_one_pair_has_dashes_for_every_test(write_arms):
     assert not any("p is two-sided" in note for note in notes(table))
 
 
+def test_one_pair_of_arms_with_several_seeds_is_said_to_have_no_interval(write_run):
+    for seed in range(3):
+        write_run("lbl", seed)
+        folder = write_run("simbal", seed + 2).parent
+    assert any("one pair of seeds no interval" in note for note in notes(build("t", collect(folder), "lbl")))
+
+
 def test_equal_differences_are_said_to_leave_nothing_to_test(write_arms):
     table = write_arms(3)  # the MaxVio of all runs is 0.5
     assert sections.differences(table).lines[1][3:8] == ["—", "not resolved", "—", "—", "—"]

@@ -64,6 +64,7 @@ def test_a_seed_that_never_gets_there_is_named_and_hides_the_mean():
 def test_seeds_without_both_curves_do_not_count():
     assert tokens_to_loss({0: METHOD, 1: []}, {0: [], 1: BASELINE}) is None
     assert tokens_to_loss({0: METHOD}, {0: [(0, 9.0)]}) is None
+    assert tokens_to_loss({0: [(0, 2.0)]}, {0: BASELINE}) is None
 
 
 def logarithmic(offset, slope=-0.5):
@@ -78,6 +79,27 @@ def test_a_loss_that_is_lower_by_an_offset_saves_what_moves_the_curve_there(offs
     assert found.shares[0] == pytest.approx(1 - exp(-2 * offset))
     back = saved_by_slope({0: logarithmic(0)}, {0: logarithmic(-offset)})
     assert back.mean == pytest.approx(-found.mean)
+
+
+@given(st.floats(0.2, 5))
+def test_one_that_is_on_the_same_curve_for_longer_or_shorter_saves_nothing_by_slope(times):
+    treatment = [(times * tokens, loss - 0.5 * log(times)) for tokens, loss in logarithmic(0)]
+    assert saved_by_slope({0: treatment}, {0: logarithmic(0)}).mean == pytest.approx(0, abs=1e-9)
+
+
+def test_savings_that_are_the_same_on_every_seed_have_no_interval(write_run):
+    """One arm has the baseline's curves, the other is below its end at the first validation."""
+    for seed in range(3):
+        curves = {"lbl": logarithmic(0.1 * seed), "simbal": logarithmic(0.1 * seed), "lf": [(100, 2.0), (1600, 1.0)]}
+        for name, points in curves.items():
+            folder = write_run(name, seed)
+            write_curve(folder, points)
+    table = build("t", collect(folder.parent), "lbl")
+    cells = {line[0]: line[1:4] for line in sections.tokens_to_loss(table).lines}
+    assert cells == {"simbal": ["100.0%", "+0.0%", "—"], "lf": ["6.2%", "+93.8%", "—"]}
+    found = {row.arm.name: row.tokens_to_loss for row in table.rows if row.tokens_to_loss}
+    assert (found["simbal"].by_slope.low, found["simbal"].by_slope.high) == (None, None)
+    assert not any(note.startswith("simbal's interval of the tokens saved by slope") for note in notes(table))
 
 
 def test_the_slope_is_scipys_line_through_the_last_half_in_ln_tokens():

@@ -1,6 +1,7 @@
 """Two sweeps, or two runs, in one table: what differs comes first, and what cannot be compared is said."""
 
 import shutil
+from math import exp
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_a_copied_run_is_said_to_be_one(write, tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "old and copy differ in nothing that is recorded" in out
     assert "The same run is in both folders" in out
+
+
+def test_a_copied_run_is_no_pair_however_two_folders_are_compared(write):
+    """Two of four seeds are copies, and two were run again with a perplexity 20% higher."""
+    for seed in range(4):
+        old = write("old", "lbl", seed, 100 + seed)
+    new = shutil.copytree(old, old.parent / "new")
+    for seed in (2, 3):
+        shutil.rmtree(next(new.glob(f"*seed{seed}*")))
+        write("new", "lbl", seed, (100 + seed) * (1.2 + 0.001 * seed))
+    for options in ({}, {"baseline": "lbl folder=old"}, {"pairs": True}):
+        (row,) = both(old, new, **options).compared
+        found = row.differences["val/ppl"]
+        assert (found.pairs, found.conclusion) == (2, "worse")
+        assert exp(found.mean) == pytest.approx(1.2025, abs=1e-5)
+    assert [len(row.arm.runs) for row in both(old, new).rows] == [4, 4]
 
 
 def test_the_command_line_compares_two_and_writes_nothing(equal_arms, capsys):

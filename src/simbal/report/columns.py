@@ -1,14 +1,18 @@
 """The columns of numbers that a table can have, of every run and of its analyses, and the cells below them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from simbal.errors import UserError
 from simbal.metrics.aliases import short_names
 from simbal.metrics.table import NUMBERS, Metric
 from simbal.report.collect import Run
+
+if TYPE_CHECKING:
+    from simbal.report.models import MeasuredModel  # which imports this module
 
 ABSENT = "—"
 NAMED = {metric.name: metric for metric in NUMBERS}
@@ -58,26 +62,7 @@ def named_by_runs(finished: Sequence[Run]) -> list[str] | None:
     return named[0] if named and all(columns == named[0] for columns in named) else None
 
 
-class Measured(Protocol):
-    """What has numbers for a table: a finished run, or a model of Hugging Face."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-
-    @property
-    def analyses(self) -> Mapping[str, Mapping[str, Any]]:
-        """Results of evaluate.py, by name."""
-
-    @property
-    def analysed(self) -> Mapping[str, float | None]:
-        """Their numbers, as `redundancy.min_pes`."""
-
-    def value(self, metric: str) -> float | None:
-        """Return a number; None where it is missing."""
-
-
-def choose(columns: Sequence[str], runs: Sequence[Measured]) -> list[Metric]:
+def choose(columns: Sequence[str], runs: Sequence[Run | MeasuredModel]) -> list[Metric]:
     """Return the metrics of these names: `val/ppl`, `redundancy.min_pes`, an older name, or the last part of any.
 
     A name that stands for a number of every run is that one, if a run has it: `ppl` is `val/ppl`, not `quality.ppl`.
@@ -113,7 +98,7 @@ def of_analysis(key: str) -> Metric:
     return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
 
 
-def refuse_unlike(analyses: Iterable[str], runs: Sequence[Measured]) -> None:
+def refuse_unlike(analyses: Iterable[str], runs: Sequence[Run | MeasuredModel]) -> None:
     """Raise `UserError` if one of the analyses was done with other settings in one run than in another."""
     for analysis in analyses:
         done = [run for run in runs if analysis in run.analyses]
@@ -124,5 +109,5 @@ def refuse_unlike(analyses: Iterable[str], runs: Sequence[Measured]) -> None:
                 )
 
 
-def _measured(key: str, runs: Sequence[Measured]) -> bool:
+def _measured(key: str, runs: Sequence[Run | MeasuredModel]) -> bool:
     return any(run.value(key) is not None for run in runs)

@@ -69,16 +69,18 @@ def _row(arm: Arm, others: Sequence[Arm], metrics: Sequence[Metric], paper: bool
     if len(others) != 1 or others[0] is arm:
         return row
     (other,) = others
+    own = _own_runs(arm, other)
     return replace(
         row,
         other=other,
         differences=differences(arm, other, metrics),
-        tokens_to_loss=tokens_to_loss(*({run.seed: run.loss_curve for run in either.runs} for either in (arm, other))),
+        tokens_to_loss=tokens_to_loss(*({run.seed: run.loss_curve for run in either.runs} for either in (own, other))),
     )
 
 
 def differences(arm: Arm, other: Arm, metrics: Sequence[Metric]) -> dict[str, PairedDifference]:
     """Return arm minus other by the keys of the metrics that are compared; none if they share no seed."""
+    arm = _own_runs(arm, other)
     compared = [metric for metric in metrics if metric.compared]
     found = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
     return {key: difference for key, difference in found.items() if difference}
@@ -97,6 +99,12 @@ def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | Non
     _resample(rows, metrics)
 
 
+def _own_runs(arm: Arm, other: Arm) -> Arm:
+    """Return the arm without copies of the other's runs, in another folder: their difference of 0 is no measurement."""
+    theirs = {run.spec.hash: run.record for run in other.runs}
+    return replace(arm, runs=tuple(run for run in arm.runs if run.record != theirs.get(run.spec.hash)))
+
+
 def _values(arm: Arm, metric: Metric) -> dict[int, float]:
     """Return a metric by seed; `UserError` for a ratio with a value that is not above 0."""
     values = arm.values(metric.key)
@@ -109,8 +117,8 @@ def _values(arm: Arm, metric: Metric) -> dict[int, float]:
 
 
 def _conclude(rows: Sequence[Row], metric: Metric, margin: float | None) -> None:
-    """Fill in what the differences by one metric conclude, with Holm's p where several arms are compared."""
-    compared = [row.differences for row in rows if metric.key in row.differences]
+    """Fill in what the differences by one metric conclude, with Holm's p where several arms have pairs to test."""
+    compared = [row.differences for row in rows if (one := row.differences.get(metric.key)) and one.pairs > 1]
     found = [examined(differences[metric.key], metric, margin) for differences in compared]
     if len(compared) > 1:
         different, same = (_corrected([getattr(one, p) for one in found]) for p in ("p", "p_equivalent"))
@@ -123,9 +131,9 @@ def _conclude(rows: Sequence[Row], metric: Metric, margin: float | None) -> None
 
 
 def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return Holm's p of those that are known."""
-    corrected = iter(holm([p for p in p_values if p is not None]))
-    return [None if p is None else next(corrected) for p in p_values]
+    """Return Holm's p of those that are known; the others count as 1: which have a p, the data themselves decide."""
+    corrected = holm([1.0 if p is None else p for p in p_values])
+    return [None if p is None else one for p, one in zip(p_values, corrected, strict=True)]
 
 
 def _resample(rows: Sequence[Row], metrics: Sequence[Metric]) -> None:
@@ -143,6 +151,6 @@ def _resample(rows: Sequence[Row], metrics: Sequence[Metric]) -> None:
 
 def _documents(arm: Arm, other: Arm) -> DocumentDifferences | None:
     """Return the differences by document on the seeds that both arms have."""
-    ours, theirs = ({run.seed: run for run in either.runs} for either in (arm, other))
+    ours, theirs = ({run.seed: run for run in either.runs} for either in (_own_runs(arm, other), other))
     shared = sorted(ours.keys() & theirs)
     return document_differences(*([runs[seed].documents for seed in shared] for runs in (ours, theirs)))

@@ -11,8 +11,6 @@ from simbal.report.statistics import PairedDifference, student_quantile
 
 POWER = 0.8
 ALPHA = 1 - CONFIDENCE
-NO_OTHER_TAIL = 8.0  # standard errors: the chance of the other sign is below 1e-15, and scipy's function of it NaN
-STEPS = 60  # of a bisection: each halves the bracket, so that 2^-60 of it is left
 Word = Literal["better", "worse", "higher", "lower", "equivalent", "not resolved"]
 UNRESOLVED: Word = "not resolved"
 
@@ -80,28 +78,12 @@ def detectable(sd: float, pairs: int) -> float:
 
 
 @cache
-def noncentrality(degrees_of_freedom: int, wanted: float = POWER) -> float:
-    """Return the true mean in standard errors for which the two-sided t test at 5% has the power `wanted`."""
-    low, high = 0.0, 2 * student_quantile(1 - ALPHA / 2, degrees_of_freedom)
-    assert power(high, degrees_of_freedom) > wanted
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle, degrees_of_freedom) < wanted else (low, middle)
-    return high
-
-
-def power(noncentrality: float, degrees_of_freedom: int) -> float:
-    """Return the chance that a two-sided t test at 5% rejects, by the noncentral t distribution.
+def noncentrality(degrees_of_freedom: int) -> float:
+    """Return the true mean in standard errors that the two-sided t test at 5% finds, with its sign, in 80% of studies.
 
     Reference: J. Cohen, Statistical Power Analysis for the Behavioral Sciences (1988), chapter 2.
-
-    Args:
-        noncentrality: the true mean by its true standard error; up to twice the critical t, where scipy still has it.
-        degrees_of_freedom: at least one.
     """
-    from scipy.special import nctdtr
+    from scipy.special import nctdtrinc
 
     critical = student_quantile(1 - ALPHA / 2, degrees_of_freedom)
-    above = 1 - nctdtr(degrees_of_freedom, noncentrality, critical)
-    below = nctdtr(degrees_of_freedom, noncentrality, -critical) if noncentrality < NO_OTHER_TAIL else 0.0
-    return float(above + below)
+    return float(nctdtrinc(degrees_of_freedom, 1 - POWER, critical))

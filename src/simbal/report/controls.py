@@ -1,6 +1,5 @@
 """The controls of a table: arms whose router learns nothing, which learnt routers have to beat."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from simbal.metrics.table import Metric
@@ -21,6 +20,8 @@ def is_control(arm: Arm) -> bool:
 def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     """Return a note if no arm is a control, or for each that is not significantly worse than some learnt router.
 
+    A control is compared with those that are like it in all else; with all, where there are none.
+
     Args:
         arms: all that the table has; those of dense models have no router.
         metrics: the columns, of which the first loss or perplexity decides.
@@ -35,13 +36,11 @@ def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     decisive = next((metric for metric in metrics if metric.margin and metric.compared), None)
     if decisive is None:
         return []
-    learnt = defaultdict(list)
-    for arm in routed:
-        if not is_control(arm):
-            learnt[arm.setting].append(arm)
+    learnt = [arm for arm in routed if not is_control(arm)]
     notes = []
     for control in controls:
-        if unbeaten := _not_worse_than(control, learnt[control.setting], decisive):
+        alike = [arm for arm in learnt if arm.setting == control.setting]
+        if unbeaten := _not_worse_than(control, alike or learnt, decisive):
             notes.append(
                 f"{control.name}, a control, is not significantly worse in {decisive.title} than "
                 f"{listed(unbeaten)}: the table does not show that learning the router helps there."

@@ -135,9 +135,9 @@ def _of_compute(arms: Sequence[Arm]) -> list[str]:
 
 def _of_seeds(rows: Sequence[Row], differences: Sequence[PairedDifference]) -> list[str]:
     notes = []
-    if any(len(row.arm.runs) == 1 for row in rows):
-        notes.append("One seed has no standard deviation, and one pair of seeds no interval and no p: a dash.")
     pairs = {difference.pairs for difference in differences}
+    if 1 in pairs or any(len(row.arm.runs) == 1 for row in rows):
+        notes.append("One seed has no standard deviation, and one pair of seeds no interval and no p: a dash.")
     if 2 in pairs:
         notes.append(
             "A t test of 2 pairs has 1 degree of freedom: its interval reaches 12.7 standard errors to either side, "

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import expm1, hypot, inf, isfinite, isqrt, log, sqrt
+from math import expm1, hypot, inf, isfinite, log, sqrt
 from statistics import fmean
 from typing import Literal
 
 from simbal.report.documents import CONFIDENCE, OverDocuments
 
 ROUNDING = 1e-12  # as a share of the largest value: values that differ by less differ by rounding alone
-ROOT_BITS = 109  # at least, of a number whose whole root then has two bits more than a float
 Scale = Literal["difference", "ln"]  # ln: of natural logarithms, so that exp of it is a ratio
 
 
@@ -66,23 +65,10 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return the float nearest to the exact standard deviation with n - 1 in the denominator, of two values or more.
-
-    It is what `statistics.stdev` returns, which takes ten times as long for its fractions.
-    """
-    ratios = [value.as_integer_ratio() for value in values]
-    unit, n = max(denominator for _, denominator in ratios), len(ratios)  # every denominator is a power of two
-    whole = [numerator * (unit // denominator) for numerator, denominator in ratios]
-    return _root(n * sum(one * one for one in whole) - sum(whole) ** 2, n * (n - 1) * unit**2)
-
-
-def _root(numerator: int, denominator: int) -> float:
-    """Return the float nearest to the square root of a fraction."""
-    half = (numerator.bit_length() - denominator.bit_length() - ROOT_BITS) // 2
-    scaled = (numerator, denominator << 2 * half) if half > 0 else (numerator << -2 * half, denominator)
-    root = isqrt(scaled[0] // scaled[1])
-    root |= root * root * scaled[1] != scaled[0]  # a last bit for all that follows, so that it does not look like a tie
-    return float(root << half) if half > 0 else root / (1 << -half)
+    """Return the standard deviation with n - 1 in the denominator, of two values or more."""
+    shifted = [value - values[0] for value in values]  # of equal values exactly 0, which their mean may not be
+    mean = fmean(shifted)
+    return hypot(*(one - mean for one in shifted)) / sqrt(len(values) - 1)
 
 
 def paired_difference(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import log
 from statistics import linear_regression
 
-from simbal.report.statistics import interval, relative, summarize
+from simbal.report.statistics import ROUNDING, Summary, interval, relative, summarize
 
 Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), by tokens
 PAPER_SAVING = 0.36  # arXiv 2506.14038, of its larger models
@@ -22,7 +22,7 @@ class SlopeSaving:
 
     savings: dict[int, float]  # by shared seed
     mean: float
-    low: float | None  # lower end of Student's 95% interval; None for a single seed
+    low: float | None  # lower end of Student's 95% interval; None for a single seed, or where all seeds save the same
     high: float | None
 
     @property
@@ -42,7 +42,7 @@ class TokensToLoss:
 
     shares: dict[int, float | None]  # by shared seed; None: not reached
     saving: float | None  # mean over the seeds
-    low: float | None  # lower end of Student's 95% interval; None also for a single seed
+    low: float | None  # lower end of Student's 95% interval; None also as of SlopeSaving
     high: float | None
     validations: int  # the fewest in any of the curves
     by_slope: SlopeSaving | None = None  # None: some baseline's curve has no falling slope at its end
@@ -60,28 +60,30 @@ def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
         treatment: curves by seed.
         baseline: curves by seed; the loss to reach is the last of each.
     """
-    shared = [seed for seed in sorted(treatment.keys() & baseline) if treatment[seed] and _tokens(baseline[seed])]
+    both = treatment, baseline
+    shared = [seed for seed in sorted(treatment.keys() & baseline) if all(_tokens(curves[seed]) for curves in both)]
     if not shared:
         return None
     shares: dict[int, float | None] = {}
     for seed in shared:
         reached = first_reach(treatment[seed], baseline[seed][-1][1])
         shares[seed] = None if reached is None else reached / _tokens(baseline[seed])
-    validations = min(len(curves[seed]) for curves in (treatment, baseline) for seed in shared)
-    by_slope = saved_by_slope(*({seed: curves[seed] for seed in shared} for curves in (treatment, baseline)))
+    validations = min(len(curves[seed]) for curves in both for seed in shared)
+    by_slope = saved_by_slope(*({seed: curves[seed] for seed in shared} for curves in both))
     savings = summarize([1 - share for share in shares.values() if share is not None])
     if savings is None or None in shares.values():
         return TokensToLoss(shares, None, None, None, validations, by_slope)
-    return TokensToLoss(shares, savings.mean, *interval(savings), validations, by_slope)
+    return TokensToLoss(shares, savings.mean, *_interval(savings), validations, by_slope)
 
 
 def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> SlopeSaving | None:
     """Return the final difference of losses by the slope of the baseline's curve, with Student's interval over seeds.
 
-    None if the curve of some seed of the baseline does not fall at its end.
+    What the treatment was trained longer than the baseline is not saved. None if the curve of some seed of the baseline
+    does not fall at its end.
 
     Args:
-        treatment: curves by seed, none of them empty.
+        treatment: curves by seed, each with tokens at its end.
         baseline: curves of the same seeds, one or more.
     """
     savings = {}
@@ -89,10 +91,11 @@ def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
         slope = final_slope(curve)
         if slope is None or slope >= 0:
             return None
-        savings[seed] = (curve[-1][1] - treatment[seed][-1][1]) / -slope
+        (tokens, loss), (its_tokens, its_loss) = curve[-1], treatment[seed][-1]
+        savings[seed] = (loss - its_loss) / -slope - log(its_tokens / tokens)
     summary = summarize([*savings.values()])
     assert summary
-    return SlopeSaving(savings, summary.mean, *interval(summary))
+    return SlopeSaving(savings, summary.mean, *_interval(summary))
 
 
 def final_slope(curve: Curve) -> float | None:
@@ -120,6 +123,11 @@ def first_reach(curve: Curve, loss: float) -> float | None:
             return before[0] + (tokens - before[0]) * ((before[1] - loss) / (before[1] - value))
         before = tokens, value
     return None
+
+
+def _interval(savings: Summary) -> tuple[float | None, float | None]:
+    """Return Student's 95% interval; none where every seed saves the same, as of differences: no noise was measured."""
+    return interval(savings) if savings.sd is not None and savings.sd > ROUNDING else (None, None)
 
 
 def _tokens(curve: Curve) -> int:

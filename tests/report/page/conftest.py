@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from simbal.analysis.shared.finding import write_analysis
 from simbal.report.collect import collect
@@ -15,16 +14,9 @@ from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from tests.run_folders import fake_spec
 
-CONF = Path(__file__).parents[3] / "conf"
 STEPS = range(0, 50, 10)
 DROPPING = {"settings": {}, "definition": {}, "metrics": {"ppl_drop_0": 1.0}}
 PRUNING = {"settings": {}, "definition": {}, "metrics": {"ppl_prune_0": 1.0}}
-
-
-@pytest.fixture(scope="session")
-def base_spec() -> RunSpec:
-    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        return RunSpec.from_hydra(compose("config", overrides=["data=synthetic"], return_hydra_config=True))
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ def runs(write_run):
         (run / "checkpoints").mkdir()
         (run / "checkpoints" / "last.ckpt").write_text("weights")
     write_run("simbal", 0, status="diverged", error="the loss is NaN", step=3)
-    return write_run("none", 0, status="failed", error="the disk was full").parent
+    rate = {"optim.lr": 0.5}  # so that labels name it, also those of rows.csv
+    return write_run("none", 0, status="failed", error="the disk was full", keys=rate).parent
 
 
 def test_what_has_ended_comes_back_as_it_was_without_its_weights(runs, tmp_path):
@@ -102,6 +103,7 @@ def test_a_changed_row_is_found_by_the_runs(runs, tmp_path, capsys):
     verify(tmp_path)
     assert "s/rows.csv: " in capsys.readouterr().out
     rows = tmp_path / "s" / "rows.csv"
+    assert "lbl lr=0.002,lbl,optim.lr=0.002," in rows.read_text()
     rows.write_text(rows.read_text().replace(",0,lbl", ",1,lbl", 1))
     with pytest.raises(UserError, match="not as its rows have them"):
         verify(tmp_path)

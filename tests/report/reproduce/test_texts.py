@@ -85,7 +85,7 @@ def test_a_line_more_or_less_is_found(copy):
     ("template", "says"),
     [
         ("{{ collapse.mean('loss', 'lbi') | as('.2f') }}", "has no arm lbi: there are none, frozen, lbl"),
-        ("{{ collapse.mean('losss', 'lbl') | as('.2f') }}", "losss"),
+        ("{{ collapse.mean('losss', 'lbl') | as('.2f') }}", "lbl of collapse has no losss"),
         ("{{ collapse.mean('loss', 'lbl') }}", r"3.586\d+ needs a format: | as\('.2f'\)"),
         ("{{ collapse.median('loss', 'lbl') }}", "no attribute 'median'"),
         ("{{ collapze.mean('loss', 'lbl') }}", "'collapze' is undefined"),
@@ -119,9 +119,10 @@ def test_formulas_are_what_they_say():
     mixtures = [f"{balancing} num_experts=64" for balancing in ("none", "simbal", "lbl")]
     assert Study(RESULTS / "claims_dense").ranked("seu") == mixtures, "the dense model has none"
     assert study.lower("max_vio", "lbl", "none") == 5
-    assert study.p("loss", "lbl", "none") == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
-    assert study.p_holm("loss", "lbl", "none") == 4 * study.p("loss", "lbl", "none")  # the least of four
-    assert study.p_holm("loss", "simbal", "none") == 2 * study.p("loss", "simbal", "none")
+    p = study._paired("loss", "lbl", "none").p
+    assert p == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    assert study.p_holm("loss", "lbl", "none") == 4 * p  # the least of four
+    assert study.p_holm("loss", "simbal", "none") == 2 * study._paired("loss", "simbal", "none").p
     assert study.p_holm("loss", "frozen", "none") == study.p_holm("loss", "simbal", "none")  # 0.81, 0.48: in order
     assert study.interval("loss", "lbl", "none", "+.2f") == "+0.07 to +0.25"
     assert 0.126 < study.detectable("loss", "lbl", "none") < 0.128
@@ -137,7 +138,7 @@ def test_a_word_is_corrected_for_what_the_table_compares():
     study = Study(RESULTS / "claims_loss_free")
     four = [(f"{arm} router={router}", f"lf router={router}") for arm in ("lf_lbl", "lf_simbal")
             for router in ("sigmoid", "softmax")]  # fmt: skip
-    corrected = holm([study.p("loss", *pair) for pair in four])
+    corrected = holm([study._paired("loss", *pair).p for pair in four])
     assert [study.p_holm("loss", *pair) for pair in four] == pytest.approx(corrected)
     assert study.conclusion("loss", "lf_lbl router=softmax", "lf router=softmax") == "better"
     assert study.p_holm("loss", "lf_simbal router=sigmoid", "lf router=softmax") > 0, "which the table compares not"
@@ -148,9 +149,8 @@ def test_one_pair_resolves_nothing():
     pair = ("loss", "lbl coef=0.1", "lbl coef=0.01")
     assert study.diff(*pair) > 0.1
     assert study.conclusion(*pair) == "not resolved"
-    for formula in (study.p, study.low):
-        with pytest.raises(ValueError, match="it takes two"):
-            formula(*pair)
+    with pytest.raises(ValueError, match="it takes two"):
+        study.interval(*pair, "+.2f")
 
 
 def test_studies_agree_as_far_as_the_order_of_their_arms(tmp_path):
@@ -179,9 +179,18 @@ def test_a_conclusion_is_one_word():
 def test_an_arm_without_the_number_is_no_comparison_to_correct_for():
     study = Study(RESULTS / "claims_dense")
     lbl, simbal = "lbl num_experts=64", "simbal num_experts=64"
-    ps = sorted(study.p("min_pes", arm, lbl) for arm in (simbal, "none num_experts=64"))
+    ps = sorted(study._paired("min_pes", arm, lbl).p for arm in (simbal, "none num_experts=64"))
     assert study.p_holm("min_pes", "none num_experts=64", lbl) == 2 * ps[0]  # the dense model has no PES
-    assert study.p_holm("loss", simbal, lbl) < 3 * study.p("loss", simbal, lbl)
+    assert study.p_holm("loss", simbal, lbl) < 3 * study._paired("loss", simbal, lbl).p
+
+
+def test_the_same_difference_on_every_seed_is_no_test_but_one_to_correct_for():
+    paired = Paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
+    assert (paired.p, paired.equivalence_p(9.0)) == (1.0, 1.0)
+    arm, lbl = "none num_experts=64", "lbl num_experts=64"  # simbal uses all experts on every seed, as lbl does
+    study = Study(RESULTS / "claims_dense")
+    p = study._paired("unique_experts", arm, lbl).p
+    assert study.p_holm("unique_experts", arm, lbl) == pytest.approx(2 * p)
 
 
 @given(

@@ -12,7 +12,7 @@ from simbal.metrics.table import NUMBERS
 from simbal.report.arms import seed_spans
 from simbal.report.columns import ABSENT
 from simbal.report.conclusion import UNRESOLVED
-from simbal.report.reproduce.formulas import ALPHA, Paired
+from simbal.report.reproduce.formulas import ALPHA, SAME, Paired
 from simbal.report.reproduce.printed import Checked, numbers
 from simbal.report.reproduce.rows import LARGEST, SHARE, ArmRows, of_a_study, read_rows, rival
 from simbal.report.statistics import holm, summarize
@@ -132,7 +132,7 @@ def _all_differences(arms: Sequence[ArmRows], keys: Collection[str], baseline: s
 
 def _tests(lines: Sequence[tuple[Line, Paired]], key: str, margin: float | None, checked: Checked) -> None:
     """Check the corrected p and the words of all comparisons by one number."""
-    tested = [(line, paired) for line, paired in lines if line["p"] != ABSENT]
+    tested = [(line, paired) for line, paired in lines if len(paired.differences) > 1]
     different = holm([paired.p for _, paired in tested])
     same = [1.0] * len(tested) if margin is None else holm([paired.equivalence_p(margin) for _, paired in tested])
     words: dict[int, str] = {id(line): UNRESOLVED for line, _ in lines}
@@ -159,7 +159,7 @@ def _tokens_to_loss(lines: Sequence[Line], arms: Sequence[ArmRows], checked: Che
         elif shares:
             saved = Paired(dict.fromkeys(range(len(shares)), 100.0), {i: 100 * share for i, share in enumerate(shares)})
             computed |= {"tokens needed": [100 - saved.mean], "saved": [saved.mean]}
-            computed |= {"95% interval": saved.interval} if len(shares) > 1 else {}
+            computed |= {"95% interval": saved.interval} if max(shares) - min(shares) > SAME else {}
         for heading, cell in line.items():
             if heading in OF_SHARES:
                 _hold(numbers(cell), computed.get(heading, []), f"{line['arm']} {heading}", checked)

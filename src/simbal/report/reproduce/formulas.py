@@ -3,7 +3,6 @@
 They are computed by scipy.stats, not by the code that has made the tables, so that one checks the other.
 """
 
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -50,33 +49,31 @@ class Paired:
 
     @property
     def p(self) -> float:
-        """The two-sided p of the paired t test; its limit where all differences are the same."""
+        """The two-sided p of the paired t test; 1 where all differences are the same: no noise was measured."""
         from scipy import stats
 
         if self._same:
-            return self._limit(fmean(self.differences))
+            return 1.0
         return float(stats.ttest_1samp(self.differences, 0).pvalue)
 
     def equivalence_p(self, margin: float) -> float:
         """The p of two one-sided t tests, the larger: small if the true difference lies within ± `margin`."""
         from scipy import stats
 
-        if math.isinf(margin):
+        if math.isinf(margin) or self._same:
             return 1.0
-        if self._same:
-            return 0.0 if abs(fmean(self.differences)) < margin else 1.0
         below = stats.ttest_1samp(self.differences, margin, alternative="less").pvalue
         above = stats.ttest_1samp(self.differences, -margin, alternative="greater").pvalue
         return float(max(below, above))
 
     @property
     def welch_p(self) -> float:
-        """The two-sided p of Welch's t test over all seeds of both; its limit where neither varies."""
+        """The two-sided p of Welch's t test over all seeds of both; 1 where neither varies."""
         from scipy import stats
 
         one, other = self.samples
         if max(max(each) - min(each) for each in self.samples) <= SAME * self.largest:
-            return self._limit(fmean(one) - fmean(other))
+            return 1.0
         with catch_warnings():
             simplefilter("ignore", RuntimeWarning)  # of an arm whose seeds agree: that its variance is 0 is right
             return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
@@ -109,20 +106,15 @@ class Paired:
             raise ValueError(f"{len(self.differences)} pairs have no interval and no p: it takes two")
         return max(self.differences) - min(self.differences) <= SAME * self.largest
 
-    def _limit(self, mean: float) -> float:
-        return 1.0 if abs(mean) <= SAME * self.largest else 0.0
-
     def _shown(self, value: float) -> float:
         return 100 * math.expm1(value) if self.ratio else value
 
 
 def _power(shift: float, n: int) -> float:
-    """Return the power of a two-sided paired t test at 5% of n pairs, for a true mean of `shift` standard errors."""
+    """Return the chance that a two-sided t test at 5% finds a mean of `shift` standard errors above 0 in n pairs."""
     from scipy import stats
 
-    critical = float(stats.t.isf(ALPHA / 2, n - 1))
-    below = stats.nct.cdf(-critical, n - 1, min(shift, 10.0))  # nothing from there on, where scipy has NaN
-    return float(stats.nct.sf(critical, n - 1, shift) + below)
+    return float(stats.nct.sf(stats.t.isf(ALPHA / 2, n - 1), n - 1, shift))
 
 
 class Computed(str):
@@ -138,7 +130,6 @@ class Study:
     """The numbers of a study's folder, as its texts ask for them: `significance.diff("ppl", "simbal", "lbl")`.
 
     Arguments are a number's key, or the last part of it, and the names of arms; `digits` is a format such as ".2f".
-    A number that rows.csv has not is that of analyses.csv, which has means and standard deviations.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -155,20 +146,15 @@ class Study:
 
     def ranked(self, key: str) -> list[str]:
         """Return the names of the arms that have the number, from the smallest mean to the largest."""
-        return sorted(
-            (arm.name for arm in self.arms if arm.values(key) or arm.values(f"val/{key}")),
-            key=lambda name: self.mean(key, name),
-        )
+        return sorted((arm.name for arm in self.arms if _of(arm, key)), key=lambda name: self.mean(key, name))
 
     def mean(self, key: str, arm: str) -> float:
         """Return the mean over the seeds of an arm."""
-        values = self._values(key, arm)
-        return fmean(values.values()) if values else self._of_analyses(key, arm, "mean")
+        return fmean(self._values(key, arm).values())
 
     def sd(self, key: str, arm: str) -> float:
         """Return the standard deviation over the seeds of an arm."""
-        values = self._values(key, arm)
-        return stdev(values.values()) if values else self._of_analyses(key, arm, "sd")
+        return stdev(self._values(key, arm).values())
 
     def mean_sd(self, key: str, arm: str, digits: str) -> Computed:
         """Return both as a text: `27.94 ± 1.12`."""
@@ -190,16 +176,8 @@ class Study:
         """Return the mean paired difference of two arms."""
         return self._paired(key, arm, baseline).mean
 
-    def low(self, key: str, arm: str, baseline: str) -> float:
-        """Return the lower end of the 95% interval of that difference."""
-        return self._paired(key, arm, baseline).interval[0]
-
-    def high(self, key: str, arm: str, baseline: str) -> float:
-        """Return the upper end of the same interval."""
-        return self._paired(key, arm, baseline).interval[1]
-
     def interval(self, key: str, arm: str, baseline: str, digits: str) -> Computed:
-        """Return both as a text: `-1.18 to +2.88`."""
+        """Return the 95% interval of that difference as a text: `-1.18 to +2.88`."""
         return Computed(" to ".join(shown(end, digits) for end in self._paired(key, arm, baseline).interval))
 
     def effect(self, key: str, arm: str, baseline: str) -> float:
@@ -234,12 +212,8 @@ class Study:
         same = holm([paired.equivalence_p(margin) for paired in compared.values()])
         return Computed("equivalent" if same[place] < ALPHA else "not resolved")
 
-    def p(self, key: str, arm: str, baseline: str) -> float:
-        """Return the p of the paired t test."""
-        return self._paired(key, arm, baseline).p
-
     def p_holm(self, key: str, arm: str, baseline: str) -> float:
-        """Return the same, corrected for all that the table compares; for another pair, for all arms but the baseline.
+        """Return the paired t test's p, corrected for all that the table compares; for another pair, for all arms.
 
         Where arms differ in another key, the table compares each with the baseline's arm of the same.
         """
@@ -261,9 +235,11 @@ class Study:
 
     def _family(self, key: str, arm: str, baseline: str) -> dict[str, Paired]:
         """Return the comparisons by arm over which that of `arm` is corrected: those with two pairs of the number."""
-        rivals = {each.name: other.name for each in self.arms if (other := rival(each, self.arms, self._baseline))}
+        having = [each for each in self.arms if _of(each, key)]
+        found = ((each.name, rival(each, self.arms, self._baseline)) for each in having)
+        rivals = {name: other.name for name, other in found if other and _of(other, key)}
         if rivals.get(arm) != baseline:
-            rivals = {each.name: baseline for each in self.arms if each.name != baseline}
+            rivals = {each.name: baseline for each in having if each.name != baseline}
         compared = {name: self._paired(key, name, other) for name, other in rivals.items()}
         return {name: paired for name, paired in compared.items() if len(paired.differences) > 1}
 
@@ -274,22 +250,11 @@ class Study:
         found = {each.name: each for each in self.arms}.get(arm)
         if found is None:
             raise ValueError(f"{self._folder.name} has no arm {arm}: there are {', '.join(a.name for a in self.arms)}")
-        return found.values(key) or found.values(f"val/{key}")
+        if not (values := _of(found, key)):
+            raise ValueError(f"{arm} of {self._folder.name} has no {key}")
+        return values
 
-    def _of_analyses(self, key: str, arm: str, column: str) -> float:
-        return self._means[key, arm][column]
 
-    @cached_property
-    def _means(self) -> dict[tuple[str, str], dict[str, float]]:
-        """Means and standard deviations of analyses.csv, by key and arm."""
-        file = self._folder / "analyses.csv"
-        if not file.exists():
-            return {}
-        with file.open(encoding="utf-8", newline="") as text:
-            rows = [row for row in csv.DictReader(text) if not row["layer"]]
-        return {
-            (f"{row['analysis']}.{row['number']}", row["arm"]): {
-                column: float(row[column]) for column in ("mean", "sd") if row[column]
-            }
-            for row in rows
-        }
+def _of(arm: ArmRows, key: str) -> Values:
+    """Return the number of an arm that has this key, or that has it behind `val/`."""
+    return arm.values(key) or arm.values(f"val/{key}")

@@ -107,6 +107,17 @@ def baseline_of(folder: Path) -> str | None:
     return baseline
 
 
+def columns_of(folder: Path) -> list[str]:
+    """Return the columns of the labels in a study's table, which its failed runs have decided too.
+
+    Raises:
+        UserError: table.json is not there or broken.
+    """
+    with of_a_study(folder):
+        arms = json.loads(read_bytes(folder / "table.json", LARGEST))["arms"]
+        return [*dict.fromkeys(column for arm in arms for column in arm["label"])]
+
+
 @contextmanager
 def of_a_study(folder: Path) -> Iterator[None]:
     """Raise `UserError` where a study's table is found broken within the block."""

@@ -6,14 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from simbal.errors import UserError
+from simbal.report.arms import group
 from simbal.report.collect import collect
+from simbal.report.comparison import compare
 from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.kept import RUNS, bring_back
 from simbal.report.reproduce.plans import check_plan
 from simbal.report.reproduce.printed import Checked
-from simbal.report.reproduce.rows import ROWS, baseline_of, rows_csv
+from simbal.report.reproduce.rows import ROWS, baseline_of, columns_of, rows_csv
 from simbal.report.reproduce.texts import TEMPLATE, TEXT, check_text
-from simbal.report.table import build
 
 
 def verify(results: Path) -> None:
@@ -56,7 +57,8 @@ def check_rows(folder: Path) -> Checked:
     """
     with TemporaryDirectory() as place:
         bring_back(folder, Path(place))
-        made = rows_csv(build(folder.name, collect(Path(place)), baseline_of(folder)).rows).splitlines()
+        arms = group([run for run in collect(Path(place)) if run.finished], columns_of(folder))
+        made = rows_csv(compare(arms, baseline_of(folder), [], False)).splitlines()
     checked = Checked(verified=sum(map(bool, chain.from_iterable(csv.reader(made[1:])))))
     if (folder / ROWS).read_text(encoding="utf-8").splitlines() != made:
         checked.wrong.append(f"{ROWS} is not what the runs in {RUNS} give: reproduce the study")
