@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from hypothesis import HealthCheck, settings
 
+from simbal.cli import command_line
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
 from tests import programs
@@ -80,17 +82,37 @@ def composer() -> Composer:
         return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
 
 
+def spec_of(output_dir: Path, cache_dir: Path, *overrides: str) -> RunSpec:
+    """A spec of a run that takes about a second."""
+    data = () if any(override.startswith("data=") for override in overrides) else MARKOV
+    places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
+    lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last of a key
+    return composer().job([*lines.values()]).spec
+
+
 @pytest.fixture
 def small_spec(tmp_path, cache_dir):
-    """`small_spec("balancing=lbl", output_dir=...)`: a spec of a run that takes about a second."""
+    """`small_spec("balancing=lbl", output_dir=...)`: as `spec_of` makes it."""
 
     def build(*overrides: str, output_dir: Path = tmp_path / "outputs") -> RunSpec:
-        data = () if any(override.startswith("data=") for override in overrides) else MARKOV
-        places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
-        lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last of a key
-        return composer().job([*lines.values()]).spec
+        return spec_of(output_dir, cache_dir, *overrides)
 
     return build
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Checks the command line of a program; the arguments that Hydra then sees, or the exit code, stdout and stderr."""
+
+    def run(*arguments: str, program: str = "train") -> list[str] | tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
+        try:
+            command_line.check(CONF, "About.", "config" if program == "train" else program)
+        except SystemExit as end:
+            return end.code, *capsys.readouterr()
+        return sys.argv[1:]
+
+    return run
 
 
 @pytest.fixture

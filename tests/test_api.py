@@ -7,6 +7,8 @@ import sys
 import pandas
 import polars
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 import simbal
 from simbal.analysis.shared.finding import write_analysis
@@ -48,6 +50,15 @@ def test_a_run_is_trained_as_by_the_command(overrides):
     model = run.model()
     assert not model.training
     assert model.head_VD.shape == (64, 16)
+    with pytest.raises(UserError, match="accelerator=gpu is not one of auto, cpu, cuda"):
+        run.model("gpu")
+
+
+def test_a_program_of_hydras_own_trains_a_run_and_stays_what_it_is(overrides, tmp_path):
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        outer = GlobalHydra.instance().hydra
+        assert simbal.train(overrides).status == "finished"
+        assert GlobalHydra.instance().hydra is outer
 
 
 def test_a_finished_run_is_returned_and_one_can_be_begun_from_it(overrides, capsys):

@@ -234,6 +234,7 @@ def load(folder: str | Path) -> Sweep:
 def _composed(overrides: Sequence[str]) -> "RunSpec":
     """Return the run that overrides describe; `UserError` for one that is wrong."""
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
 
     from simbal.cli.arguments import checked_arguments
     from simbal.config.catalogue import CONF, Catalogue, conf_here, sweeps_here
@@ -248,8 +249,13 @@ def _composed(overrides: Sequence[str]) -> "RunSpec":
         return found
     composed = None
     if "-m" not in found:  # by which a dry run of one run becomes that of a sweep
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = hydra.compose("config", found, return_hydra_config=True)
+        outer = GlobalHydra.instance().hydra  # of a caller that is a program of Hydra's itself
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                composed = hydra.compose("config", found, return_hydra_config=True)
+        finally:
+            GlobalHydra.instance().hydra = outer
     if composed is None or composed.until == "decided":
         raise UserError("dry_run=true and until=decided are for the command line: simbal.train trains one run")
     return RunSpec.from_hydra(composed)

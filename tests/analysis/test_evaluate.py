@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simbal.analysis.evaluate import evaluate
-from simbal.cli import command_line
+from simbal.analysis.shared.finding import Finding
 from simbal.errors import UserError
 from tests.in_process import run
 
@@ -17,21 +17,6 @@ CONF = ROOT / "conf"
 NAMES = sorted(file.stem for file in (CONF / "analysis").glob("*.yaml"))
 WITHOUT_A_RUN = ("flops", "gram_quanta", "orthogonalization")
 FEW = ("analysis.orthogonalization.trials=2", "analysis.orthogonalization.steps=2")
-
-
-@pytest.fixture
-def check(monkeypatch, capsys):
-    """Runs the check on a command line of `root`; the exit code, and what was said on stdout and stderr."""
-
-    def run_check(*arguments, root="evaluate"):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-        try:
-            command_line.check(CONF, "About.", root)
-        except SystemExit as end:
-            return end.code, *capsys.readouterr()
-        return None, "", ""
-
-    return run_check
 
 
 def test_several_analyses_print_their_tables_and_write_their_numbers(tmp_path):
@@ -59,13 +44,22 @@ def test_a_nonsense_value_is_one_sentence_and_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_sentence_below_the_table(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     settings = {"_target_": "simbal.analysis.gram_quanta.gram_quanta"}
     with pytest.raises(UserError, match="cannot write .*file/analysis"):
         evaluate({"gram_quanta": settings}, None, False, "cpu", str(tmp_path / "file"))
+    assert "quanta" in capsys.readouterr().out
     with pytest.raises(UserError, match="output_dir=None must be the path of a folder"):
         evaluate({"gram_quanta": settings}, None, False, "cpu", None)
+
+
+def test_an_analysis_is_kept_where_nobody_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Finding, "show", lambda *_: sys.exit(1))
+    settings = {"_target_": "simbal.analysis.gram_quanta.gram_quanta"}
+    with pytest.raises(SystemExit):
+        evaluate({"gram_quanta": settings}, None, False, "cpu", str(tmp_path))
+    assert (tmp_path / "analysis" / "gram_quanta.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +89,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     ],
 )
 def test_a_slip_is_one_sentence_and_exit_code_2(check, arguments, sentence):
-    code, out, said = check(*arguments)
+    code, out, said = check(*arguments, program="evaluate")
     assert (code, out) == (2, "")
     assert sentence in said
     assert said.startswith("error: ")
@@ -103,15 +97,15 @@ def test_a_slip_is_one_sentence_and_exit_code_2(check, arguments, sentence):
 
 
 def test_train_py_has_no_analyses(check):
-    code, _, said = check("analysis=orthogonalization", root="config")
+    code, _, said = check("analysis=orthogonalization")
     assert (code, said) == (2, "error: analysis=orthogonalization: there is no key analysis\n")
-    listed = {line.split()[0] for line in check("--help", root="config")[1].splitlines() if line.strip()}
+    listed = {line.split()[0] for line in check("--help")[1].splitlines() if line.strip()}
     assert "lbl" in listed  # one of the names that it does list
     assert listed & {*NAMES} == {"balancing"}  # the group of strategies
 
 
 def test_help_lists_the_analyses_in_the_words_of_their_files_and_no_other_group(check):
-    code, page, _ = check("--help")
+    code, page, _ = check("--help", program="evaluate")
     assert code == 0
     assert page.startswith("About.")
     for name in NAMES:

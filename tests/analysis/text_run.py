@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
 from simbal.runs.spec import RunSpec
-from tests.conftest import CONF, SMALL
+from tests.conftest import spec_of
 
 
 def text_spec(folder: Path, *overrides: str) -> RunSpec:
@@ -16,7 +14,5 @@ def text_spec(folder: Path, *overrides: str) -> RunSpec:
     data = (
         "data=files", f"data.files={folder / 'corpus.txt'}", "data.txt_split=blank_lines", "data.vocab_size=400",
         "data.seq_len=16", "data.validation_one_in=5", "data.validation_tokens=64",
-        f"data.cache_dir={folder / 'cache'}", f"output_dir={folder / 'outputs'}",
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return RunSpec.from_hydra(compose("config", [*SMALL, *data, *overrides], return_hydra_config=True))
+    return spec_of(folder / "outputs", folder / "cache", *data, *overrides)

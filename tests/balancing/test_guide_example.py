@@ -62,9 +62,10 @@ def test_the_suite_picks_it_up_and_it_passes(name, conf):
             check(case)
 
 
+@pytest.mark.parametrize("name", ["my_threshold"])
 def test_its_own_test_passes(conf):
-    for file in (conf.parent / "tests/balancing").iterdir():
-        runpy.run_path(str(file))["test_thresholds_follow_the_cutoffs"]()
+    file = conf.parent / "tests/balancing/test_my_threshold.py"
+    runpy.run_path(str(file))["test_thresholds_follow_the_cutoffs"]()
 
 
 def test_its_defaults_are_those_of_its_yaml(name, conf):
@@ -84,16 +85,16 @@ def test_it_trains(name, conf, tmp_path, cache_dir):
     assert 0 < record["metrics"]["val/experts_per_token"] < 4
 
 
-def test_the_threshold_of_the_guide_is_ours(conf):
+@pytest.mark.parametrize("name", ["my_threshold"])
+def test_the_threshold_of_the_guide_is_ours(name, conf):
     """Both choose alike after any steps."""
     keys = registered(conf / "balancing")
-    if "my_threshold" in keys:
-        strategies = [build_strategy("it", keys[name], FACTS) for name in ("my_threshold", "expert_threshold")]
-        for strategy in strategies:
-            for step in range(5):
-                random_LE = torch.randn(2, 6, generator=torch.Generator().manual_seed(step))
-                strategy.update(FinishedStep(random_LE, 3, [], 0.1, 1.0))
-        assert torch.equal(*(strategy.threshold_LE for strategy in strategies))
+    strategies = [build_strategy("it", keys[option], FACTS) for option in (name, "expert_threshold")]
+    for strategy in strategies:
+        for step in range(5):
+            random_LE = torch.randn(2, 6, generator=torch.Generator().manual_seed(step))
+            strategy.update(FinishedStep(random_LE, 3, [], 0.1, 1.0))
+    assert torch.equal(*(strategy.threshold_LE for strategy in strategies))
 
 
 def test_every_strategy_that_the_guide_lists_exists():

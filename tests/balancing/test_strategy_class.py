@@ -12,7 +12,7 @@ from simbal.balancing.composition import build_strategy
 from simbal.balancing.simbal import SimBal
 from simbal.errors import UserError
 from simbal.training.run import train
-from tests.conftest import MARKOV, SMALL, composer
+from tests.conftest import spec_of
 from tests.forged_runs import forge
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,8 +38,7 @@ def package(folder, entry_points=None):
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory, cache_dir):
     """The folder of a finished run, whose config.yaml names the class of a package; no test changes it."""
-    places = (f"output_dir={tmp_path_factory.mktemp('outputs')}", f"data.cache_dir={cache_dir}")
-    spec = composer().job([*SMALL, *MARKOV, *places, "balancing=simbal"]).spec
+    spec = spec_of(tmp_path_factory.mktemp("outputs"), cache_dir, "balancing=simbal")
     train(spec)
     forge(spec.path, "balancing.simbal._target_", "paper_runs.SimBal")
     return spec.path

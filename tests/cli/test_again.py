@@ -1,7 +1,6 @@
 """`run=FOLDER` goes on with a run wherever it lies, and follows its config to no place that is not the user's own."""
 
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.cli.again import literal, run_of
-from simbal.cli.command_line import check
 from simbal.config.catalogue import Catalogue
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
@@ -116,14 +114,12 @@ def test_what_makes_another_run_or_none_is_refused(write_run, lines, said):
         (["--config-dir", "{}", "--config-name", "config"], "{} is a run: go on with it by run={}, or begin one like"),
     ],
 )
-def test_a_command_line_that_names_no_single_run_is_refused(write_run, monkeypatch, capsys, arguments, said):
+def test_a_command_line_that_names_no_single_run_is_refused(write_run, check, arguments, said):
     path = write_run()
     (path / "checkpoints").mkdir()
-    monkeypatch.setattr(sys, "argv", ["train.py", *(argument.replace("{}", str(path)) for argument in arguments)])
-    with pytest.raises(SystemExit) as end:
-        check(CONF, "")
-    assert end.value.code == 2
-    assert said.replace("{}", str(path)) in capsys.readouterr().err
+    code, _, refusal = check(*(argument.replace("{}", str(path)) for argument in arguments))
+    assert code == 2
+    assert said.replace("{}", str(path)) in refusal
 
 
 FILES = {"source": "files", "files": "a.jsonl", "validation_files": [], "text_key": "text", "encoding": "utf-8"}

@@ -1,14 +1,11 @@
 """Configs of the folder in which one stands are found beside simbal's own, by the command line as well as by Hydra."""
 
-import sys
-
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 
 from hydra_plugins.simbal_plugins.project import ProjectSearchPath, SweepsSource
-from simbal.cli import command_line
 from simbal.config.catalogue import CONF, conf_here, options, sweeps_here
 
 MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
@@ -28,22 +25,6 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def check(monkeypatch, capsys):
-    """Runs the check on a command line; the arguments Hydra then sees, or the exit code and what was said."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        try:
-            command_line.check(CONF, "About.")
-        except SystemExit as end:
-            said = capsys.readouterr()
-            return end.code, said.out + said.err
-        return sys.argv[1:]
-
-    return run
-
-
 def composed(*overrides):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", [*overrides], return_hydra_config=True)
@@ -52,9 +33,9 @@ def composed(*overrides):
 def test_its_options_and_sweeps_are_checked_and_listed(project, check):
     arguments = ["-m", "sweeps=better", "balancing.mine.strength=2"]
     assert check(*arguments) == arguments
-    assert "did you mean balancing.mine.strength?" in check("balancing=mine", "balancing.mine.strenght=2")[1]
-    assert "balancing has no option mime; did you mean mine?" in check("balancing=mime")[1]
-    assert "sweeps has no option beter; did you mean better?" in check("-m", "sweeps=beter")[1]
+    assert "did you mean balancing.mine.strength?" in check("balancing=mine", "balancing.mine.strenght=2")[2]
+    assert "balancing has no option mime; did you mean mine?" in check("balancing=mime")[2]
+    assert "sweeps has no option beter; did you mean better?" in check("-m", "sweeps=beter")[2]
     page = check("--help")[1]
     assert "a strategy of my own" in page
     assert "Is it better?" in page
@@ -111,7 +92,7 @@ def test_a_file_with_the_name_of_one_of_simbal_is_refused_unless_it_is_the_same(
     (project / file).write_bytes((CONF / file.removeprefix("conf/")).read_bytes())
     assert check("seed=1") == ["seed=1"]
     (project / file).write_text("num_layers: 7\n")
-    code, said = check("seed=1")
+    code, _, said = check("seed=1")
     assert code == 2
     assert said.startswith(f"error: {refused}")
     assert said.endswith("has its name: give it another name\n")
@@ -137,4 +118,4 @@ def test_a_config_path_stands_instead_of_all_and_is_relative_to_the_current_fold
     (project / "other").mkdir()
     (project / "other/config.yaml").write_text("seed: 3  # of it\n")
     assert check("--config-path=other", "seed=4")[-2:] == [f"--config-path={project}/other", "seed=4"]
-    assert "there is no key balancing" in check("--config-path=other", "balancing=mine")[1]
+    assert "there is no key balancing" in check("--config-path=other", "balancing=mine")[2]

@@ -7,7 +7,6 @@ import pytest
 
 from simbal.cli import watch
 from simbal.report.page import page
-from tests.run_folders import base_spec, write_run  # noqa: F401  fixtures
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def written(monkeypatch):
 
 
 @pytest.fixture
-def folder(write_run, tmp_path):  # noqa: F811
+def folder(write_run, tmp_path):
     run = write_run()
     (run / "metrics.jsonl").write_text("")
     return tmp_path / "outputs/fake"

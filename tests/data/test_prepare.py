@@ -1,12 +1,10 @@
 """The program prepare.py, and the function that does its work."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from simbal.cli import command_line
 from simbal.data.check import prepare_or_check
 from simbal.errors import UserError
 from tests.conftest import CONF
@@ -53,35 +51,16 @@ def test_a_value_that_makes_no_sense_ends_the_command_with_one_sentence(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("keys", "says"),
     [
-        (["-m", "data=synthetic"], "error: prepare.py takes one config at a time: leave out -m\n"),
-        (["model=tiny"], "error: model=tiny: there is no key model"),
+        ({"vocab_size": 100}, "data.vocab_size=100 must lie between 257 and 100257"),
+        ({"threads": 0}, "data.threads=0 must be null or at least 1"),
+        ({"threads": "many"}, "data.threads"),
     ],
 )
-def test_arguments_that_it_does_not_take_are_refused(tmp_path, monkeypatch, capsys, arguments, says):
-    monkeypatch.setattr(sys, "argv", ["prepare.py", f"data.cache_dir={tmp_path}/cache", *arguments])
-    with pytest.raises(SystemExit) as end:
-        command_line.check(CONF, "About.", "prepare")
-    assert end.value.code == command_line.BAD_USAGE
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(says)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("keys", "check", "says"),
-    [
-        ({}, "maybe", "check=maybe must be true or false"),
-        ({"vocab_size": 100}, False, "data.vocab_size=100 must lie between 257 and 100257"),
-        ({"threads": 0}, False, "data.threads=0 must be null or at least 1"),
-        ({"threads": "many"}, False, "data.threads"),
-    ],
-)
-def test_nonsense_is_refused_before_anything_is_made(corpus, keys, check, says):
+def test_nonsense_is_refused_before_anything_is_made(corpus, keys, says):
     with pytest.raises(UserError, match=says):
-        prepare_or_check(corpus | keys, check)
+        prepare_or_check(corpus | keys, False)
     assert not Path(corpus["cache_dir"]).exists()
 
 

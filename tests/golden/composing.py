@@ -144,6 +144,7 @@ def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterat
     with (
         _modules({training.__name__: training}),
         mock.patch("simbal.sweep.resume.launch", launch),
+        mock.patch("simbal.sweep.resume.require_launch"),  # which prepares data
     ):
         yield
 

@@ -3,23 +3,15 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from transformers.utils import logging
 
 from simbal.analysis.shared.trained import TrainedRun, load
 from simbal.hub.export import export
-from simbal.runs.spec import RunSpec
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
-from tests.conftest import CONF, MARKOV, SMALL
+from tests.conftest import spec_of
 
 logging.disable_progress_bar()
-
-
-def spec_of(folder: Path, cache_dir: Path, *overrides: str) -> RunSpec:
-    places = (f"output_dir={folder / 'outputs'}", f"data.cache_dir={cache_dir}")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return RunSpec.from_hydra(compose("config", [*SMALL, *MARKOV, *places, *overrides], return_hydra_config=True))
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,12 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simbal import hub
-from simbal.cli import command_line
 from simbal.errors import UserError
 from simbal.hub import export as target_folder
 from simbal.hub.export import FILES, NO_TOKENIZER, export
@@ -97,19 +95,8 @@ def test_a_run_and_a_place_must_be_given(tmp_path, monkeypatch, run, to, says):
     assert not list(tmp_path.iterdir())
 
 
-def said(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
-    with pytest.raises(SystemExit) as end:
-        command_line.check(ROOT / "conf", "About.", "export")
-    return end.value.code, *capsys.readouterr()
-
-
-def test_a_misspelt_key_is_one_sentence(monkeypatch, capsys):
-    assert said(monkeypatch, capsys, "rum=x") == (2, "", "error: rum=x: there is no key rum; did you mean run?\n")
-
-
-def test_help_explains_the_keys_and_offers_no_groups(monkeypatch, capsys):
-    code, page, _ = said(monkeypatch, capsys, "--help")
+def test_help_explains_the_keys_and_offers_no_groups(check):
+    code, page, _ = check("--help", program="export")
     assert code == 0
     assert "to=null" in page
     assert "group" not in page.lower()

@@ -32,7 +32,7 @@ def test_gpu_slots_are_places_among_the_visible_ones(gpus, n_jobs, seen):
     assert [slot[slots.VISIBLE] for slot in slots.gpu_slots("4567", gpus, n_jobs, None)] == seen
 
 
-@pytest.mark.parametrize("gpus", [["4"], ["0+9"], ["a"], [""]])
+@pytest.mark.parametrize("gpus", [["4"], ["0+9"], ["-1"], ["a"], [""]])
 def test_a_gpu_that_is_not_there_is_an_error_that_says_which_are(gpus):
     with pytest.raises(UserError, match=r"hydra.launcher.gpus.*0 to 3"):
         slots.gpu_slots("4567", gpus, None, None)

@@ -90,9 +90,9 @@ def test_jobs_that_compose_to_one_run_are_run_once(app):
     assert app.started == [0]
 
 
-def test_each_corpus_is_prepared_once_for_all_its_runs(app):
-    app.run("-m", "seed=0-1", "data.chain_seed=3,4")
-    assert sorted(app.lines("prepared")) == ["3", "4"]
+def test_each_corpus_is_prepared_for_all_its_runs_at_once(app):
+    app.run("-m", "seed=0-2", "data.chain_seed=3,4")
+    assert sorted(app.lines("prepared")) == ["3", "3", "4", "4"]  # before sweep.json is written, and by the launcher
 
 
 def test_a_run_finished_on_data_that_have_changed_since_is_refused_before_any_job_starts(app):

@@ -61,9 +61,16 @@ def test_two_lengths_in_one_sweep(app):
 
 def test_other_data_in_the_folder(app):
     app.run(*SWEEP)
+    before = (app.folder / "outputs/default/sweep.json").read_bytes()
     app.behave({}, tokens="c")
     said = refused(app, "-m", "balancing=simbal,lbl", "seed=1")
     assert "outputs/default holds runs on other data than these" in said
+    assert (app.folder / "outputs/default/sweep.json").read_bytes() == before
+
+
+def test_a_gpu_that_there_is_not(app):
+    assert "hydra.launcher.gpus: 5 is not a GPU" in refused(app, *SWEEP, "hydra.launcher.gpus=[5]")
+    assert not (app.folder / "outputs").exists()
 
 
 def test_an_unfinished_run_of_another_length_is_in_nobodys_way(app):

@@ -93,21 +93,6 @@ def test_a_quoted_span_is_text():
     assert lines("seed='0-2'", "seed=choice(0,1)") == ["seed='0-2'", "seed=choice(0,1)"]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("seed", "has no value: write key=value, such as seed=1"),
-        ("seed=[", "has a bracket without its other half"),
-        ("seed=(1", "has a bracket without its other half"),
-        ("name=a=b", "cannot be read: a value with signs like {, ?, ~ or = goes into quotes twice"),
-    ],
-)
-def test_a_line_that_is_no_override_is_one_sentence(line, said):
-    with pytest.raises(UserError, match=f"^{re.escape(f'{line} {said}')}") as error:
-        lines(line)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("value", ["0-", "0..4", "0:4", "0to4", "0-to-4"])
 def test_what_is_almost_a_span_is_an_error_that_says_how_to_write_it(value):
     with pytest.raises(UserError, match=re.escape(f"seed={value}: a span is written")) as error:

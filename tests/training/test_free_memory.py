@@ -79,9 +79,10 @@ def test_where_nothing_says_what_is_free_nothing_is_warned_of(computer, small_sp
     assert memory_warning(spec, transformer_shape(spec, 0), "torch", CPU, "32-true") is None
 
 
+@pytest.mark.skipif(not free_memory.MEMINFO.exists(), reason="there is no /proc/meminfo")
 def test_this_machine_has_free_memory_and_a_small_run_fits(small_spec):
     spec = small_spec()
-    assert (free_now(CPU) or MEGABYTE) > 0
+    assert free_now(CPU) > MEGABYTE
     assert memory_warning(spec, transformer_shape(spec, 0), "torch", CPU, "32-true") is None
 
 

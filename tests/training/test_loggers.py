@@ -10,7 +10,6 @@ import pytest
 from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.summary.writer import event_file_writer
 
-from simbal.config import check
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
@@ -233,16 +232,6 @@ def test_jobs_of_a_sweep_share_a_store_of_mlflow(tmp_path, cache_dir):
     runs = client.search_runs([client.get_experiment_by_name("two").experiment_id])
     assert sorted(run.info.status for run in runs) == ["FINISHED", "FINISHED"]
     assert sorted(run.data.params["seed"] for run in runs) == ["0", "1"]
-
-
-@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
-def test_what_is_not_installed_is_one_sentence_before_anything_is_made(small_spec, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(check, "find_spec", lambda name: None)
-    with pytest.raises(UserError) as refusal:
-        small_spec(f"logger={kind}")
-    assert str(refusal.value) == f"logger={kind} is not installed: pip install 'simbal[{kind}]'"
-    small_spec("logger=csv")
-    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_run_is_adamw_on_the_clipped_gradient_of_all_losses(small_spec):
                 g = gradients[name] * min(1.0, 0.5 / norm)
                 m[name], v[name] = b1 * m[name] + (1 - b1) * g, b2 * v[name] + (1 - b2) * g**2
                 first, second = m[name] / (1 - b1 ** (step + 1)), v[name] / (1 - b2 ** (step + 1))
-                p -= rate * (first / (second.sqrt() + eps) + decay * p * (p.ndim > 1))
+                p.sub_(rate * (first / (second.sqrt() + eps) + decay * p * (p.ndim > 1)))
         row = next(row for row in rows(spec) if row["step"] == step + 1 and "lr" in row)
         assert row["lr"] == pytest.approx(lr * lr_factor(step + 1, 2, 5))
         assert row["train/loss"] == pytest.approx(loss.item(), rel=1e-5)

@@ -31,7 +31,6 @@ def nothing_is_made(monkeypatch):
     for place, name in ((build, "Transformer"), (build, "build_balancing"), (run, "prepare")):
         monkeypatch.setattr(place, name, made)
     monkeypatch.setattr("simbal.hub.finished_run.Transformer", made)
-    monkeypatch.setattr("simbal.hub.finished_run.build_balancing", made)
     monkeypatch.setattr("simbal.analysis.shared.trained.run_store", made)
 
 

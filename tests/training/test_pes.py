@@ -6,7 +6,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.shared.trained import load
-from simbal.errors import UserError
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import rows, weights, without_speed
@@ -111,19 +110,7 @@ def test_tensorboard_has_the_curves(small_spec):
     assert all([event.step for event in events.Scalars(key)] == [0, 6, 12] for key in PES_KEYS)
 
 
-@pytest.mark.parametrize(
-    ("key", "says"),
-    [
-        ("trainer.pes_every=-1", "trainer.pes_every=-1 must be at least 0"),
-        ("trainer.pes_tokens=0", "trainer.pes_tokens=0 must be at least 1"),
-    ],
-)
-def test_a_bad_key_is_refused(small_spec, key, says):
-    with pytest.raises(UserError, match=says):
-        train(small_spec(key))
-
-
-def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(small_spec, finished):
+def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(small_spec):
     spec = small_spec("trainer.pes_every=5", "trainer.pes_tokens=512")
     train(spec)
     trained = load(spec.path, "cpu")
@@ -133,5 +120,3 @@ def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(s
     assert metrics["val/mean_pes"] == pytest.approx(found["mean_pes"])
     assert definitions["val/min_pes"].startswith("smallest PES of the layers")
     assert len(trained.record["layers"]["val/pes"]) == 2
-    plain = finished("balancing=lbl")
-    assert not {key for key in load(plain.path, "cpu").record["definitions"] if key.startswith("pes")}

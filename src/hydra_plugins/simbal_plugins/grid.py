@@ -106,9 +106,10 @@ class GridSweeper(LaunchingSweeper):
 
     def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int, pages: "LivePages") -> Sequence[JobReturn]:
         """Run jobs, the newest of all that were run, and return how they ended."""
-        from simbal.sweep.resume import write_sweep
+        from simbal.sweep.resume import require_launch, write_sweep
 
         assert self.launcher
+        require_launch(jobs, self.launcher)
         write_sweep(ran)
         pages.follow(ran)
         return self.launcher.launch(jobs, initial_job_idx=first)

@@ -138,14 +138,17 @@ def _once(
     given = {_measures(function): measured} if measured else {}
     started = time.perf_counter()
     finding = function(**given, **_arguments(settings))
-    seconds = time.perf_counter() - started
+    circumstances = _circumstances(time.perf_counter() - started)
     if measured is not None:
-        out.print(f"{name} of {folder}", soft_wrap=True)
-    finding.show(out)
-    if measured is not None and len({*measured.precisions.values()}) > 1:
-        out.print(PRECISIONS[type(measured)].format(**measured.precisions))
-    circumstances = _circumstances(seconds) | ({} if measured is None else {"precision": measured.precisions})
-    write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **circumstances})
+        circumstances["precision"] = measured.precisions
+    try:
+        write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **circumstances})
+    finally:  # shown last, as that ends the program where nobody reads it; and also what the disk refuses
+        if measured is not None:
+            out.print(f"{name} of {folder}", soft_wrap=True)
+        finding.show(out)
+        if measured is not None and len({*measured.precisions.values()}) > 1:
+            out.print(PRECISIONS[type(measured)].format(**measured.precisions))
     out.print(f"written: {file}", soft_wrap=True)
 
 

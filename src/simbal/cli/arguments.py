@@ -273,8 +273,11 @@ def _check_value(key: str, value: Any, line: str, keys: dict[str, Any], catalogu
     """Check that the key exists, and for a key without a typed schema that the value is of its YAML file's kind."""
     _check_known(key, line, keys, catalogue)
     default = keys.get(key)
-    if key.partition(".")[0] in UNTYPED and default is not None and _kind(value) != _kind(default):
-        example = f", such as {default}" if default != "" else ""
+    switch = isinstance(default, bool)
+    # only the program that has sweeps has a schema for the keys of its root
+    untyped = key.partition(".")[0] in UNTYPED or (switch and "." not in key and SWEEPS not in catalogue.options)
+    if untyped and default is not None and _kind(value) != _kind(default):
+        example = "" if switch or default == "" else f", such as {default}"
         raise UserError(f"{line}: {key} must be {_kind(default)}{example}")
 
 

@@ -9,7 +9,6 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any, get_origin, get_type_hints
 
-import yaml
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override, QuotedString
@@ -18,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from simbal.cli.nearest import nearest
-from simbal.config.catalogue import Catalogue
+from simbal.config.catalogue import Catalogue, inherited, read
 from simbal.config.check import interpolation_fault
 from simbal.config.values import words
 from simbal.errors import UserError
@@ -164,14 +163,16 @@ def _check_part(line: str, key: str, value: Any, chosen: dict[str, str], catalog
         raise UserError(f"{line}: {key} must be {words(kind)}") from None
 
 
-def _keys_of(group: str, option: str, catalogue: Catalogue) -> list[str]:
+def _keys_of(group: str, option: str, catalogue: Catalogue, heirs: Sequence[str] = ()) -> list[str]:
     """Return the keys of an option; none for one that only Hydra can compose."""
     for folder in catalogue.folders:
         if (file := folder / group / f"{option}.yaml").is_file():
-            content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-            inherited = [name for name in content.get("defaults") or [] if isinstance(name, str) and name != "_self_"]
-            own = [key for key in content if key != "defaults"]
-            return [*dict.fromkeys([key for name in inherited for key in _keys_of(group, name, catalogue)] + own)]
+            content, heirs = read(file), [*heirs, option]
+            names = inherited(content)
+            if repeated := [name for name in names if name in heirs]:
+                raise UserError(f"{file}: defaults cannot name {repeated[0]}, which inherits it")
+            of_others = [key for name in names for key in _keys_of(group, name, catalogue, heirs)]
+            return [*dict.fromkeys([*of_others, *(key for key in content if key != "defaults")])]
     node = _node(group, option)
     return [] if node is None else [str(key) for key in node if not str(key).startswith("_")]
 

@@ -55,13 +55,17 @@ def show(argv: list[str]) -> None:
         found = _found(args.what)
         ordered = _sorted(found, args.sort, args.reverse)
         shown = ordered[: args.limit]
+        from simbal.files.console import console
+
         if args.json:
-            print(json.dumps(shown, indent=1))
+            try:
+                print(json.dumps(shown, indent=1), flush=True)
+            except BrokenPipeError:  # its reader, such as head, has read enough
+                console().on_broken_pipe()
             return
         if not shown:
             print("no runs")
             return
-        from simbal.files.console import console
         from simbal.report.listing_table import show as draw
 
         draw(shown, len(ordered) - len(shown), console())

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from simbal.config.values import flatten
+from simbal.config.values import accepts, flatten, words
 from simbal.errors import UserError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a checkout a link to conf/, which lies beside src/
@@ -86,29 +86,40 @@ class Catalogue:
 
     def _root_contents(self) -> list[dict[str, Any]]:
         """Return the contents of the root configs that this one inherits, and then its own."""
-        content = _read(self.root_file(self.root))
-        return [*(_read(self.root_file(name)) for name in _inherited(content)), content]
+        content = read(self.root_file(self.root))
+        return [*(read(self.root_file(name)) for name in inherited(content)), content]
 
-    def _contents(self, group: str, option: str) -> Iterator[tuple[dict[str, Any], str]]:
+    def _contents(self, group: str, option: str, heirs: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the content of an option's file and what stands before its keys; of those that it inherits first."""
-        file = self.options[group][option]
-        content = _read(file)
-        for sibling in _inherited(content):
-            yield from self._contents(group, sibling)
+        file, heirs = self.options[group][option], [*heirs, option]
+        content = read(file)
+        for sibling in inherited(content):
+            there = [name for name in self.options[group] if name not in heirs]
+            if sibling not in there:
+                raise UserError(f"{file}: defaults cannot name {sibling}; there is {', '.join(there)}")
+            yield from self._contents(group, sibling, heirs)
         package = _PACKAGE.match(file.read_text(encoding="utf-8"))
         prefix = package[1] if package else group
+        if group == SWEEPS and prefix != "_global_":
+            raise UserError(f"{file} must begin with the line # @package _global_, as its keys are of the whole config")
         yield content, "" if prefix == "_global_" else f"{prefix}."
 
     def sweep_choices(self, sweep: str) -> dict[str, list[str]]:
         """Return the options that a named sweep sets by `override /group: option`, by group."""
-        return _choices(_read(self.options[SWEEPS][sweep]))
+        contents = [content for content, _ in self._contents(SWEEPS, sweep)]
+        return {group: options for content in contents for group, options in _choices(content).items()}
 
     def sweeper(self, sweep: str) -> tuple[str | None, dict[str, Any]]:
         """Return the sweeper that a named sweep chooses, or None, and what the sweep sets of `hydra.sweeper`."""
-        content = _read(self.options[SWEEPS][sweep])
-        defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
-        chosen = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
-        return (chosen or [None])[-1], (content.get("hydra") or {}).get("sweeper") or {}
+        chosen, keys = None, dict[str, Any]()
+        for content, _ in self._contents(SWEEPS, sweep):
+            defaults = [item for item in content.get("defaults") or [] if isinstance(item, dict)]
+            named = [option for item in defaults for key, option in item.items() if key.endswith("/hydra/sweeper")]
+            chosen = [chosen, *named][-1]
+            own = _of_sweeper(content, f"sweeps={sweep}")
+            params = (keys.get("params") or {}) | (own.get("params") or {})
+            keys |= own | ({"params": params} if params else {})
+        return chosen, keys
 
 
 def conf_here() -> list[Path]:
@@ -156,13 +167,28 @@ def _require_same(first: Path, file: Path) -> None:
         raise UserError(f"{file} is never read, as {first} has its name: give it another name")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> dict[str, Any]:
+    """Return the keys of a YAML file of conf/; `UserError` if it is no such file."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold keys and values")
+    if not accepts(content.get("defaults") or [], list[str | dict[str, Any]]):
+        raise UserError(f"{file}: defaults must be a list such as [simbal]")
+    return content
+
+
+def _of_sweeper(content: dict[str, Any], sweep: str) -> dict[str, Any]:
+    """Return what the file of a named sweep sets of `hydra.sweeper`; `UserError` unless it has the shape of that."""
+    for key in ("hydra", "hydra.sweeper"):
+        content = content.get(key.removeprefix("hydra.")) or {}
+        if not isinstance(content, dict):
+            raise UserError(f"{sweep}: {key} must be keys with values")
+    for key, kind in (("params", dict), ("arms", list[str])):
+        if content.get(key) and not accepts(content[key], kind):
+            raise UserError(f"{sweep}: hydra.sweeper.{key} must be {words(kind)}")
     return content
 
 
@@ -171,7 +197,7 @@ def _settings(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return {key: value for key, value in flatten(own, prefix).items() if not key.endswith("._target_")}
 
 
-def _inherited(content: dict[str, Any]) -> Iterable[str]:
+def inherited(content: dict[str, Any]) -> Iterable[str]:
     """Return the names in a defaults list that stand alone: configs beside this one, which it inherits."""
     return [item for item in content.get("defaults") or [] if isinstance(item, str) and item != "_self_"]
 

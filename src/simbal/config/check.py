@@ -150,7 +150,7 @@ def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) ->
         elif saved and key.before is not ...:
             values[name] = key.before
         else:
-            raise UserError(f"{prefix}{name} is missing: leave out what deletes it")
+            raise UserError(f"{prefix}{name} is missing: a YAML file must have it, and no override may delete it")
     return variant(**{name: values[name] for name in keys})
 
 

@@ -17,7 +17,7 @@ SAMPLE = 100  # documents of a split that are decoded, always the same
 SHOWN = 200  # characters of a document
 
 
-def prepare_or_check(plain: Any, checking: Any) -> list[str]:
+def prepare_or_check(plain: Any, checking: bool) -> list[str]:
     """Prepare the store of a composed `data` group; with `checking`, read an existing one to its last byte instead.
 
     Returns:
@@ -26,8 +26,6 @@ def prepare_or_check(plain: Any, checking: Any) -> list[str]:
     Raises:
         UserError: for a bad config, bad input, or a store that is absent or damaged.
     """
-    if not isinstance(checking, bool):
-        raise UserError(f"check={checking} must be true or false")
     data = checked_data(plain)
     if not checking:
         return [prepare(data, progress=True).summary()]

@@ -71,9 +71,10 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def _devices(slot: str, visible: Sequence[str]) -> str:
+    places = {str(place): name for place, name in enumerate(visible)}
     try:
-        return ",".join(visible[int(place)] for place in slot.split("+"))
-    except (ValueError, IndexError):
+        return ",".join(places[place] for place in slot.split("+"))
+    except KeyError:
         allowed = f"0 to {len(visible) - 1}" if visible else "none, as no GPU is visible"
         raise UserError(f"hydra.launcher.gpus: {slot} is not a GPU, or several joined by +: {allowed}") from None
 

@@ -104,7 +104,7 @@ def collect(folder: Path) -> list[Run]:
         raise UserError(f"there is no folder {folder}")
     paths = sorted(filter(is_run, folder.iterdir()), key=lambda path: path.name)
     if not paths:
-        raise UserError(f"{folder} holds no runs: start some with python train.py -m name={folder.name} ...")
+        raise UserError(f"{folder} holds no runs: give outputs/<name>, whose runs python train.py -m name=... starts")
     runs = [*map(read_run, paths)]
     _refuse_copies(runs)
     _refuse_unlike([run for run in runs if run.finished])

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from simbal.config.values import accepts
 from simbal.errors import redacted
 from simbal.files.printable import printable
 
@@ -26,28 +27,12 @@ def is_number(value: Any) -> TypeGuard[float]:
     return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_texts_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-
-
 def _is_numbers_by_name(value: Any) -> bool:
     return isinstance(value, dict) and all(number is None or is_number(number) for number in value.values())
-
-
-def _is_sentences(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
 
 
 def _is_data(value: Any) -> bool:
@@ -56,26 +41,21 @@ def _is_data(value: Any) -> bool:
 
 def is_digest(value: Any) -> bool:
     """Whether `value` can be what `digest` returns."""
-    return isinstance(value, dict) and _is_count(value.get("bytes")) and _is_text(value.get("sha256"))
+    return isinstance(value, dict) and _is_count(value.get("bytes")) and isinstance(value.get("sha256"), str)
 
 
-def _is_layers(value: Any) -> bool:
-    """Whether `value` can be a record's `layers`: numbers by metric if it finished, a list by layer if it diverged."""
-    return value is None or isinstance(value, dict) or (isinstance(value, list) and all(map(_is_mapping, value)))
-
-
-def _anything(value: Any) -> bool:
-    return True
+def _of(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: accepts(value, kind)
 
 
 Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and what the value has to be
-TEXT, COUNT, MAPPING = (_is_text, "text"), (_is_count, "a whole number"), (_is_mapping, "keys with values")
+TEXT, COUNT, MAPPING = (_of(str), "text"), (_is_count, "a whole number"), (_of(dict), "keys with values")
 NUMBER = (is_number, "a number")
-TEXTS = (_is_texts_by_name, "texts by name")
-ANYTHING = (_anything, "")
+TEXTS = (_of(dict[str, str]), "texts by name")
+ANYTHING = (_of(Any), "")
 KEYS: dict[str, Rule] = {
     "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"), "config_hash": TEXT,
-    "choices": TEXTS, "seed": COUNT, "error": TEXT, "cause": TEXT, "warnings": (_is_sentences, "a list of sentences"),
+    "choices": TEXTS, "seed": COUNT, "error": TEXT, "cause": TEXT, "warnings": (_of(list[str]), "a list of sentences"),
     "data": MAPPING, "definitions": TEXTS, "objective": MAPPING, "code": MAPPING, "versions": MAPPING,
     "device": TEXT, "threads": COUNT, "backend": ANYTHING, "backend_choice": ANYTHING, "router_init": ANYTHING,
     "precision": TEXT, "parameters": ANYTHING, "step": COUNT, "steps": COUNT, "skipped_steps": COUNT, "tokens": COUNT,
@@ -83,7 +63,7 @@ KEYS: dict[str, Rule] = {
     "curves": (is_digest, "a size and a sha256"), "documents": (is_digest, "a size and a sha256"),
     "config": (is_digest, "a size and a sha256"),
     "metrics": (_is_numbers_by_name, "numbers by name"),
-    "layers": (_is_layers, "numbers by layer"),
+    "layers": (_of(dict | list[dict[str, Any]] | None), "numbers by layer"),  # of each layer if it diverged
 }  # fmt: skip
 REQUIRED = ("status", "config_hash")
 REQUIRED_OF: dict[str, dict[str, Rule]] = {

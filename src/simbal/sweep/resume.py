@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
+from hydra.plugins.launcher import Launcher
 from rich.console import Console
 
 from simbal.commands import typed
@@ -20,16 +20,10 @@ from simbal.store.many import deliver, look_at_stores
 from simbal.sweep.attempt import Attempt, Kind
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import require_one_table
+from simbal.sweep.pool import Pool
 
 ASKED = ("dry_run=true", "dry_run=True")  # says nothing of a run
 KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
-
-
-class Runner(Protocol):
-    """An object that runs attempts."""
-
-    def run(self, attempts: Sequence[Attempt]) -> None:
-        """Run the queued attempts to their end, one way or another, and note it in them."""
 
 
 def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:
@@ -45,7 +39,7 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:
     return [_found(job, label, retry_failed) for job, label in unique.values()]
 
 
-def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], console: Console) -> list[Attempt]:
+def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Pool], console: Console) -> list[Attempt]:
     """Run what is left of the jobs, and return one attempt for each, in order; jobs of the same run share one.
 
     Args:
@@ -73,6 +67,13 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Runner], c
     _deliver(attempts, console)
     by_path = {attempt.folder.path: attempt for attempt in attempts}
     return [by_path[job.spec.path] for job in jobs]
+
+
+def require_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Prepare the data of jobs, and raise `UserError` for what `launch` would refuse once sweep.json names them."""
+    if slots := getattr(launcher, "slots", None):  # other launchers do not say
+        slots(jobs)
+    require_one_table(jobs, _prepare_data(jobs))
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:

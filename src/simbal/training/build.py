@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from simbal.balancing.composition import Composition, build_balancing
+from simbal.config.values import one_of
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
@@ -24,6 +25,7 @@ PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true
 
 def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
     """Return the device; `auto` takes CUDA if there is one. `UserError` if CUDA is absent or has fewer `devices`."""
+    one_of("accelerator", accelerator, ("auto", "cpu", "cuda"))  # evaluate.py has no schema
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("trainer.accelerator=cuda, but no CUDA device is visible: use cpu or auto")
     cuda = accelerator == "cuda" or (accelerator == "auto" and torch.cuda.is_available())

@@ -110,6 +110,7 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             measured = fit(spec, module, data, device.type, precision, stored)
             if is_first():
                 finish(folder, run | measured, notices + (stored.troubles if stored else []))
+                held.callback(tell, folder.path, measured)  # later, as this block takes any error for the run's
 
 
 def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
@@ -127,17 +128,20 @@ def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
 
 
 def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
-    """Write the record of a run that has reached its last step, and remove the checkpoints that it needs no more.
+    """Write the record of a run that has reached its last step."""
+    notices = [*notices, *run["warnings"], *checkpoint.warnings(folder.path / "checkpoints")]
+    folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": notices})
+
+
+def tell(folder: Path, measured: dict[str, Any]) -> None:
+    """Remove the checkpoints that a finished run needs no more, and print its result.
 
     Print what was found while it trained, too: `announce` has printed what was known before.
     """
-    checkpoints = folder.path / "checkpoints"
-    for warning in run["warnings"]:
+    checkpoint.remove_periodic(folder / "checkpoints")
+    for warning in measured["warnings"]:
         print(f"warning: {warning}")
-    notices = [*notices, *run["warnings"], *checkpoint.warnings(checkpoints)]
-    folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": notices})
-    checkpoint.remove_periodic(checkpoints)
-    print(f"val/ppl {run['metrics']['val/ppl']:.3f}  {folder.path}")
+    print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
 def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | None, held: ExitStack) -> bool:

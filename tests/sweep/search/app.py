@@ -23,7 +23,9 @@ class SearchApp:
         self.behave()
 
     def behave(self, **how: Any) -> None:
-        """crash_seed, crash_above, slow_above and endless_above (coefficients), hang_after (so many jobs), nan."""
+        """What runs do: crash_seed, hang_after (so many jobs), nan; and by their coefficient crash_above, slow_above,
+        endless_above and lacks_above (the objective).
+        """
         (self.folder / "behaviour.json").write_text(json.dumps(how))
 
     def start(self, *arguments: str, **environment: str) -> Program:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -73,7 +74,8 @@ class SearchHere:
         searched = space.build(overrides, "seed", integer_keys(), grid=given.sampler == "grid")
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
-        run_searches({"": searched}, given, composer().job, self.launcher, console)
+        with mock.patch("simbal.data.store.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})):
+            run_searches({"": searched}, given, composer().job, self.launcher, console)
         return out.getvalue()
 
     @property

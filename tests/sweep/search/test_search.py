@@ -100,14 +100,18 @@ def test_only_the_failed_replicate_is_run_again(app):
     assert len({*coefs(app)}) == 1
 
 
-def test_failed_trials_are_replaced_by_others(app):
-    app.behave(crash_above=1)
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("crash_above", "RuntimeError: the loss is nan"), ("lacks_above", "has measured no val/ppl; it has val/min_pes")],
+)
+def test_failed_trials_are_replaced_by_others(app, how, error):
+    app.behave(**{how: 1})
     search = app.run("name=s", COEF, "hydra.sweeper.n_trials=4", "hydra.sweeper.max_failure_rate=1")
     assert search.returncode == 0, search.stderr
     failed, complete = trials(app, TrialState.FAIL), trials(app, TrialState.COMPLETE)
     assert len(complete) == 4
     assert failed
-    assert all("RuntimeError: the loss is nan" in trial.user_attrs["error"] for trial in failed)
+    assert all(error in trial.user_attrs["error"] for trial in failed)
     assert "failed" in (app.folder / "outputs/s/trials.csv").read_text()
 
 
@@ -178,6 +182,21 @@ def test_a_nonsense_value_is_refused_before_anything_runs(app):
     assert search.stderr == "error: model.top_k=99 must lie between 1 and model.num_experts=16\n"
     assert app.started == []
     assert not (app.folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["columns=[nonsense]"], "columns: nonsense is none of them"),
+        (["trainer.max_steps=12,14"], "trainer.max_steps=12 and trainer.max_steps=14 cannot stand in one table"),
+        (["hydra.launcher.gpus=[5]"], "hydra.launcher.gpus: 5 is not a GPU"),
+    ],
+)
+def test_what_would_spoil_the_table_or_cannot_be_launched_is_refused_before_anything_runs(app, arguments, said):
+    search = app.run("name=s", COEF, *arguments)
+    assert (search.returncode, app.started) == (1, [])
+    assert search.stderr.startswith(f"error: {said}")
+    assert not (app.folder / "outputs/s/sweep.json").exists()
 
 
 def test_a_dry_run_changes_nothing(app):

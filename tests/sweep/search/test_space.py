@@ -6,7 +6,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from simbal.config.catalogue import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import UserError
 from simbal.sweep import spans
 from simbal.sweep.search import space
 
@@ -37,28 +36,6 @@ def test_a_line_is_a_distribution(line, distribution):
     assert [*build(line).distributions.values()] == [distribution]
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        (["optim.lr=interval(1,0)"], "an interval goes from a smaller number to a larger one"),
-        (["optim.lr=tag(log,interval(0,1))"], "a logarithmic interval must begin above 0"),
-        (["optim.lr=tag(log,choice(1,2))"], "log goes with an interval"),
-        (["optim.lr=tag(exp,interval(1,2))"], "the tag exp means nothing here; log does"),
-        (["model.top_k=interval(1.5,8)"], "the key is a whole number, so both ends must be"),
-        (["optim.lr=1", "seed=0-2"], "there is nothing to search"),
-        (["optim.lr=1,2", "seed=interval(0,3)"], "hydra.sweeper.replicates=seed takes values one by one"),
-    ],
-)
-def test_a_space_that_cannot_be_searched_is_refused(lines, sentence):
-    with pytest.raises(UserError, match=sentence):
-        build(*lines)
-
-
-def test_a_grid_refuses_an_interval():
-    with pytest.raises(UserError, match="a grid takes values one by one, not an interval"):
-        build("optim.lr=interval(0,1)", grid=True)
-
-
 def test_a_trial_runs_one_job_for_each_replicate():
     space = build("name=x", "optim.lr=interval(0,1)", "balancing=lbl,simbal", "seed=3-4")
     jobs = space.jobs({"optim.lr": 0.1, "balancing": "lbl"})
@@ -67,11 +44,6 @@ def test_a_trial_runs_one_job_for_each_replicate():
 
 def test_without_replicates_the_seed_is_searched_like_any_key():
     assert [*build("seed=0-1", replicates=None).distributions] == ["seed"]
-
-
-def test_replicates_of_a_key_that_is_not_given_are_refused():
-    with pytest.raises(UserError, match="hydra.sweeper.replicates=data.seed needs values: data.seed=a,b"):
-        build("optim.lr=1,2", replicates="data.seed")
 
 
 def test_the_later_of_two_overrides_counts():

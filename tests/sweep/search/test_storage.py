@@ -116,14 +116,14 @@ def test_a_study_of_something_else_is_refused(app, change, sentence):
 def test_a_search_does_not_go_on_with_a_file_that_says_something_else_now(app):
     (app.folder / "sweeps").mkdir()
     file = app.folder / "sweeps" / "mine.yaml"
-    text = "# @package _global_\ndefaults: [override /hydra/sweeper: optuna]\nname: s\ntrainer: {{max_steps: {}}}\n"
+    text = "# @package _global_\ndefaults: [override /hydra/sweeper: optuna]\nname: s\noptim: {{warmup_steps: {}}}\n"
     how = (f"--config-dir={app.folder}", "sweeps=mine", COEF, "hydra.sweeper.n_trials=2")
-    file.write_text(text.format(400))
+    file.write_text(text.format(40))
     assert app.run(*how, "hydra.sweeper.n_trials=1").returncode == 0
-    file.write_text(text.format(500))
+    file.write_text(text.format(50))
     other = app.run(*how)
-    assert "has other keys: trainer.max_steps=400, not trainer.max_steps=500;" in other.stderr
-    file.write_text(text.format(400))
+    assert "has other keys: optim.warmup_steps=40, not optim.warmup_steps=50;" in other.stderr
+    file.write_text(text.format(40))
     assert app.run(*how).returncode == 0
     assert len(app.started) == 2
 

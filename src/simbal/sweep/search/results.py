@@ -8,7 +8,6 @@ from statistics import fmean
 
 from optuna.trial import TrialState
 
-from simbal.errors import UserError
 from simbal.metrics.aliases import current
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import DamagedRecordError, RunFolder
@@ -54,7 +53,7 @@ def objective_values(spec: RunSpec, objectives: Sequence[str]) -> tuple[list[flo
     """Return a run's value of each objective by its record, or no values and the reason.
 
     Raises:
-        UserError: if the run is finished but does not measure an objective, or if its record cannot be read.
+        UserError: its record cannot be read.
     """
     try:
         record = RunFolder(spec.path).read_record()
@@ -68,8 +67,7 @@ def objective_values(spec: RunSpec, objectives: Sequence[str]) -> tuple[list[flo
     values = []
     for objective in objectives:
         if current(objective) not in metrics:
-            has = f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
-            raise UserError(f"hydra.sweeper.objectives: {has}")
+            return [], f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
         value = metrics[current(objective)]
         if value is None or not math.isfinite(value):
             return [], f"{objective} is {value}"

@@ -24,7 +24,8 @@ from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.composer import Job
-from simbal.sweep.resume import write_sweep_json
+from simbal.sweep.one_table import check_columns, require_one_table
+from simbal.sweep.resume import require_launch, write_sweep_json
 from simbal.sweep.search.damage import check_content, check_results, rebuild
 from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RUNS, OptunaStudy, shown
 from simbal.sweep.search.search import Search, make_pruner
@@ -57,8 +58,9 @@ def run_searches(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     searches = [_make_search(arm, space, settings, compose, launcher) for arm, space in spaces.items()]
-    for search in searches:
-        search.check()
+    jobs = [job for search in searches for job in search.check()]
+    require_one_table(jobs)
+    check_columns(jobs)
     spec = searches[-1].first_jobs[0].spec
     folder, config = spec.path.parent, spec.config
     if config.dry_run:
@@ -69,6 +71,8 @@ def run_searches(
         for search in searches:
             locks.enter_context(search.storage.lock(search.study.name))
         _open(searches, folder, out)
+        if any(search.study.missing() for search in searches):
+            require_launch(jobs, launcher)
         write_sweep_json(folder, {})
         try:
             _run(searches, settings, folder, out)

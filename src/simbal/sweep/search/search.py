@@ -87,22 +87,25 @@ class Search:
         self.first_jobs: list[Job] = []  # the jobs of one point: for its folder, and for what all jobs share
         self.runs_not_here = 0
 
-    def check(self) -> None:
-        """Compose jobs that show every choice and every end of an interval, or every point of a grid.
+    def check(self) -> list[Job]:
+        """Return jobs that show every choice and every end of an interval, or every point of a grid.
 
         Raises:
             UserError: for one that cannot be run, or whose folder belongs to another config.
         """
+        checked: list[Job] = []
         points = self.space.grid() if self.settings.sampler == "grid" else self.space.probes()
         for point in points:
             jobs = self.jobs(point)
             for job in jobs:
                 RunFolder(job.spec.path).belongs_to(job.spec)
             self.first_jobs = self.first_jobs or jobs
+            checked += jobs
         for objective in self.settings.objectives:
             measured = current(objective) not in {metric.key for metric in SIMILARITY}
             if not measured and not self.first_jobs[0].spec.config.trainer.pes_every:
                 raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
+        return checked
 
     def progress(self, done: int) -> str:
         """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done`."""
@@ -133,7 +136,7 @@ class Search:
         """Run what is missing, batch by batch.
 
         Raises:
-            UserError: the storage is lost, a point cannot be run, a record lacks the objective, or too much fails.
+            UserError: the storage is lost, a point cannot be run, or too much fails.
         """
         at_once = self.at_once()
         while True:

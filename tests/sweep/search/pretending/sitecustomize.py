@@ -35,6 +35,8 @@ def train(spec):
         "definitions": {"val/ppl": "exp of the loss"}, "steps": 1, "tokens": 2, "tokens_per_second": 3.0,
         "metrics": {"val/ppl": value, "val/min_pes": coef, "val/max_vio": None},
     }  # fmt: skip
+    if coef > behaviour.get("lacks_above", math.inf):
+        del record["metrics"]["val/ppl"]
     if reason:
         record |= {"status": "pruned", "error": reason}
     with folder.lock():
