@@ -166,3 +166,15 @@ def test_arguments_are_written_as_everywhere_else():
     assert report_keys(["baseline=none", "columns=[ppl,val/bpb]", "paper=true"]) == {
         "baseline": "none", "columns": ["ppl", "val/bpb"], "paper": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", ["val/min_pes", "min_pes"])
+def test_a_column_is_chosen_by_its_key_or_the_last_part_of_it(write_run, typed):
+    folder = write_run(metrics={"val/min_pes": 0.1}).parent
+    assert [metric.key for metric in choose([typed], collect(folder))] == ["val/min_pes"]
+
+
+def test_a_short_name_is_the_runs_own_number_only_if_a_run_has_it(write_run):
+    path = write_run(metrics={"val/ppl": 1.0})
+    write_analysis(path / "analysis/redundancy.json", {"settings": {}, "definition": {}, "metrics": {"min_pes": 0.1}})
+    assert [metric.key for metric in choose(["min_pes"], collect(path.parent))] == ["redundancy.min_pes"]

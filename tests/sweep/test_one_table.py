@@ -90,7 +90,7 @@ def test_a_column_that_there_is_not(app, columns, said):
     assert said in refused(app, *SWEEP, f"columns={columns}")
 
 
-@pytest.mark.parametrize("column", ["val/loss", "loss", "pes/min", "val/min_pes"])
+@pytest.mark.parametrize("column", ["val/loss", "loss", "val/min_pes"])
 def test_a_column_of_a_run(app, column):
     assert app.run(*SWEEP, f"columns=[{column},ppl]").returncode == 0
 

@@ -195,3 +195,8 @@ NUMBERS = (*(metric for metric in ALONG if metric.whole or metric.over_layers), 
 def definitions(metrics: Sequence[Metric]) -> dict[str, str]:
     """Return the definition of each metric by its key."""
     return {metric.key: metric.definition for metric in metrics}
+
+
+def short_name(key: str) -> str:
+    """Return the last part of a number's key, which a user may type for it: `min_pes` of `val/min_pes`."""
+    return key.replace(".", "/").rpartition("/")[2]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from simbal.errors import UserError
-from simbal.metrics.aliases import short_names
-from simbal.metrics.table import NUMBERS, Metric
+from simbal.metrics.table import NUMBERS, Metric, short_name
 from simbal.report.collect import Run
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def named_by_runs(finished: Sequence[Run]) -> list[str] | None:
 
 
 def choose(columns: Sequence[str], runs: Sequence[Run | MeasuredModel]) -> list[Metric]:
-    """Return the metrics of these names: `val/ppl`, `redundancy.min_pes`, an older name, or the last part of any.
+    """Return the metrics of these names: `val/ppl`, `redundancy.min_pes`, or the last part of any.
 
     A name that stands for a number of every run is that one, if a run has it: `ppl` is `val/ppl`, not `quality.ppl`.
 
@@ -76,7 +75,7 @@ def choose(columns: Sequence[str], runs: Sequence[Run | MeasuredModel]) -> list[
     chosen = []
     for column in columns:
         for known in (measured, analysed, own):
-            found = [key for key in known if column in short_names(key)]
+            found = [key for key in known if column in (key, short_name(key))]
             if found:
                 break
         if len(found) != 1:

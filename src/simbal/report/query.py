@@ -15,8 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from simbal.errors import UserError
-from simbal.metrics.aliases import short_names
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.table import NUMBERS, short_name
 from simbal.runs.record import is_number
 
 TOKEN = re.compile(r"\s*(?:(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<sign>[<>!=]=|[=<>()])|(?P<word>[^\s=<>!()'\"]+))")
@@ -71,14 +70,14 @@ def full_name(name: str, known: Collection[str]) -> str:
     """
     if name in known:
         return name
-    short = {key for key in known if name in short_names(key)}
+    short = {key for key in known if name == short_name(key)}
     found = sorted(short & OWN or short)
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"{name} may be {' or '.join(found)}: give the whole name")
     ordered = sorted(known, key=lambda key: (key in OWN, key))  # of equal last parts the run's own number counts
-    candidates = {key.replace(".", "/").rpartition("/")[2]: key for key in ordered} | {key: key for key in ordered}
+    candidates = {short_name(key): key for key in ordered} | {key: key for key in ordered}
     near = [candidates[one] for one in get_close_matches(name, candidates, 1, 0.5)]
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UserError(f"runs have no {name[:SHOWN]}{hint}")

@@ -12,7 +12,6 @@ import orjson
 
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes
-from simbal.metrics.aliases import renamed_row
 from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
 from simbal.runs.record import LARGEST, is_number
 
@@ -41,7 +40,7 @@ def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
         with suppress(ValueError):
             found = orjson.loads(b"[" + b",".join(lines) + b"]")  # all at once: half the time of one by one
             if len(found) == len(lines) and all(map(_is_row, found)):
-                return [*map(renamed_row, found), *_parsed(last)]
+                return [*found, *_parsed(last)]
     for number, line in enumerate(whole, 1):
         if not _parsed(line):
             raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
@@ -100,7 +99,7 @@ def _parsed(line: bytes) -> list[dict[str, Any]]:
         row = orjson.loads(line)
     except ValueError:
         return []
-    return [renamed_row(row)] if _is_row(row) else []
+    return [row] if _is_row(row) else []
 
 
 def _is_row(row: Any) -> bool:

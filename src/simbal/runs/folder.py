@@ -26,7 +26,6 @@ from simbal.config.values import Shared
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json, write_text
 from simbal.files.locks import Lock, TakenError
-from simbal.metrics.aliases import renamed
 from simbal.runs.record import digest, parse_record, sealed
 from simbal.runs.spec import RunSpec
 
@@ -129,8 +128,6 @@ class RunFolder:
         try:
             record = parse_record(read_bytes(file, LARGEST_RECORD))
             self._require_written(record)
-            numbers = {key: record[key] for key in ("metrics", "definitions", "layers") if key in record}
-            record |= {key: renamed(part) for key, part in numbers.items() if isinstance(part, dict)}
             texts = {key: record[key] for key in ("choices", "definitions") if key in record}
             return record | {key: _shared(tuple(part.items())) for key, part in texts.items()}
         except FileNotFoundError:

@@ -11,7 +11,6 @@ from rich.table import Table
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.files.disk import read_bytes, refusals_of_disk, write_json
-from simbal.metrics.aliases import renamed
 from simbal.runs.record import is_number, sealed, unsealed
 
 LARGEST = 1 << 24  # bytes; the routing of 100 layers of 1,000 experts has a tenth of it
@@ -69,7 +68,7 @@ def write_analysis(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_analysis(file: Path) -> dict[str, Any] | None:
-    """Return what `write_analysis` has written, its numbers under today's names, or None if there is no such file.
+    """Return what `write_analysis` has written, or None if there is no such file.
 
     Raises:
         UserError: there is anything else.
@@ -86,8 +85,7 @@ def read_analysis(file: Path) -> dict[str, Any] | None:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{file} is broken ({error}): delete it and do the analysis again") from None
-    numbers = {key: content[key] for key in ("metrics", "definition", "layers") if isinstance(content.get(key), dict)}
-    return content | {key: renamed(part, f"{file.stem}.") for key, part in numbers.items()}
+    return content
 
 
 def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:

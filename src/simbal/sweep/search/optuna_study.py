@@ -16,7 +16,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from simbal.config.schema import can_change_result, every_key
 from simbal.errors import UserError, redacted
-from simbal.metrics.aliases import current
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
 from simbal.sweep.search.storage import ContentError
@@ -95,10 +94,6 @@ class OptunaStudy:
         kept = dict(self.inner.user_attrs)
         older = OVERRIDES in kept and "config" not in kept
         asked = self._asked() | ({OVERRIDES: self._overrides()} if older else {})
-        if isinstance(kept.get("objectives"), dict):  # of an older version, under the names of its time
-            kept["objectives"] = {
-                part: ",".join(map(current, str(names).split(","))) for part, names in kept["objectives"].items()
-            }
         missing = {part: value for part, value in asked.items() if part not in kept}
         if missing and self.trials() and not (older and missing.keys() == {"config"}):
             if not any(RUNS in trial.user_attrs for trial in self.trials()):
@@ -121,7 +116,7 @@ class OptunaStudy:
 
     def _asked(self) -> dict[str, dict[str, str]]:
         return {
-            "objectives": {"objectives": ",".join(map(current, self.settings.objectives))},
+            "objectives": {"objectives": ",".join(self.settings.objectives)},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
             "config": self.config,

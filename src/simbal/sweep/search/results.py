@@ -8,7 +8,6 @@ from statistics import fmean
 
 from optuna.trial import TrialState
 
-from simbal.metrics.aliases import current
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of, is_number
@@ -66,9 +65,9 @@ def objective_values(spec: RunSpec, objectives: Sequence[str]) -> tuple[list[flo
     metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
     values = []
     for objective in objectives:
-        if current(objective) not in metrics:
+        if objective not in metrics:
             return [], f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
-        value = metrics[current(objective)]
+        value = metrics[objective]
         if value is None or not math.isfinite(value):
             return [], f"{objective} is {value}"
         values.append(float(value))
@@ -90,6 +89,5 @@ def curve(run: Path, metric: str) -> dict[int, float]:
     Raises:
         UserError: the file is none that a run writes: a pipe, a device, or larger than any.
     """
-    key = current(metric)
-    found = [row for row in readable_rows(run) if is_number(row.get(key)) and 0 < row["step"] <= LAST_STEP]
-    return {row["step"]: float(row[key]) for row in found}
+    found = [row for row in readable_rows(run) if is_number(row.get(metric)) and 0 < row["step"] <= LAST_STEP]
+    return {row["step"]: float(row[metric]) for row in found}

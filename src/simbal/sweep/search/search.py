@@ -20,7 +20,6 @@ from rich.console import Console
 from simbal.config.schema import Config
 from simbal.errors import UserError
 from simbal.files.disk import write_json
-from simbal.metrics.aliases import current
 from simbal.metrics.table import SIMILARITY
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE, RunFolder
 from simbal.sweep.composer import Job
@@ -102,7 +101,7 @@ class Search:
             self.first_jobs = self.first_jobs or jobs
             checked += jobs
         for objective in self.settings.objectives:
-            measured = current(objective) not in {metric.key for metric in SIMILARITY}
+            measured = objective not in {metric.key for metric in SIMILARITY}
             if not measured and not self.first_jobs[0].spec.config.trainer.pes_every:
                 raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
         return checked

@@ -59,11 +59,10 @@ class SearchSettings:
             raise UserError(f"hydra.sweeper.max_failure_rate={self.max_failure_rate} must lie between 0 and 1")
 
     def _check_objectives(self) -> None:
-        from simbal.metrics.aliases import current  # which every command would import
-        from simbal.metrics.table import NUMBERS
+        from simbal.metrics.table import NUMBERS  # which every command would import
 
         measured = [metric.key for metric in NUMBERS]
         for objective in self.objectives:
-            if current(objective) not in measured:
+            if objective not in measured:
                 nearest = ", ".join(get_close_matches(objective, measured, 3, 0))
                 raise UserError(f"hydra.sweeper.objectives: no run measures {objective}; there is {nearest}")
