@@ -23,9 +23,9 @@ class Above(Steering):
         return candidates.logits_NE.masked_fill(candidates.logits_NE <= self.threshold, -torch.inf)
 
 
-def layer(backend: str = "torch", dtype=torch.float32, renormalize: bool = True) -> MoELayer:
+def layer(backend: str = "torch", dtype=torch.float32, renormalize: bool = True, bias: bool = False) -> MoELayer:
     torch.manual_seed(0)
-    found = MoELayer(Router(D, E, 2, "softmax", renormalize, layer=0), D, WIDTH, backend)
+    found = MoELayer(Router(D, E, 2, "softmax", renormalize, layer=0), D, WIDTH, backend, bias)
     for parameter in found.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return found.to(dtype)
@@ -66,8 +66,9 @@ def test_outputs_and_gradients_are_those_of_the_weighted_sum(backend, renormaliz
         torch.testing.assert_close(mine, other)
 
 
-def test_a_layer_in_which_no_token_has_an_expert_is_zero_with_gradients_of_zero():
-    moe, x_BSD = layer(), states()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_in_which_no_token_has_an_expert_is_zero_with_gradients_of_zero(bias):
+    moe, x_BSD = layer("reference", bias=bias), states()
     y_BSD, routing = moe(x_BSD, TOKENS_BS, Above(1e9))
     assert not y_BSD.any()
     assert not routing.tokens_per_expert_E.any()

@@ -81,7 +81,8 @@ class MoELayer(nn.Module):
         token_R, slot_R = (experts_NE < len(self.w2_EFD)).nonzero(as_tuple=True)
         if not len(token_R):
             # a sum without terms, of which every weight is part: the ranks of fsdp reduce the same gradients
-            return x_ND * 0 + 0 * (weights_NE.sum() + self.w13_E2FD.sum() + self.w2_EFD.sum())
+            parts = weights_NE, self.w13_E2FD, self.w2_EFD, *(self.biases or ())
+            return x_ND * 0 + 0 * torch.stack([part.sum() for part in parts]).sum()
         chosen_R1, weights_R1 = (table_NE[token_R, slot_R, None] for table_NE in (experts_NE, weights_NE))
         y_RD = self._combined(x_ND[token_R], chosen_R1, weights_R1)
         wide = torch.promote_types(y_RD.dtype, torch.float32)
