@@ -97,9 +97,11 @@ def test_each_corpus_is_prepared_for_all_its_runs_at_once(app):
 
 def test_a_run_finished_on_data_that_have_changed_since_is_refused_before_any_job_starts(app):
     app.run("-m", "seed=0")
+    said = (app.folder / "outputs/default/sweep.json").read_bytes()
     app.behave({}, tokens="c")
     again = app.run("-m", "seed=0-1")
     assert again.returncode == 1
+    assert (app.folder / "outputs/default/sweep.json").read_bytes() == said
     assert "was finished on other data (tokens b, now c): move it away, or choose another name=" in again.stderr
     assert app.started == [0]
 

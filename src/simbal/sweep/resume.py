@@ -54,11 +54,7 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Pool], con
     attempts = plan(jobs, any(job.spec.config.retry_failed for job in jobs))
     waiting = [attempt for attempt in attempts if attempt.state == "queued"]
     ready = runner(waiting) if waiting else None
-    tokens = _prepare_data(jobs)
-    for attempt in attempts:
-        if attempt.kind == "finished":
-            attempt.folder.require_same_data(attempt.tokens, tokens[attempt.folder.path])
-    require_one_table(jobs, tokens)
+    _require_data(jobs, attempts)
     for note in filter(None, (attempt.note for attempt in attempts)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(attempts), highlight=False)
@@ -73,7 +69,7 @@ def require_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
     """Prepare the data of jobs, and raise `UserError` for what `launch` would refuse once sweep.json names them."""
     if slots := getattr(launcher, "slots", None):  # other launchers do not say
         slots(jobs)
-    require_one_table(jobs, _prepare_data(jobs))
+    _require_data(jobs, plan(jobs, retry_failed=False))
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
@@ -134,6 +130,15 @@ def _found(job: Job, label: str, retry_failed: bool) -> Attempt:
     if record is not None and record["status"] in ("failed", "diverged") and not retry_failed:
         return Attempt(job, label, "failed", error_of(record), kind="failed")
     return Attempt(job, label, kind="resumed", record=record)
+
+
+def _require_data(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> None:
+    """Prepare the data; `UserError` if a run was finished on others, or if the runs cannot stand in one table."""
+    tokens = _prepare_data(jobs)
+    for attempt in attempts:
+        if attempt.kind == "finished":
+            attempt.folder.require_same_data(attempt.tokens, tokens[attempt.folder.path])
+    require_one_table(jobs, tokens)
 
 
 def _data(job: Job) -> str:
