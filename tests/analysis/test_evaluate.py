@@ -10,6 +10,8 @@ import pytest
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.shared.finding import Finding
 from simbal.errors import UserError
+from simbal.training.run import train
+from tests.conftest import spec_of
 from tests.in_process import run
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,24 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_below_the_table(tmp_pat
     assert "quanta" in capsys.readouterr().out
     with pytest.raises(UserError, match="output_dir=None must be the path of a folder"):
         evaluate({"gram_quanta": settings}, None, False, "cpu", None)
+
+
+def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path, cache_dir, capsys):
+    of_model = {"dense": ("balancing=none", "model.num_experts=0"), "moe": ("balancing=lbl", "model.top_k=1")}
+    specs = {name: spec_of(tmp_path, cache_dir, "trainer.max_steps=1", *keys) for name, keys in of_model.items()}
+    for spec in specs.values():
+        train(spec)
+    few = {"tokens": 160, "batch_size": 4}
+    redundancy = {"_target_": "simbal.analysis.redundancy.redundancy", **few}
+    evaluate({"redundancy": redundancy}, str(specs["moe"].path.parent), False, "cpu", "")
+    assert f"left out: analysis.redundancy compares experts, and {specs['dense'].path} has 0" in capsys.readouterr().out
+    done = {name: (spec.path / "analysis" / "redundancy.json").exists() for name, spec in specs.items()}
+    assert done == {"dense": False, "moe": True}
+    coactivation = {"_target_": "simbal.analysis.coactivation.coactivation", **few}
+    with pytest.raises(UserError, match="analysis=coactivation has left out all of the 2 runs"):
+        evaluate({"coactivation": coactivation}, str(specs["moe"].path.parent), False, "cpu", "")
+    with pytest.raises(UserError, match="is a dense model: analysis=coactivation"):
+        evaluate({"coactivation": coactivation}, str(specs["dense"].path), False, "cpu", "")
 
 
 def test_an_analysis_is_kept_where_nobody_reads_it(tmp_path, monkeypatch):

@@ -13,8 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass, fixed_choices_of
-from simbal.errors import UserError
+from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Routing
 
@@ -45,7 +44,9 @@ def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Findi
     check_pass("coactivation", tokens, batch_size)
     fixed_choices_of(subject, "coactivation")
     if subject.top_k < 2:
-        raise UserError(f"analysis=coactivation is of experts of one token, and {subject.path} gives each token one")
+        raise UnsuitedError(
+            f"analysis=coactivation is of experts of one token, and {subject.path} gives each token one"
+        )
     num_batches, together_LEE = subject.num_batches(batch_size, tokens), torch.tensor(0)
     for batch in track(subject.predict(batch_size, tokens), "coactivation", num_batches, transient=True):
         together_LEE = together_LEE + torch.stack([together(routing) for routing in batch.routings]).cpu()

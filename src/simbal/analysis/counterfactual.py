@@ -18,10 +18,9 @@ from torch import Tensor
 
 from simbal.analysis.quality import bootstrap, too_few
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass, fixed_choices_of
+from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.balancing.controls import UniformRouting
 from simbal.config.values import whole_number
-from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
@@ -108,7 +107,7 @@ def counterfactual(
         whole_number(f"analysis.counterfactual.{key}", value, least)
     num_layers, strategy = len(fixed_choices_of(subject, "counterfactual")), subject.steering
     if subject.num_experts == subject.top_k:
-        raise UserError(f"analysis=counterfactual gives tokens other experts, and {subject.path} always uses all")
+        raise UnsuitedError(f"analysis=counterfactual gives tokens other experts, and {subject.path} always uses all")
     documents_N, routed_N = token_losses(subject, tokens, batch_size, strategy, "as routed")
     layers = []
     for layer in range(num_layers):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass
+from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
 from simbal.errors import UserError
 from simbal.metrics import language
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
@@ -82,7 +82,7 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
 
 def _drops(subject: Subject, drops: list[int] | None) -> list[int]:
     if not subject.num_experts:
-        raise UserError(f"analysis.dropping drops experts, and {subject.path} has none: its model is dense")
+        raise UnsuitedError(f"analysis.dropping drops experts, and {subject.path} has none: its model is dense")
     most = subject.choosable - subject.top_k
     if drops is None:
         return list(range(most + 1))

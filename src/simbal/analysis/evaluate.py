@@ -15,7 +15,7 @@ from simbal.analysis.hosts import HostRequest
 from simbal.analysis.measuring_plan import of_measuring
 from simbal.analysis.shared.finding import Finding, made_with, read_analysis, write_analysis
 from simbal.analysis.shared.host_model import HostModel
-from simbal.analysis.shared.subject import Subject
+from simbal.analysis.shared.subject import Subject, UnsuitedError
 from simbal.analysis.shared.trained import DataPlaces, TrainedRun, load, runs_in
 from simbal.config.values import check_arguments, check_name
 from simbal.errors import UserError
@@ -56,6 +56,7 @@ def evaluate(
 
     Raises:
         UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
+            Of several runs those are left out whose model has nothing that an analysis is of.
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
@@ -76,10 +77,26 @@ def evaluate(
     subjects = _subjects(of_subjects, run, host, accelerator, places) if of_subjects else {}
     for name in kinds.keys() - of_subjects:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
+    _of_each({name: partial(_once, functions[name], name, settings[name]) for name in of_subjects}, subjects, overwrite)
+
+
+def _of_each(
+    analyses: Mapping[str, Callable[..., None]], subjects: Mapping[Path, Callable[[], Subject]], overwrite: bool
+) -> None:
+    """Run each analysis of each subject; one of several subjects that has nothing it is of is left out, and named."""
+    suited = set()
     for folder, load_it in subjects.items():
         subject = cache(load_it)  # what is there already needs no model
-        for name in of_subjects:
-            _once(functions[name], name, settings[name], folder, subject, overwrite)
+        for name, once in analyses.items():
+            try:
+                once(folder, subject, overwrite)
+                suited.add(name)
+            except UnsuitedError as error:
+                if len(subjects) == 1:
+                    raise
+                console().print(f"left out: {error}", soft_wrap=True)
+    if unsuited := sorted(analyses.keys() - suited):
+        raise UserError(f"analysis={','.join(unsuited)} has left out all of the {len(subjects)} runs")
 
 
 def _subjects(

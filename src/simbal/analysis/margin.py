@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import LayerRouter, Subject, check_pass, fixed_choices_of
+from simbal.analysis.shared.subject import LayerRouter, Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringAround, gate, largest
@@ -88,7 +88,9 @@ def margin(subject: Subject, tokens: int | None, batch_size: int, quantiles: lis
         raise UserError(f"analysis.margin.quantiles={quantiles} must be a list of numbers from 0 to 1")
     routers = fixed_choices_of(subject, "margin")
     if subject.choosable == subject.top_k:
-        raise UserError(f"analysis=margin is of choices, and each token of {subject.path} takes all experts there are")
+        raise UnsuitedError(
+            f"analysis=margin is of choices, and each token of {subject.path} takes all experts there are"
+        )
     seen = Watching(subject.steering, routers)
     passes = subject.predict(batch_size, tokens, seen)
     for _ in track(passes, "margin", subject.num_batches(batch_size, tokens), transient=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass
+from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.metrics import language
@@ -196,7 +196,7 @@ def _metrics(arms: list[Arm]) -> dict[str, float]:
 
 def _check(subject: Subject, thresholds: list[float], repeats: int) -> None:
     if not subject.num_experts:
-        raise UserError(f"analysis.pruning prunes experts, and {subject.path} has none: its model is dense")
+        raise UnsuitedError(f"analysis.pruning prunes experts, and {subject.path} has none: its model is dense")
     if not (thresholds and all(0 <= threshold <= 1 for threshold in thresholds)):
         raise UserError(f"analysis.pruning.thresholds={thresholds} must be a list of numbers between 0 and 1")
     whole_number("analysis.pruning.repeats", repeats, 1)

@@ -14,8 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass
-from simbal.errors import UserError
+from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
 from simbal.model.expert_similarity import Watched
 
 DEFINITION = {
@@ -44,7 +43,7 @@ def redundancy(subject: Subject, tokens: int | None, batch_size: int) -> Finding
         UserError: the model has fewer than two experts, or a key is out of its range.
     """
     if subject.num_experts < 2:
-        raise UserError(f"analysis.redundancy compares experts, and {subject.path} has {subject.num_experts}")
+        raise UnsuitedError(f"analysis.redundancy compares experts, and {subject.path} has {subject.num_experts}")
     check_pass("redundancy", tokens, batch_size)
     next(subject.predict(batch_size, tokens))  # whatever is slow once is in neither pass
     plain_seconds = _pass_seconds(subject, tokens, batch_size, "plain pass")

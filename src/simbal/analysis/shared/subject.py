@@ -24,6 +24,10 @@ from simbal.model.expert_similarity import Watched
 from simbal.model.router import Routing, Steering
 
 
+class UnsuitedError(UserError):
+    """An analysis is of nothing that such a model has, whatever its keys."""
+
+
 @dataclass(frozen=True)
 class Predicted:
     """A batch of validation windows, with the model's predictions for it."""
@@ -203,17 +207,17 @@ def check_pass(analysis: str, tokens: int | None, batch_size: int) -> None:
 
 
 def routers_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
-    """Return the routers, first layer first; `UserError` for a dense model."""
+    """Return the routers, first layer first; `UnsuitedError` for a dense model."""
     if not subject.routers:
-        raise UserError(f"{subject.path} is a dense model: analysis={analysis} works on routers")
+        raise UnsuitedError(f"{subject.path} is a dense model: analysis={analysis} works on routers")
     return subject.routers
 
 
 def fixed_choices_of(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
-    """Return the routers; `UserError` for a dense model, or one that gives a token any number of experts."""
+    """Return the routers; `UnsuitedError` for a dense model, or one that gives a token any number of experts."""
     routers = routers_of(subject, analysis)
     if subject.ragged:
-        raise UserError(
+        raise UnsuitedError(
             f"analysis={analysis} is of K experts for every token, and the strategy of {subject.path} gives a token "
             "any number"
         )
