@@ -72,6 +72,10 @@ def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path,
         evaluate({"coactivation": coactivation}, str(specs["moe"].path.parent), False, "cpu", "")
     with pytest.raises(UserError, match="is a dense model: analysis=coactivation"):
         evaluate({"coactivation": coactivation}, str(specs["dense"].path), False, "cpu", "")
+    (specs["dense"].path / "checkpoints/final.ckpt").unlink()
+    orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
+    evaluate({"orthogonality": orthogonality}, str(specs["moe"].path.parent), False, "cpu", "")
+    assert f"left out: {specs['dense'].path}/checkpoints/final.ckpt is missing" in capsys.readouterr().out
 
 
 def test_an_analysis_is_kept_where_nobody_reads_it(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def evaluate(
 
     Raises:
         UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
-            Of several runs those are left out whose model has nothing that an analysis is of.
+            Of several runs those are left out that have no weights, or nothing that an analysis is of.
     """
     if not isinstance(output_dir, str):
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
@@ -83,7 +83,7 @@ def evaluate(
 def _of_each(
     analyses: Mapping[str, Callable[..., None]], subjects: Mapping[Path, Callable[[], Subject]], overwrite: bool
 ) -> None:
-    """Run each analysis of each subject; one of several subjects that has nothing it is of is left out, and named."""
+    """Run each analysis of each subject; of several, one that has nothing for it is left out, and named."""
     suited = set()
     for folder, load_it in subjects.items():
         subject = cache(load_it)  # what is there already needs no model

@@ -25,7 +25,7 @@ from simbal.model.router import Routing, Steering
 
 
 class UnsuitedError(UserError):
-    """An analysis is of nothing that such a model has, whatever its keys."""
+    """There is nothing here that the analysis could be of, whatever its keys; where there is more, it is left out."""
 
 
 @dataclass(frozen=True)

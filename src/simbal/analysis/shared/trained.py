@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simbal.analysis.shared.decoding import decoder_of
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
-from simbal.analysis.shared.subject import Predicted, Pruned, Subject
+from simbal.analysis.shared.subject import Predicted, Pruned, Subject, UnsuitedError
 from simbal.balancing.bias_controller import BiasController
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
@@ -249,13 +249,14 @@ def weights_of(file: Path, config_hash: str, module: nn.Module, steps: int | Non
     """Return the state dict of a checkpoint.
 
     Raises:
-        UserError: it is missing or damaged, belongs to another config, does not fit the module, or is not that after
-            `steps`, if given.
+        UnsuitedError: it is missing.
+        UserError: it is damaged, belongs to another config, does not fit the module, or is not that after `steps`, if
+            given.
     """
     try:
         saved = read(file)
     except FileNotFoundError:
-        raise UserError(f"{file} is missing: no checkpoint is there") from None
+        raise UnsuitedError(f"{file} is missing: no checkpoint is there") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except DamagedCheckpointError as error:
