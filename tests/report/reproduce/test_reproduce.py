@@ -20,7 +20,7 @@ from simbal.report.reproduce import drawing
 from simbal.report.reproduce import reproduce as reproducing
 from simbal.report.reproduce.check_table import check_table
 from simbal.report.reproduce.evidence import Study, studies, write
-from simbal.report.reproduce.kept import bring_back
+from simbal.report.reproduce.kept import RUNS, bring_back
 from simbal.report.reproduce.rows import baseline_of, read_rows
 from simbal.runs.folder import RunFolder
 from tests import programs
@@ -279,8 +279,15 @@ def test_a_scale_is_done_by_the_commands_that_it_says_and_drawn_again_by_none(st
     reproducing.reproduce(made | {"figures": True})
     assert (results / "significance/loss.svg").read_bytes() == before
     reproducing.reproduce(made)
-    took = "1 of 1 studies took 1M tokens and 0.0 hours of runs, several at once, when outputs/smoke was made"
-    assert took in capsys.readouterr().out.splitlines()
+    origin = json.loads((results / "significance/origin.json").read_text())
+    (results / "significance/origin.json").write_text(json.dumps(origin | {"seconds": 9000}))
+    (results / "significance" / RUNS).unlink()
+    reproducing.reproduce(made)
+    took = "1 of 1 studies took 1M tokens and {} hours of runs, several at once, when outputs/smoke was made; "
+    left = "the runs of {} are kept there, which leaves {} hours"
+    lines = capsys.readouterr().out.splitlines()
+    assert took.format("0.0") + left.format(1, "0.0") in lines
+    assert took.format("2.5") + left.format(0, "2.5") in lines
     del started[3:]
     shutil.rmtree(results)
     (results / "significance").mkdir(parents=True)

@@ -61,13 +61,16 @@ def reproduce(config: dict[str, Any]) -> None:
 
 
 def _say_cost(chosen: list[Study], results: Path) -> None:
-    """Print what the studies have taken, as far as they were ever done."""
+    """Print what the studies have taken, as far as they were ever done, and how much of it is to be trained again."""
     names = [study.name for study in chosen]
     tokens, seconds = (spent(results, key, names) for key in ("tokens", "seconds"))
     if tokens:
         took = f"{sum(tokens.values()) / 1e6:.0f}M tokens and {sum(seconds.values()) / 3600:.1f} hours of runs"
+        anew = [spent_on for name, spent_on in seconds.items() if not (results / name / RUNS).exists()]
         print(
-            f"{len(tokens)} of {len(names)} studies took {took}, several at once, when {results} was made", flush=True
+            f"{len(tokens)} of {len(names)} studies took {took}, several at once, when {results} was made; "
+            f"the runs of {len(seconds) - len(anew)} are kept there, which leaves {sum(anew) / 3600:.1f} hours",
+            flush=True,
         )
 
 
