@@ -17,6 +17,7 @@ from simbal.report.reproduce.evidence import Study, analyses, spent, studies, wr
 from simbal.report.reproduce.kept import RUNS, bring_back, keep
 from simbal.report.reproduce.texts import write_texts
 from simbal.report.reproduce.verify import verify
+from simbal.runs.folder import RECORD_FILE
 
 PLACES = ("data.cache_dir=", "data.tokenizer_path=")  # evaluate.py does not take these from a run
 FAILED_JOBS = 1  # exit code of a sweep of which some jobs have no result: its table says so
@@ -41,13 +42,13 @@ def reproduce(config: dict[str, Any]) -> None:
             _draw_again(results / name, asked_for=only is not None)
         write_texts(results)
         return
+    for study in chosen:  # a broken archive is found before anything is trained
+        if back := bring_back(results / study.name, study.folder):
+            print(f"{back} runs from {results / study.name / RUNS}", flush=True)
     _say_cost(chosen, results)
     for study in chosen:
-        kept = results / study.name
-        if back := bring_back(kept, study.folder):
-            print(f"{back} runs from {kept / RUNS}", flush=True)
-        command = _do(study, kept)
-        write(study, command, kept)
+        command = _do(study, results / study.name)
+        write(study, command, results / study.name)
         print(f"written: {results / study.name}")
     for name, of in gaps.items():
         write_curves(budgets(of, results), results / name)
@@ -61,15 +62,16 @@ def reproduce(config: dict[str, Any]) -> None:
 
 
 def _say_cost(chosen: list[Study], results: Path) -> None:
-    """Print what the studies have taken, as far as they were ever done, and how much of it is to be trained again."""
+    """Print what the studies have taken, as far as they were ever done, and the share of it whose runs are not here."""
     names = [study.name for study in chosen]
-    tokens, seconds = (spent(results, key, names) for key in ("tokens", "seconds"))
+    tokens, seconds, runs = (spent(results, key, names) for key in ("tokens", "seconds", "runs"))
     if tokens:
-        took = f"{sum(tokens.values()) / 1e6:.0f}M tokens and {sum(seconds.values()) / 3600:.1f} hours of runs"
-        anew = [spent_on for name, spent_on in seconds.items() if not (results / name / RUNS).exists()]
+        ended = {study.name: len([*study.folder.glob(f"*/{RECORD_FILE}")]) for study in chosen}
+        left = sum(seconds[name] * max(0, 1 - ended[name] / runs[name]) for name in seconds)
         print(
-            f"{len(tokens)} of {len(names)} studies took {took}, several at once, when {results} was made; "
-            f"the runs of {len(seconds) - len(anew)} are kept there, which leaves {sum(anew) / 3600:.1f} hours",
+            f"{len(tokens)} of {len(names)} studies took {sum(tokens.values()) / 1e6:.0f}M tokens and "
+            f"{sum(seconds.values()) / 3600:.1f} hours of runs, several at once, when {results} was made; "
+            f"some {left / 3600:.1f} hours are left",
             flush=True,
         )
 
