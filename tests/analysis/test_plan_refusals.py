@@ -46,9 +46,9 @@ def test_it_asks_for_a_model_and_for_hardware():
 
 @pytest.mark.parametrize("key", ["model", "hardware", "gpus"])
 def test_its_keys_are_refused_by_other_analyses(tmp_path, key):
-    settings = {"_target_": "simbal.analysis.gram_quanta.gram_quanta"}
-    with pytest.raises(UserError, match=f"^{key}= is not for analysis=gram_quanta: leave it out$"):
-        evaluate({"gram_quanta": settings}, None, False, "cpu", str(tmp_path), {key: 1})
+    settings = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
+    with pytest.raises(UserError, match=f"^{key}= is not for analysis=orthogonality: leave it out$"):
+        evaluate({"orthogonality": settings}, None, False, "cpu", str(tmp_path), {key: 1})
     assert not [*tmp_path.iterdir()]
 
 

@@ -49,7 +49,7 @@ def test_a_shell_completes_what_there_is(install):
 def test_subcommands_are_completed_and_what_hydra_does_not_know_is_left_to_files():
     install = next(line for line in LINES if "simbal" in line)
     named, every, analysis, files = completions(
-        install, "simbal tr", "simbal ", "simbal evaluate analysis=gram", "simbal report src/hydra"
+        install, "simbal tr", "simbal ", "simbal evaluate analysis=orthogonali", "simbal report src/hydra"
     )
-    assert (named, analysis, files) == ("train", "analysis=gram_quanta", "src/hydra_plugins")
-    assert {"train", "report", "new", "schema"} <= {*every.split()}
+    assert (named, analysis, files) == ("train", "analysis=orthogonality analysis=orthogonalization", "src/hydra_plugins")
+    assert {"train", "report", "new"} <= {*every.split()}

@@ -5,7 +5,7 @@ Examples:
     python evaluate.py hf=FOLDER data=pysource analysis=[quality,redundancy,routing]   # a model of Hugging Face
     python evaluate.py analysis=orthogonalization
     python evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8
-    python evaluate.py analysis=[orthogonalization,gram_quanta] analysis.orthogonalization.trials=20
+    python evaluate.py analysis=[orthogonalization,flops] model=moe_m analysis.orthogonalization.trials=20
 """
 
 from collections.abc import Iterable
