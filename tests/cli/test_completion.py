@@ -51,5 +51,9 @@ def test_subcommands_are_completed_and_what_hydra_does_not_know_is_left_to_files
     named, every, analysis, files = completions(
         install, "simbal tr", "simbal ", "simbal evaluate analysis=orthogonali", "simbal report src/hydra"
     )
-    assert (named, analysis, files) == ("train", "analysis=orthogonality analysis=orthogonalization", "src/hydra_plugins")
+    assert (named, analysis, files) == (
+        "train",
+        "analysis=orthogonality analysis=orthogonalization",
+        "src/hydra_plugins",
+    )
     assert {"train", "report", "new"} <= {*every.split()}

@@ -9,7 +9,7 @@ from simbal.cli.report import main
 from simbal.errors import UserError
 from simbal.report import sections
 from simbal.report.report import report_both
-from simbal.report.two_folders import build_both, in_both, read_sides, what_differs, why_not
+from simbal.report.two_folders import build_both, read_sides, what_differs, why_not
 
 CODE = {"version": "0.1.0", "commit": "a" * 40, "dirty": False}
 
@@ -116,16 +116,6 @@ def test_what_cannot_be_compared_is_said_after_what_differs_and_no_table_is_show
     out = capsys.readouterr().out
     assert "what differs between old and new" in out
     assert "perplexity" not in out
-
-
-def test_a_copied_run_is_said_to_be_one(write, tmp_path, capsys):
-    old = write("old", "lbl")
-    shutil.copytree(old, tmp_path / "copy")
-    assert in_both(*read_sides(old, tmp_path / "copy")) == [path.name for path in old.iterdir()]
-    report_both(old, tmp_path / "copy")
-    out = " ".join(capsys.readouterr().out.split())
-    assert "old and copy differ in nothing that is recorded" in out
-    assert "The same run is in both folders" in out
 
 
 def test_a_copied_run_is_no_pair_however_two_folders_are_compared(write):

@@ -3,22 +3,20 @@
 Examples:
     simbal runs                                        # all below outputs/
     simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
-    simbal runs 'balancing=lbl and val/ppl<30'         # and, or, not, brackets; = != < <= > >=
-    simbal runs 'status!=finished' --json              # for scripts
+    simbal runs --json                                 # for scripts: all that is known of each run
     simbal runs move outputs/default outputs/lbl       # another name for a sweep
     simbal runs archive RUN ... --to runs.tar.gz
     simbal runs fetch s3://bucket/runs/default         # of a store=, whole, with weights and checkpoints
     simbal runs delete RUN ...
 
-A query compares keys of the config, numbers (val/ppl, redundancy.min_pes) and: status, arm, seed, step, steps, tokens,
-when, seconds, size, folder, name, error. A status is finished, failed, diverged, pruned, killed, running, unfinished,
-damaged or foreign (no run).
+A status is finished, failed, diverged, pruned, killed, running, unfinished, damaged or foreign (no run).
 """
 
 import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +41,10 @@ def main(argv: list[str]) -> None:
 def show(argv: list[str]) -> None:
     """List runs as a command line asks."""
     parser = ArgumentParser(prog="simbal runs", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help="folders, or queries that all must hold; without a folder: outputs/")
-    parser.add_argument("--sort", metavar="NAME", help="a name as in a query: the smallest first; else the newest")
+    parser.add_argument("folders", nargs="*", type=Path, default=[OUTPUTS], help="by default outputs/")
+    parser.add_argument(
+        "--sort", metavar="NAME", help="loss, ppl or another key of --json, smallest first; by default by time"
+    )
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--limit", type=int, metavar="N", help="list the first N alone")
     parser.add_argument("--json", action="store_true", help="print all that is known of them, for scripts")
@@ -52,7 +52,9 @@ def show(argv: list[str]) -> None:
     with exit_on_user_error():
         if args.limit is not None and args.limit < 1:
             raise UserError(f"--limit {args.limit} must be at least 1")
-        found = _found(args.what)
+        from simbal.report.listing import runs_below
+
+        found = [listed.values for listed in runs_below(args.folders)]
         ordered = _sorted(found, args.sort, args.reverse)
         shown = ordered[: args.limit]
         from simbal.files.console import console
@@ -132,26 +134,20 @@ def delete(argv: list[str]) -> None:
         print(f"deleted: {_runs(len(runs))}")
 
 
-def _found(what: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the values of the runs in the folders, and for which the queries hold, that `what` names."""
-    from simbal.report.listing import known_names, runs_below
-    from simbal.report.query import is_query, parse
-
-    queries = [text for text in what if is_query(text) and not Path(text).is_dir()]
-    folders = [Path(text) for text in what if text not in queries]
-    found = [listed.values for listed in runs_below(folders or [OUTPUTS])]
-    known = known_names(found)
-    conditions = [parse(query, known) for query in queries]
-    return [run for run in found if all(condition(run) for condition in conditions)]
-
-
 def _sorted(found: list[dict[str, Any]], name: str | None, reverse: bool) -> list[dict[str, Any]]:
-    """Return runs by a value, those without it last, or else the newest first."""
-    from simbal.report.listing import known_names
-    from simbal.report.query import full_name
+    """Return runs by a value, those without it last, or else the newest first.
+
+    Raises:
+        UserError: no run has such a value.
+    """
     from simbal.runs.record import is_number
 
-    key = full_name(SHORT.get(name, name), known_names(found)) if name else "when"
+    key = SHORT.get(name, name) if name else "when"
+    known = dict.fromkeys(known for run in found for known in run)
+    if found and key not in known:
+        near = get_close_matches(key, known, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"runs have no {name}{hint}")
     without = [run for run in found if run.get(key) is None]
 
     def place(run: Mapping[str, Any]) -> tuple[bool, float, str]:

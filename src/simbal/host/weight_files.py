@@ -16,6 +16,7 @@ from torch import Tensor
 from simbal.errors import UserError
 from simbal.files.disk import read_bytes
 
+CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_JSON = 1 << 26  # bytes; the index of a thousand experts in a hundred layers has a third of it
 FLOATS = ("F32", "BF16", "F16")  # fp32 holds each without rounding

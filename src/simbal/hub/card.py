@@ -91,7 +91,6 @@ def _training(run: FinishedRun) -> Iterator[str]:
     record, data = run.record, run.record["data"]
     yield f"{record['steps']:,} steps, {record['tokens']:,} tokens, seed {run.spec.config.seed}"
     yield f"data {code(run.spec.config.data.source)}: {code(json.dumps(data.get('source')))}"
-    yield f"sha256 of the tokens {code(data['tokens'])}, of the text {code(data.get('text'))}"
     yield "documents stood one after another, each followed by an end of text; attention went across"
     for key in ("precision", "device", "backend", "router_init", "started", "ended"):
         if record.get(key) is not None:

@@ -25,10 +25,9 @@ from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.files.disk import refusal, sync
-from simbal.host.weight_files import SINGLE, read_json
+from simbal.host.weight_files import CONFIG, SINGLE, read_json
 from simbal.hub.architecture import architecture, config_json
 from simbal.hub.card import model_card
-from simbal.hub.digests import CONFIG, DIGESTS, FACTS, file_sha256
 from simbal.hub.finished_run import FinishedRun, read_run
 from simbal.hub.weights import views
 from simbal.runs.spec import result_keys
@@ -39,6 +38,7 @@ TOKENIZER = (
     "AutoTokenizer reads it: cl100k_base, whole or cut to its first ids; {vocab_size:,} ids, of which {eot} is end of "
     "text. Nothing is put before or after a text; in training an end of text stood after every document."
 )
+FACTS = "simbal.json"  # what is known of the run
 FILES = {"README.md", CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", SINGLE, FACTS}
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 END_OF_TEXT = "<|endoftext|>"
@@ -182,7 +182,6 @@ def _write(run: FinishedRun, encoder: Encoder, folder: Path) -> str:
         write_tokenizer(encoder, seq_len, folder)
         sentence = TOKENIZER.format(vocab_size=encoder.vocab_size, eot=encoder.eot)
     facts = {"config_hash": run.spec.hash, "config": result_keys(run.spec.written), "record": run.record}
-    facts[DIGESTS] = {name: file_sha256(folder / name) for name in (CONFIG, SINGLE)}
     _write_json(folder / FACTS, facts)
     (folder / "README.md").write_text(model_card(run, sentence), encoding="utf-8", errors="replace")
     return sentence

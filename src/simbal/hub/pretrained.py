@@ -17,9 +17,8 @@ import torch
 from simbal.config.values import not_negative, whole_number
 from simbal.errors import UserError
 from simbal.files.printable import printable
-from simbal.host.weight_files import StoredWeight, read_json, read_weights, require_floats, stored_weights
+from simbal.host.weight_files import CONFIG, StoredWeight, read_json, read_weights, require_floats, stored_weights
 from simbal.hub.architecture import ARCHITECTURES, Architecture
-from simbal.hub.digests import CONFIG, require_written
 from simbal.hub.weights import HEAD, count, views
 from simbal.model.transformer import Transformer, TransformerShape
 
@@ -61,7 +60,6 @@ def load(folder: str | PathLike[str], backend: str = "reference") -> Transformer
         UserError: a file is missing or damaged, or the model is none of ours; names the key or the weight.
     """
     path = Path(folder)
-    require_written(path)
     shape = read_shape(path / CONFIG)
     stored = stored_weights(path)
     require_floats(stored)

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from simbal.analysis.shared.host_record import is_host
-from simbal.config.schema import every_key
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import read_analyses
 from simbal.runs.folder import CONFIG_FILE, CURVES_FILE, RECORD_FILE, DamagedRecordError, RunFolder, is_run
@@ -25,7 +23,6 @@ from simbal.runs.spec import RunSpec
 
 OURS = {"analysis", "mlflow"}  # folders of an output_dir that no sweep has made
 OF_SWEEPS = ("sweep.json", "study.db", "trials.csv", "table.json")  # by which a folder without a run is a sweep's
-FACTS = ("status", "arm", "seed", "step", "steps", "tokens", "when", "seconds", "size", "folder", "name", "error")
 DEEPEST = 2  # levels: outputs/<name>/<run>
 
 
@@ -79,7 +76,7 @@ class Listed:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything that a query may compare and a script may read, by name; numbers only of a finished run."""
+        """Everything that a script may read, by name; numbers only of a finished run."""
         facts = {
             "status": self.status, "arm": self.arm or None, "seed": self.spec.config.seed if self.spec else None,
             "step": self.step, "steps": self.steps, "tokens": self.record.get("tokens"), "when": self.when,
@@ -116,12 +113,6 @@ def runs_below(folders: Iterable[Path]) -> list[Listed]:
         for path in _candidates(folder, DEEPEST):
             found.setdefault(path.absolute(), look(path))
     return sorted(_labelled(found.values()), key=lambda listed: listed.path)
-
-
-def known_names(listed: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the names that a query may compare: every fact, key and number of a run, and what these runs have."""
-    always = {*FACTS, *(name for name, _, _ in every_key()), *(metric.key for metric in NUMBERS)}
-    return always.union(*listed)
 
 
 def look(path: Path) -> Listed:

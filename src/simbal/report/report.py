@@ -143,8 +143,6 @@ def report_both(
         *sides, baseline, _metrics(columns, runs), paper, equivalence_margin, compare == "all"
     )
     _check_baseline(table, runs)
-    if copies := two_folders.in_both(*sides):
-        out.print(f"The same run is in both folders, so that it has no difference: {', '.join(copies)}.", style="dim")
     if power:
         show_fitting([([], power_section(table))], out)
     show(table, out, explain, in_files=False)

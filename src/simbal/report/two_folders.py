@@ -83,12 +83,6 @@ def why_not(first: Side, second: Side) -> str:
     return f"{first.name} and {second.name} cannot be compared: {said}" if said else ""
 
 
-def in_both(first: Side, second: Side) -> list[str]:
-    """Return the folders of the second side's runs that are copies of the first's."""
-    records = {run.spec.hash: run.record for run in first.finished}
-    return [run.path.name for run in second.finished if run.record == records.get(run.spec.hash)]
-
-
 def build_both(
     first: Side, second: Side, baseline: str | None, metrics: Sequence[Metric] | None, paper: bool,
     margin: float | None, pairs: bool,

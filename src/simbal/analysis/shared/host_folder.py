@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from simbal.errors import UserError
-from simbal.host.weight_files import INDEX, SINGLE, in_file, read_json, shards
+from simbal.host.weight_files import CONFIG, INDEX, SINGLE, in_file, read_json, shards
 
-CONFIG = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a model on the hub
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
