@@ -9,8 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue
 from simbal.sweep import spans
+from tests.composing import compose
 from tests.conftest import CONF
-from tests.golden.composing import compose
 
 ROOT = CONF.parent
 README = ROOT / "README.md"

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from simbal.config.catalogue import Catalogue, first_comment
+from tests.composing import compose
 from tests.conftest import CONF, MARKOV
-from tests.golden import pins
 from tests.programs import run
 from tests.report.reproduce.test_results import STUDIES
 
@@ -20,8 +20,7 @@ SHORT = (  # as wide as there are most experts, or a frozen router has no orthon
     "trainer.global_batch=2", "trainer.micro_batch=2", "optim.warmup_steps=1", "logger=none", "model.num_layers=1",
     "model.d_model=64", "model.d_expert=8", "model.num_heads=2",
 )  # fmt: skip
-PINNED = pins.read(pins.COMMANDS)["commands"]  # tests/golden composes them
-SEARCHES = {"bench_tuning", "coefficient_search"}  # of which not every run is pinned
+SEARCHES = {"bench_tuning", "coefficient_search"}  # whose runs are chosen as they go
 GRIDS = [name for name in NAMES if name not in SEARCHES]
 WORDS = {"six": 6, "nine": 9, "ten": 10, "twelve": 12, "fifteen": 15, "eighteen": 18, "thirty": 30}
 WHOLE = {  # those with a study in results/, of which tests/report/reproduce compares command, runs and table
@@ -60,7 +59,7 @@ def test_each_asks_a_question_states_its_cost_and_has_its_own_folder(name):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_its_command_is_as_many_runs_as_the_file_says(name):
-    (jobs,) = [entry["jobs"] for entry in PINNED if entry["arguments"] == f"-m sweeps={name}"]
+    jobs = compose(["-m", f"sweeps={name}"])
     said = re.search("Cost: (.*?) runs", " ".join(first_comment(ROOT / "sweeps" / f"{name}.yaml")))[1]  # `29 x 3`
     assert len(jobs) == math.prod(WORDS.get(word) or int(word) for word in said.split(" x "))
 

@@ -13,8 +13,8 @@ import yaml
 from simbal.report.reproduce import drawing
 from simbal.report.reproduce.evidence import Study, studies
 from simbal.report.reproduce.kept import RUNS, bring_back
+from tests import composing
 from tests.conftest import CONF
-from tests.golden import composing
 from tests.report.reproduce.test_reproduce import config
 
 RESULTS = CONF.parent / "results"

@@ -1,4 +1,4 @@
-"""Which sweeper a command line chooses, and what that takes; tests/golden has the slips in its keys."""
+"""Which sweeper a command line chooses, and what that takes."""
 
 import pytest
 from hydra.core.plugins import Plugins
