@@ -43,7 +43,7 @@ test-all: $(STAMP) ## all tests, and what of src/ they run (ten times the exampl
 mutants: $(STAMP) ## does `make test` see each of 118 deliberate mistakes? (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-chaos: $(STAMP) ## random kills, bad files, a full disk: nothing may be lost (SECONDS=600; clusters: ARGS="--ray --store")
+chaos: $(STAMP) ## random kills, damaged files, a full disk: nothing may be lost (SECONDS=600)
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
 reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[collapse]")

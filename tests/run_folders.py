@@ -62,7 +62,7 @@ def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: di
     } | {key: value for key, value in keys.items() if key not in options}
     choices = base.choices | {"balancing": balancing} | options
     plain = changed(base.written, values)
-    return RunSpec(typed(Config, plain, saved=True), choices, plain)  # a folder may be anybody's: not checked
+    return RunSpec(typed(Config, plain), choices, plain)  # a folder may be anybody's: not checked
 
 
 def changed_spec(base: RunSpec, keys: dict[str, Any], **options: str) -> RunSpec:

@@ -2,7 +2,7 @@
 
 import time
 
-from tests.chaos.bag import Bag
+from tests.chaos.faults import Bag
 from tests.chaos.scene import Scene
 
 STARTING_SECONDS = 4.0  # of a sweep, before its first job
@@ -21,7 +21,7 @@ def disturb(scene: Scene, bag: Bag, faults: int, seconds: float, deadline: float
         deadline: of the monotonic clock.
     """
     for _ in range(faults):
-        fault, draws = bag.draw(scene.has)
+        fault, draws = bag.draw()
         if not scene.running() and not scene.complete:
             scene.start()
         if draws.random() < 0.25:
@@ -40,10 +40,7 @@ def disturb(scene: Scene, bag: Bag, faults: int, seconds: float, deadline: float
 
 
 def finish(scene: Scene, seconds: float) -> None:
-    """Let the sweep come to its end, then give the command again, once: that has to do what is left.
-
-    What the store has beside what is on the disk, or another form of it, is then brought there, to be judged with it.
-    """
+    """Let the sweep come to its end, then give the command again, once: that has to do what is left."""
     limit = DEADLINE_SECONDS + 10 * seconds
     scene.await_end(scene.running(), limit)
     sweep = scene.start()
@@ -52,7 +49,3 @@ def finish(scene: Scene, seconds: float) -> None:
         scene.complain(f"{sweep.output.name}, which nothing disturbed, ended with {sweep.process.returncode}")
     if left := scene.leftover():
         scene.complain(f"processes {left} are left when the sweep has ended")
-    if scene.store:
-        said = scene.call("-m", "simbal.cli.main", "runs", "fetch", f"{scene.store}/default", place=scene.folder)
-        if "error" in said or "Traceback" in said:
-            scene.complain(f"runs cannot be fetched: {said}")

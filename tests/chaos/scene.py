@@ -1,10 +1,8 @@
 """A folder, the sweeps that work in it, what they print and the processes that they start."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,17 +12,11 @@ from pathlib import Path
 from simbal.processes.slots import THREADS
 from tests.chaos.small_disk import SmallDisk
 from tests.child_processes import alive
-from tests.store.s3_server import S3Server
-from tests.sweep.ray_cluster import LocalCluster
 from tests.sweep.small_sweep import command
 
-REPOSITORY = Path(__file__).parents[2]
-NO_FLOCK = REPOSITORY / "tests" / "no_flock"  # makes every program of Python that finds it there do without
 MARK = "SIMBAL_CHAOS"  # environment variable that children inherit: orphans are found by it too
 POLL_SECONDS = 0.05
-CALL_SECONDS = 120.0  # of a program that reads folders
 END_SECONDS = 40.0  # for processes that were told to end, or whose sweep is gone; they take 5 and what a busy core adds
-PATIENCE = {"FSSPEC_S3": '{"config_kwargs": {"read_timeout": 5}}'}  # until a server that does not answer is given up
 KEYS = ("trainer.max_steps=120", "trainer.micro_batch=4", "retry_failed=true")
 
 
@@ -41,46 +33,17 @@ class Sweep:
 class Scene:
     """The sweeps of one folder, one after another or two at once; `injected` and `problems` grow as things happen."""
 
-    def __init__(
-        self,
-        folder: Path,
-        cache_dir: Path,
-        *keys: str,
-        disk: SmallDisk | None = None,
-        server: S3Server | None = None,
-        flock: bool = True,
-    ) -> None:
-        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS.
-
-        `disk`: where the outputs are; `server`: with a bucket for the runs; `flock`: whether the disk knows it.
-        """
-        self.folder, self.outputs, self.data, self.disk, self.server = (
-            folder,
-            folder / "outputs",
-            cache_dir,
-            disk,
-            server,
-        )
-        self.cluster: LocalCluster | None = None  # None: jobs are processes that the sweep starts itself
-        self.added = {MARK: str(folder)} | ({} if flock else {"PYTHONPATH": str(NO_FLOCK)})
-        self.store = None
-        if server:
-            self.store = f"s3://{server.bucket}/runs"
-            self.added |= server.environment | PATIENCE
-            keys = (*keys, f"store={self.store}")
-        self.environment = {key: value for key, value in os.environ.items() if key not in THREADS} | self.added
+    def __init__(self, folder: Path, cache_dir: Path, *keys: str, disk: SmallDisk | None = None) -> None:
+        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS; `disk`: where the outputs are."""
+        self.folder, self.outputs, self.disk = folder, folder / "outputs", disk
+        self.environment = {key: value for key, value in os.environ.items() if key not in THREADS}
+        self.environment[MARK] = str(folder)
         self.command = command(self.outputs, cache_dir, *KEYS, *keys)
         self.sweeps: list[Sweep] = []
         self.injected: list[str] = []  # the kind of each fault
         self.problems: list[str] = []  # beside what a comparison of the results would show
         self._began = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def has(self) -> set[str]:
-        """What there is for faults to hit."""
-        parts = {"disk": self.disk, "cluster": self.cluster, "fork server": not self.cluster, "store": self.store}
-        return {"outputs", *(name for name, part in parts.items() if part)}
 
     def say(self, text: str) -> None:
         """A line of events.txt."""
@@ -100,11 +63,10 @@ class Scene:
     def start(self) -> Sweep:
         """The sweep's command, once more."""
         output = self.folder / f"sweep-{len(self.sweeps) + 1}.txt"
-        ray = ["hydra/launcher=ray", f"hydra.launcher.address={self.cluster.address}"] if self.cluster else []
         process = subprocess.Popen(
-            [*self.command, *ray],
+            self.command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # read by us: a limit on the size of files is not to hit this one
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=self.environment,
         )
@@ -113,29 +75,6 @@ class Scene:
         self.sweeps.append(Sweep(process, output, reader))
         self.say(f"{output.stem} started as process {process.pid}")
         return self.sweeps[-1]
-
-    def call(self, *program: str, place: Path) -> str:
-        """What a Python program says that is started in the folder `place`; a problem if it does not end."""
-        try:
-            ended = subprocess.run(
-                [sys.executable, *program],
-                cwd=place,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=CALL_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            self.complain(f"{' '.join(program)} does not end")
-            return ""
-        return ended.stdout + ended.stderr
-
-    def runs(self) -> list[str]:
-        """The folders of all runs that the sweep is to make, once it has said so."""
-        if not (self.outputs / "default" / "sweep.json").exists():
-            return []
-        return [*json.loads((self.outputs / "default" / "sweep.json").read_text())["runs"]]
 
     def running(self) -> list[Sweep]:
         """Those that have not ended."""
@@ -147,21 +86,15 @@ class Scene:
         return bool(self.sweeps) and not self.running() and self.sweeps[-1].process.returncode == 0
 
     def processes(self) -> list[int]:
-        """All that sweeps of this folder have started and that live, they themselves included.
-
-        Those of Ray's own are none of them: they do not lead sessions, as jobs do.
-        """
+        """All that sweeps of this folder have started and that live, they themselves included."""
         mark, found = f"{MARK}={self.folder}".encode(), []
-        sweeps, session = {sweep.process.pid for sweep in self.sweeps}, os.getsid(0)
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 ours = mark in (entry / "environ").read_bytes().split(b"\0")
             except OSError:  # ended meanwhile, or somebody else's
                 continue
-            pid = int(entry.name)
-            rays = self.cluster and pid not in sweeps and _session(pid) == session
-            if ours and alive(pid) and not rays:
-                found.append(pid)
+            if ours and alive(int(entry.name)):
+                found.append(int(entry.name))
         return sorted(found)
 
     def jobs(self) -> dict[int, str]:
@@ -173,11 +106,6 @@ class Scene:
             if pid not in sweeps and _session(pid) == pid:
                 found[pid] = next((run for run, text in locks.items() if f"process {pid} on" in text), "no run yet")
         return found
-
-    def fork_servers(self) -> list[int]:
-        """The processes of which running sweeps fork their jobs."""
-        sweeps = {sweep.process.pid for sweep in self.running()}
-        return [pid for pid in self.processes() if parent(pid) in sweeps and "forkserver" in said(pid, "cmdline")]
 
     def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
         """Wait until `condition`, no longer than `seconds` and no longer than a sweep runs; what it then is."""
@@ -231,20 +159,6 @@ def _copy(process: "subprocess.Popen[bytes]", output: Path) -> None:
         while piece := os.read(process.stdout.fileno(), 1 << 16):
             file.write(piece)
             file.flush()
-
-
-def said(pid: int, file: str) -> str:
-    """A file of a process in /proc; empty once it has ended."""
-    try:
-        return Path(f"/proc/{pid}/{file}").read_text()
-    except OSError:
-        return ""
-
-
-def parent(pid: int) -> int:
-    """The process that has started another; 0 once that has ended."""
-    fields = said(pid, "stat").rpartition(")")[2].split()
-    return int(fields[1]) if fields else 0
 
 
 def _session(pid: int) -> int:

@@ -1,12 +1,9 @@
 """The table says which runs, how many, how far apart, and what it cannot say."""
 
-import copy
 import csv
 import io
 import json
 import re
-import shutil
-from dataclasses import replace
 from math import log
 from statistics import fmean, stdev
 
@@ -23,8 +20,6 @@ from simbal.report.notes import notes
 from simbal.report.report import report, report_keys
 from simbal.report.statistics import holm
 from simbal.report.table import build
-from simbal.runs.folder import RunFolder
-from tests.config.any_form import without
 
 
 def table_of(folder, baseline=None):
@@ -310,36 +305,8 @@ def test_a_margin_may_be_written_with_an_exponent():
             report_keys([f"equivalence_margin={wrong}"])
 
 
-def by_an_older_version(path, *keys):
-    """Rewrite a run's folder as a version did that had not these keys."""
-    folder = RunFolder(path)
-    spec, record = folder.read_spec(), folder.read_record()
-    older = replace(spec, written=without(copy.deepcopy(spec.written), *keys))
-    (path / "config.yaml").unlink()
-    folder.write_spec(older)
-    folder.write_record(record | {"config_hash": older.hash})
-
-
-def test_runs_of_an_older_version_with_fewer_keys_stand_in_the_same_arms(two_arms, write_run):
-    by_an_older_version(write_run("lbl", 1, metrics={"val/ppl": 103.0}), "trainer.compile")
-    by_an_older_version(write_run("simbal", 1, metrics={"val/ppl": 100.0}), "trainer.compile", "model.bias")
-    assert label_columns([run.spec for run in collect(two_arms)]) == ["balancing"]
-    table = table_of(two_arms)
-    assert [(row.arm.name, row.arm.seeds) for row in table.rows] == [("lbl", [0, 1, 2]), ("simbal", [0, 1, 2])]
-    report(two_arms)
-
-
 def test_a_key_of_a_strategy_that_some_runs_lack_tells_arms_apart(two_arms, write_run):
     write_run("lbl", 7, keys={"balancing.lbl.scope": "sequence"})
     names = [row.arm.name for row in table_of(two_arms).rows]
     assert names == ["lbl scope=sequence", "lbl", "simbal"]
     report(two_arms)
-
-
-def test_the_same_run_by_two_versions_is_refused(two_arms, write_run):
-    path = write_run("lbl", 1)
-    moved = path.with_name("lbl-older")
-    shutil.copytree(path, moved)
-    by_an_older_version(moved, "trainer.compile")
-    with pytest.raises(UserError, match="are the same run, by two versions of simbal: move one of them elsewhere"):
-        table_of(two_arms)

@@ -31,14 +31,6 @@ def test_a_record_that_is_changed_and_written_again_has_a_checksum_of_its_own(fo
     assert folder.read_record() == READ
 
 
-def test_a_record_without_a_checksum_counts_if_an_earlier_version_could_have_written_it(folder):
-    (folder.path / "record.json").write_text(json.dumps(RECORD))
-    assert folder.read_record() == RECORD
-    (folder.path / "record.json").write_text(json.dumps(RECORD | {"shb256": "a" * 64}))
-    with pytest.raises(DamagedRecordError, match="no checksum and an unknown key 'shb256'"):
-        folder.read_record()
-
-
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", "checkpoints", "tensorboard"])
 def test_a_run_writes_nowhere_but_in_its_folder(folder, tmp_path, name):
     folder.require_no_detours()

@@ -1,14 +1,8 @@
 """What could not stand in one table is refused before anything is trained."""
 
 import json
-import shutil
-from copy import deepcopy
-from dataclasses import replace
 
 import pytest
-
-from simbal.runs.folder import RunFolder
-from tests.config.any_form import without
 
 SWEEP = ("-m", "balancing=simbal,lbl", "seed=0")
 
@@ -30,23 +24,6 @@ def test_runs_of_another_length_in_the_folder(app):
     assert "give another name= than default" in said
     assert "holds runs of trainer.max_steps=1000" in refused(app, *SWEEP, "trainer.max_steps=20", "dry_run=true")
     assert app.run(*SWEEP, "trainer.max_steps=20", "name=other").returncode == 0
-
-
-def test_the_same_run_by_an_older_version_in_the_folder(app):
-    app.run(*SWEEP)
-    (path,) = (app.folder / "outputs" / "default").glob("lbl-*")
-    folder = RunFolder(path)
-    spec, record = folder.read_spec(), folder.read_record()
-    older = replace(spec, written=without(deepcopy(spec.written), "trainer.compile"), folder=None)
-    shutil.rmtree(path)
-    moved = RunFolder(path.with_name(f"{path.name[:-8]}{older.hash[:8]}"))
-    moved.path.mkdir()
-    moved.write_spec(older)
-    moved.write_record(record | {"config_hash": older.hash})
-    said = f"{moved.path.relative_to(app.folder)} is one of these runs by an older version of simbal"
-    assert said in refused(app, *SWEEP)
-    assert said in refused(app, *SWEEP, "dry_run=true")
-    assert app.run("-m", "balancing=lbl", "seed=1").returncode == 0
 
 
 def test_two_lengths_in_one_sweep(app):

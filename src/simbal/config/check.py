@@ -121,15 +121,13 @@ def checked_data(plain: Any) -> DataConfig:
     return data
 
 
-def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) -> T:
+def typed(schema: type[T], plain: Any, prefix: str = "") -> T:
     """Return an instance of `schema` with the values of `plain`, as they are.
 
     Args:
         schema: a dataclass, whose fields say their type and bounds.
         plain: keys with values.
         prefix: stands before each key in messages, such as `data.`.
-        saved: another version may have written it: a missing key takes the value that held before there was such a key,
-            and an unknown one is ignored.
 
     Raises:
         UserError: a key is missing, unknown, or has a value of another type or out of bounds.
@@ -139,24 +137,22 @@ def typed(schema: type[T], plain: Any, prefix: str = "", saved: bool = False) ->
     variant = _variant(schema, plain, prefix)
     keys, values = fields_of(cast(type, variant)), dict(plain)
     unknown = [name for name in values if name not in keys]
-    if unknown and not saved:
+    if unknown:
         raise UserError(f"there is no key {prefix}{unknown[0]}")
     for name, (kind, key, is_group) in keys.items():
         if is_group and name in values:
             of_group = _typed_once if isinstance(values[name], Shared) else typed
-            values[name] = of_group(kind, values[name], f"{prefix}{name}.", saved)
+            values[name] = of_group(kind, values[name], f"{prefix}{name}.")
         elif name in values:
             _check_value(f"{prefix}{name}", values[name], kind, key)
-        elif saved and key.before is not ...:
-            values[name] = key.before
         else:
             raise UserError(f"{prefix}{name} is missing: a YAML file must have it, and no override may delete it")
     return variant(**{name: values[name] for name in keys})
 
 
 @lru_cache(maxsize=4096)
-def _typed_once(schema: type[T], plain: Shared, prefix: str, saved: bool) -> T:
-    return typed(schema, plain, prefix, saved)
+def _typed_once(schema: type[T], plain: Shared, prefix: str) -> T:
+    return typed(schema, plain, prefix)
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,6 @@ class Key:
         above: a number that it must exceed.
         hashed: whether it can change the result, so that another value is another run.
         address: whether it is a place that may have a password in it, which is written nowhere.
-        before: what it was in runs that were written before there was such a key; `...`: there always was.
     """
 
     meaning: str
@@ -36,7 +35,6 @@ class Key:
     above: float | None = None
     hashed: bool = True
     address: bool = False
-    before: Any = ...
 
     @cached_property
     def bounded(self) -> bool:
@@ -52,26 +50,24 @@ class ModelConfig:
     d_model: Annotated[int, Key("model width", least=1)]
     num_heads: Annotated[int, Key("of attention; d_model is a multiple of twice as many", least=1)]
     num_kv_heads: Annotated[
-        int | None, Key("heads of keys and values, each for as many of queries; null: num_heads", least=1, before=None)
+        int | None, Key("heads of keys and values, each for as many of queries; null: num_heads", least=1)
     ]
-    head_dim: Annotated[
-        int | None, Key("channels of a head, in pairs; null: d_model / num_heads", least=2, before=None)
-    ]
+    head_dim: Annotated[int | None, Key("channels of a head, in pairs; null: d_model / num_heads", least=2)]
     qk_norm: Annotated[
         Literal["none", "head", "projection"],
-        Key("RMSNorm of queries and keys: none, head (each head's) or projection (all heads' at once)", before="none"),
+        Key("RMSNorm of queries and keys: none, head (each head's) or projection (all heads' at once)"),
     ]
     d_expert: Annotated[int, Key("hidden width of one expert", least=1)]
     num_experts: Annotated[int, Key("0: dense, one feed-forward of width top_k * d_expert in every layer", least=0)]
     top_k: Annotated[int, Key("experts of each token", least=0)]
     num_shared_experts: Annotated[
-        int, Key("experts that every token has beside them, neither chosen nor balanced", least=0, before=0)
+        int, Key("experts that every token has beside them, neither chosen nor balanced", least=0)
     ]
     rope_theta: Annotated[float, Key("base of the rotary embeddings", above=0)]
     norm_eps: Annotated[float, Key("added to the mean square in RMSNorm", least=0)]
     init_std: Annotated[float, Key("standard deviation of the initial weights, truncated at three", above=0)]
-    tie_embeddings: Annotated[bool, Key("true: the head's weight is the embedding", before=False)]
-    bias: Annotated[bool, Key("true: the matrices of experts, or of a dense feed-forward, have biases", before=False)]
+    tie_embeddings: Annotated[bool, Key("true: the head's weight is the embedding")]
+    bias: Annotated[bool, Key("true: the matrices of experts, or of a dense feed-forward, have biases")]
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class DataConfig:
         int | None, Key("drawn for validations along the way; the last is on all that is held out; null: all are")
     ]
     validation_document_tokens: Annotated[
-        int | None, Key("of each held-out document, validated in whole windows; null: all of it", least=1, before=None)
+        int | None, Key("of each held-out document, validated in whole windows; null: all of it", least=1)
     ]
     validation_one_in: Annotated[
         int, Key("one document in so many is held out, by its hash; not used by dclm", least=1)
@@ -119,11 +115,9 @@ class DataConfig:
     tokenizer_path: Annotated[
         str | None, Key("a copy of cl100k_base.tiktoken; null: looked for in the usual places", hashed=False)
     ]
-    threads: Annotated[int | None, Key("that encode text; null: as many as cores", least=1, hashed=False, before=None)]
-    document_mask: Annotated[bool, Key("true: attention stays within a document", before=False)]
-    seed: Annotated[
-        int | None, Key("of the order of batches and the windows of validation; null: seed", least=0, before=None)
-    ]
+    threads: Annotated[int | None, Key("that encode text; null: as many as cores", least=1, hashed=False)]
+    document_mask: Annotated[bool, Key("true: attention stays within a document")]
+    seed: Annotated[int | None, Key("of the order of batches and the windows of validation; null: seed", least=0)]
 
 
 @dataclass(frozen=True)
@@ -148,11 +142,11 @@ class FilesConfig(DataConfig):
     encoding: Annotated[str, Key("of .txt and .jsonl")]
     txt_split: Annotated[
         Literal["file", "blank_lines"],
-        Key("what is a document of a .txt: file, all of it; blank_lines, each run of lines without one", before="file"),
+        Key("what is a document of a .txt: file, all of it; blank_lines, each run of lines without one"),
     ]
     on_bad_record: Annotated[
         Literal["error", "skip"],
-        Key("skip: leave out and count records without a usable text, at most 1 in 1000", before="error"),
+        Key("skip: leave out and count records without a usable text, at most 1 in 1000"),
     ]
 
 
@@ -177,7 +171,7 @@ class SyntheticConfig(DataConfig):
     branching: Annotated[int, Key("successors of each token, equally probable: entropy rate ln(branching)")]
     documents: Annotated[int, Key("for training", least=1)]
     document_tokens: Annotated[int, Key("length of each", least=1)]
-    chain_seed: Annotated[int, Key("of the chain", least=0, before=0)]
+    chain_seed: Annotated[int, Key("of the chain", least=0)]
 
 
 @dataclass(frozen=True)
@@ -209,35 +203,31 @@ class TrainerConfig:
         Key("auto: 32-true on a CPU, bf16-mixed on CUDA; or 32-true, bf16-mixed, bf16-true"),
     ]
     force_precision: Annotated[
-        bool, Key("true: bf16 also on a CPU without instructions for it, 100 times slower", hashed=False, before=False)
+        bool, Key("true: bf16 also on a CPU without instructions for it, 100 times slower", hashed=False)
     ]
     accelerator: Annotated[Literal["auto", "cpu", "cuda"], Key("auto, cpu or cuda")]
-    devices: Annotated[int, Key("that train one model together: GPUs, or processes on a CPU", least=1, before=1)]
+    devices: Annotated[int, Key("that train one model together: GPUs, or processes on a CPU", least=1)]
     strategy: Annotated[
         Literal["auto", "ddp", "fsdp"],
-        Key("auto or ddp: a copy of the model on each of several devices; fsdp: a part of it on each", before="auto"),
+        Key("auto or ddp: a copy of the model on each of several devices; fsdp: a part of it on each"),
     ]
     activation_checkpointing: Annotated[
-        bool, Key("keep less for the backward pass, which computes it again: the same bits", before=False)
+        bool, Key("keep less for the backward pass, which computes it again: the same bits")
     ]
-    compile: Annotated[bool, Key("blocks by torch.compile: the same to rounding", before=False)]
+    compile: Annotated[bool, Key("blocks by torch.compile: the same to rounding")]
     val_every: Annotated[int, Key("steps; also validated before the first and after the last", least=1)]
-    val_at: Annotated[
-        Literal["log", "none"], Key("log: also after 1, 2, 4, 8 ... steps, up to val_every", before="none")
-    ]
+    val_at: Annotated[Literal["log", "none"], Key("log: also after 1, 2, 4, 8 ... steps, up to val_every")]
     log_every: Annotated[int, Key("steps between lines of metrics.jsonl", least=1)]
     ckpt_every: Annotated[int, Key("steps between checkpoints, of which the two newest stay", least=1, hashed=False)]
     ckpt_seconds: Annotated[
-        float, Key("a checkpoint is also due when the last one is older; 0: never", least=0, hashed=False, before=0)
+        float, Key("a checkpoint is also due when the last one is older; 0: never", least=0, hashed=False)
     ]
     skip_nonfinite: Annotated[
-        int, Key("steps with a NaN or infinite loss or gradient to skip before the run has diverged", least=0, before=0)
+        int, Key("steps with a NaN or infinite loss or gradient to skip before the run has diverged", least=0)
     ]
-    keep_every: Annotated[int, Key("steps between weights that are kept for analyses; 0: none are", least=0, before=0)]
-    pes_every: Annotated[
-        int, Key("steps between measurements of the experts' similarity (PES); 0: never", least=0, before=0)
-    ]
-    pes_tokens: Annotated[int, Key("for PES, drawn from the validation split", least=1, before=2048)]
+    keep_every: Annotated[int, Key("steps between weights that are kept for analyses; 0: none are", least=0)]
+    pes_every: Annotated[int, Key("steps between measurements of the experts' similarity (PES); 0: never", least=0)]
+    pes_tokens: Annotated[int, Key("for PES, drawn from the validation split", least=1)]
     progress_bar: Annotated[bool, Key("on the terminal, of preparing and training", hashed=False)]
 
 
@@ -280,23 +270,21 @@ class Config:
     ]
     equivalence_margin: Annotated[
         float,
-        Key("nats per token: arms that surely differ by less are equivalent", above=0, hashed=False, before=0.026),
+        Key("nats per token: arms that surely differ by less are equivalent", above=0, hashed=False),
     ]
     columns: Annotated[
         list[str] | None,
-        Key("numbers of the table, such as [ppl,min_pes]; null: the usual ones", hashed=False, before=None),
+        Key("numbers of the table, such as [ppl,min_pes]; null: the usual ones", hashed=False),
     ]
-    dry_run: Annotated[bool, Key("say what would run and what is done, and run nothing", hashed=False, before=False)]
+    dry_run: Annotated[bool, Key("say what would run and what is done, and run nothing", hashed=False)]
     until: Annotated[
         Literal["all", "decided"],
-        Key("all: what a sweep names; decided: more seeds until every arm is decided", hashed=False, before="all"),
+        Key("all: what a sweep names; decided: more seeds until every arm is decided", hashed=False),
     ]
-    max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False, before=40)]
-    retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False, before=False)]
+    max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False)]
+    retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
-    store: Annotated[
-        str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, address=True, before=None)
-    ]
+    store: Annotated[str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, address=True)]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]
     router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
     balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]

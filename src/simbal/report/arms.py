@@ -8,7 +8,6 @@ from typing import Any
 
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
-from simbal.errors import UserError
 from simbal.files.printable import printable
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell
@@ -90,19 +89,11 @@ def seed_spans(seeds: Sequence[int]) -> str:
 
 
 def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
-    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed.
-
-    Raises:
-        UserError: two runs are one and the same, one of them by an older version, which had fewer keys.
-    """
-    by_config: dict[str, dict[int, Run]] = defaultdict(dict)
+    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed."""
+    by_config: dict[str, list[Run]] = defaultdict(list)
     for run in finished:
-        other = by_config[_hash_without(run.spec, "seed")].setdefault(run.seed, run)
-        if other is not run:
-            raise UserError(
-                f"{other.path} and {run.path} are the same run, by two versions of simbal: move one of them elsewhere"
-            )
-    arms = [_arm([*by_seed.values()], columns) for by_seed in by_config.values()]
+        by_config[_hash_without(run.spec, "seed")].append(run)
+    arms = [_arm(runs, columns) for runs in by_config.values()]
     return sorted(arms, key=lambda arm: [_sortable(cell) for cell in arm.label.values()])
 
 
@@ -121,7 +112,7 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
     parts: dict[tuple[str, str | None], dict[int, dict[str, Any]]] = defaultdict(dict)
     for spec in specs:
-        for name, part in spec.complete.items():
+        for name, part in spec.written.items():
             of_option = parts[name, spec.choices.get(name)]
             if id(part) not in of_option:  # many runs share a group as they were read
                 of_option[id(part)] = result_keys({name: part})
@@ -145,7 +136,7 @@ def _place(key: str) -> tuple[bool, str]:
 
 def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
     """Return the cell of each label column for a run; a dash where it has no such key."""
-    flat = flatten(spec.complete)
+    flat = flatten(spec.written)
     values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
     return {
         column: Cell(printable(str(value)), value if is_number(value) else None) for column, value in values.items()
@@ -153,7 +144,7 @@ def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:
-    return config_hash({key: value for key, value in spec.complete.items() if key not in keys})
+    return config_hash({key: value for key, value in spec.written.items() if key not in keys})
 
 
 def _sortable(cell: Cell) -> tuple[bool, float, str]:

@@ -165,7 +165,7 @@ def _of_no_folder(arm: Arm) -> Arm:
 def _options(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the options by group, and the values of each key that can change a result."""
     chosen = {name: _values(run.spec.choices.get(name) for run in runs) for name in GROUPS if name != "logger"}
-    keys = [result_keys(run.spec.complete) for run in runs]
+    keys = [result_keys(run.spec.written) for run in runs]
     return chosen | {key: _values(one[key] for one in keys if key in one) for key in dict.fromkeys(_all(keys))}
 
 

@@ -88,14 +88,14 @@ class RunFolder:
         write_text(self.path / CONFIG_FILE, config_text(saved))
 
     def read_record(self) -> dict[str, Any] | None:
-        """Return record.json without its checksum and under today's names, or None if the run has not ended.
+        """Return record.json without its checksum, or None if the run has not ended.
 
         Raises:
             DamagedRecordError: the record is not what was written: cut short, changed or never a record.
             UserError: it cannot be read, or config.yaml was changed after it was written.
         """
         record = self._read(RECORD_FILE)
-        if record and "config" in record and record["config"] != self._digest(CONFIG_FILE, LARGEST_CONFIG):
+        if record and record.get("config") != self._digest(CONFIG_FILE, LARGEST_CONFIG):
             raise UserError(f"{self.path / CONFIG_FILE} is not what the run has written: put it back as it was")
         return record
 

@@ -6,7 +6,7 @@ No torch here: the sweep's parent process and `report.py` read runs without it.
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,14 @@ class RunSpec:
 
     @classmethod
     def saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
-        """Return the run that the config.yaml in `folder` describes, written by this version of simbal or an older one.
+        """Return the run that the config.yaml in `folder` describes.
 
         Raises:
-            UserError: a key is missing, or its value is of another type or out of bounds. Whether the values make sense
-                together was checked before they were written.
+            UserError: a key is missing or unknown, or its value is of another type or out of bounds. Whether the values
+                make sense together was checked before they were written.
             TypeError: these are no choices of options.
         """
-        config = typed(Config, written, saved=True)
+        config = typed(Config, written)
         if choices.keys() < {*GROUPS} or not all(isinstance(text, str) for text in (*choices, *choices.values())):
             raise TypeError("these are no choices of options")
         if not all(isinstance(strategy, dict) for strategy in config.balancing.values()):
@@ -97,15 +97,6 @@ class RunSpec:
     def hash(self) -> str:
         """The config's hash, 64 hex digits."""
         return config_hash(self.written)
-
-    @cached_property
-    def complete(self) -> dict[str, Any]:
-        """`written`, with what held before there were the keys that an older version did not write."""
-        missing = {name: value for name, value in vars(self.config).items() if name not in self.written}
-        for name, part in self.written.items():
-            if is_dataclass(group := getattr(self.config, name, None)):
-                missing |= {f"{name}.{key}": value for key, value in vars(group).items() if key not in part}
-        return changed(self.written, missing) if missing else self.written
 
     @property
     def secrets(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import Run, collect
 from simbal.report.columns import choose
 from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec, config_hash
+from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
 
 STEPS = "trainer.max_steps"
@@ -38,7 +38,6 @@ def require_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = N
             raise UserError(
                 "runs on different data cannot stand in one table: give each a sweep with a name= of its own"
             )
-        _require_new(folder, specs)
         other = _other(folder, {spec.path for spec in specs})
         if other is None:
             continue
@@ -48,21 +47,6 @@ def require_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = N
             raise UserError(f"{folder} holds runs of {STEPS}={theirs}, and these are of {steps[0]}: {elsewhere}")
         if data and record["data"]["tokens"] not in data:
             raise UserError(f"{folder} holds runs on other data than these: {elsewhere}")
-
-
-def _require_new(folder: Path, specs: Sequence[RunSpec]) -> None:
-    """Raise `UserError` if a run of the folder is one of these by an older version, under a name of its own."""
-    ours, same = {spec.path.name for spec in specs}, {config_hash(spec.complete) for spec in specs}
-    alike = {name.rpartition("-")[0] for name in ours}  # but for the hash at the end
-    for file in sorted(folder.glob("*/config.yaml")):
-        name = file.parent.name
-        if name in ours or name.rpartition("-")[0] not in alike:
-            continue
-        if config_hash(RunFolder(file.parent).read_spec().complete) in same:
-            raise UserError(
-                f"{file.parent} is one of these runs by an older version of simbal, which would be trained again: "
-                f"give another name= than {folder.name}"
-            )
 
 
 def _other(folder: Path, ours: Collection[Path]) -> tuple[RunSpec, dict[str, Any]] | None:

@@ -86,8 +86,8 @@ class DeviceCount(Callback):
         return {"since": self.devices, "precisions": self.precisions}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was saved; an older version's has no precisions."""
-        self.devices, self.precisions = {**state_dict["since"]}, {**state_dict.get("precisions", {})}
+        """Go on where the checkpoint was saved."""
+        self.devices, self.precisions = {**state_dict["since"]}, {**state_dict["precisions"]}
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Count the micro-batches that are done as if there had always been this many devices.

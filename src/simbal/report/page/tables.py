@@ -103,7 +103,7 @@ def sort_key(cell: Cell) -> Markup:
 
 def config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     """Return the dotted keys that differ between these arms, each with its value in every arm."""
-    configs = [result_keys(arm.runs[0].spec.complete) for arm in arms]
+    configs = [result_keys(arm.runs[0].spec.written) for arm in arms]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     values = {key: [json.dumps(config[key]) if key in config else ABSENT for config in configs] for key in keys}
     return [(key, each) for key, each in values.items() if len(set(each)) > 1]

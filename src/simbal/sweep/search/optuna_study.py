@@ -3,7 +3,6 @@
 `n_trials` counts all of its trials, so that the same command given again does what is missing.
 """
 
-import json
 import os
 import random
 import socket
@@ -14,7 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.config.schema import can_change_result, every_key
+from simbal.config.schema import can_change_result
 from simbal.errors import UserError, redacted
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
@@ -105,8 +104,6 @@ class OptunaStudy:
             if part in missing or part not in asked:
                 continue
             before, now = kept[part], asked[part]
-            if part == "config":
-                before = _of_then(now) | before
             if before != now:
                 raise UserError(
                     f"the study {self.name} has other {title}: {_differences(before, now)}; "
@@ -240,11 +237,6 @@ def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSa
 def _point(trial: FrozenTrial) -> dict[str, Any]:
     """Return a trial's parameters, those included with which it was queued."""
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
-
-
-def _of_then(config: dict[str, str]) -> dict[str, str]:
-    """Return what held before there were the keys of a config that an older version had not."""
-    return {name: json.dumps(key.before) for name, _, key in every_key() if key.before is not ... and name in config}
 
 
 def _differences(kept: dict[str, str], asked: dict[str, str]) -> str:
