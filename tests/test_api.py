@@ -154,13 +154,6 @@ def test_rows_become_data_frames(sweep):
     assert simbal.Rows([]).to_polars().shape == simbal.Rows([]).to_pandas().shape == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["pandas", "polars"])
-def test_a_library_that_is_missing_is_named(sweep, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=f"{name} is not installed: pip install {name}"):
-        getattr(simbal.load(sweep).runs, f"to_{name}")()
-
-
 def test_one_run_is_loaded_too(sweep):
     run = next(sweep.glob("simbal-*"))
     loaded = simbal.load(run)
@@ -175,12 +168,6 @@ def test_a_folder_without_runs_is_refused(tmp_path, place):
         simbal.load(tmp_path / place)
     with pytest.raises(UserError, match="is no run"):
         simbal.Run(tmp_path / place)
-
-
-def test_the_package_has_no_other_names():
-    assert {"load", "train"} <= {*dir(simbal)}
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
-        simbal.trian  # noqa: B018
 
 
 @pytest.mark.slow

@@ -7,12 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.analysis import coactivation as module
 from simbal.analysis.coactivation import closest_pair, coactivation, companion, together
 from simbal.analysis.routing import routing
-from simbal.errors import UserError
 from simbal.model.router import Routing
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 
 LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
 
@@ -58,20 +56,3 @@ def test_a_run_has_the_counts_of_its_routing(run):
         assert sum(map(sum, rows)) == record["tokens"] * 3  # two experts and a pair
     assert record["metrics"]["largest"] == max(record["layers"]["largest"]) > 1 / 3
     assert record == coactivation(run, None, 7).record
-
-
-def test_counts_that_no_reader_would_take_are_left_out_and_the_notes_say_so(run, monkeypatch):
-    monkeypatch.setattr(module, "MOST", 20)
-    assert "together" in coactivation(run, 64, 4).record
-    monkeypatch.setattr(module, "MOST", 19)  # two layers of ten counts each
-    finding = coactivation(run, 64, 4)
-    assert "together" not in finding.record
-    assert finding.notes[-1].startswith("The counts of pairs are left out")
-
-
-def test_models_without_sets_of_experts_are_refused(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="is a dense model: analysis=coactivation works on routers"):
-        coactivation(dense_run(tmp_path_factory, cache_dir), None, 4)
-    one = trained_run(tmp_path_factory, cache_dir, "model.top_k=1", "trainer.max_steps=1")
-    with pytest.raises(UserError, match="gives each token one"):
-        coactivation(one, None, 4)

@@ -33,14 +33,3 @@ def test_every_number_has_one(analysed, name):
     numbers = [key for key in analysed.analysed if key.startswith(f"{name}.")]
     assert numbers
     assert [key for key in numbers if not analysed.definitions.get(key)] == []
-
-
-def test_a_number_has_the_most_special_one(analysed):
-    definitions = analysed.definitions
-    assert definitions["quality.ppl"] == "exp of loss"
-    assert definitions["quality.ppl_se"].startswith("its standard error: standard deviation over bootstrap")
-    assert definitions["routing.seu"] == "distinct experts chosen in a sequence / E, mean over sequences"
-    assert definitions["pruning.ppl_prune_0.1"].startswith("exp of the loss")
-    assert definitions["pruning.seconds_prune_plain"].startswith("time on a clock")
-    assert definitions["ep_load.overload_max_2"].endswith("largest of all")
-    assert definitions["counterfactual.gain_se"].startswith("its standard error")

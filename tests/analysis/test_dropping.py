@@ -9,7 +9,7 @@ from simbal.analysis.dropping import Dropping, dropping
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Steering, largest
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
 
@@ -82,23 +82,6 @@ def test_the_numbers_are_no_matter_of_batches(trained):
     one, other = (dropping(trained, 160, size, [2, 1]).record["metrics"] for size in (1, 16))
     assert list(one) == ["ppl_drop_1", "ppl_drop_2"]
     assert one == pytest.approx(other, rel=1e-5)
-
-
-@pytest.mark.parametrize("drops", [[], [3], [-1]])
-def test_drops_that_leave_too_few_experts_are_refused(trained, drops):
-    with pytest.raises(UserError, match="drops=.* must be null or a list of whole numbers from 0 to 2"):
-        dropping(trained, 160, 16, drops)
-
-
-def test_a_dense_model_has_nothing_to_drop(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="its model is dense"):
-        dropping(dense_run(tmp_path_factory, cache_dir), 160, 16, None)
-
-
-@pytest.mark.parametrize(("tokens", "batch_size"), [(0, 16), (160, 0), (1.5, 16)])
-def test_numbers_of_tokens_and_sequences_are_whole_and_at_least_one(trained, tokens, batch_size):
-    with pytest.raises(UserError, match="analysis.dropping.*must be a whole number of at least 1"):
-        dropping(trained, tokens, batch_size, None)
 
 
 def test_of_a_token_that_is_limited_to_groups_only_their_experts_are_dropped(tmp_path_factory, cache_dir):

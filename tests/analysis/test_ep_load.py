@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from simbal.analysis.ep_load import ep_load, sequence_counts, step_counts
-from simbal.errors import UserError
 from simbal.metrics.routing import max_vio
 from simbal.model.router import Routing
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 
 KEYS = {"tokens": None, "batch_size": 4, "step": 2, "devices": None, "seed": 0}
 LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
@@ -69,28 +68,3 @@ def test_sequences_that_fill_no_step_are_left_out_and_the_notes_say_so(run):
     assert finding.record["tokens"] == (sequences - 1) * 16
     assert finding.notes[-1] == "1 sequences that fill no step are left out."
     assert len(ep_load(run, **KEYS | {"step": sequences}).notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"step": 0}, "step=0 must be a whole number of at least 1"),
-        ({"step": 10**6}, "step=1000000 sequences do not fit into the"),
-        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-        ({"devices": [3]}, r"devices=\[3\] must be a list of divisors of num_experts=4: 1, 2, 4$"),
-        ({"devices": []}, r"devices=\[\] must be a list of divisors"),
-        ({"tokens": 0}, "tokens=0 must be a whole number of at least 1"),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(run, change, sentence):
-    with pytest.raises(UserError, match=f"^analysis.ep_load.{sentence}"):
-        ep_load(run, **KEYS | change)
-
-
-def test_numbers_of_devices_are_sorted_and_said_once(run):
-    assert ep_load(run, **KEYS | {"devices": [4, 1, 4]}).record["devices"] == [1, 4]
-
-
-def test_a_dense_model_is_refused(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="is a dense model: analysis=ep_load works on routers"):
-        ep_load(dense_run(tmp_path_factory, cache_dir), **KEYS)

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.finding import Finding
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.conftest import spec_of
@@ -19,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 NAMES = sorted(file.stem for file in (CONF / "analysis").glob("*.yaml"))
 WITHOUT_A_RUN = ("flops", "orthogonalization")
-FLOPS = yaml.safe_load((CONF / "analysis" / "flops.yaml").read_text())["flops"]
 FEW = ("analysis.orthogonalization.trials=2", "analysis.orthogonalization.steps=2")
 
 
@@ -38,23 +35,6 @@ def test_several_analyses_print_their_tables_and_write_their_numbers(tmp_path):
     settings = json.loads((tmp_path / "outputs" / "analysis" / "orthogonalization.json").read_text())["settings"]
     assert (settings["trials"], settings["steps"], settings["seed"], settings["d_model"]) == (2, 2, 0, 1536)
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-
-
-def test_a_nonsense_value_is_one_sentence_and_nothing_is_written(tmp_path):
-    done = run(tmp_path, "evaluate.py", "analysis=orthogonalization", "analysis.orthogonalization.trials=1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: analysis.orthogonalization.trials=1 must be a whole number of at least 2\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence_below_the_table(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    settings = FLOPS
-    with pytest.raises(UserError, match="cannot write .*file/analysis"):
-        evaluate({"flops": settings}, None, False, "cpu", str(tmp_path / "file"))
-    assert "FLOPs" in capsys.readouterr().out
-    with pytest.raises(UserError, match="output_dir=None must be the path of a folder"):
-        evaluate({"flops": settings}, None, False, "cpu", None)
 
 
 def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path, cache_dir, capsys):
@@ -77,14 +57,6 @@ def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path,
     orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
     evaluate({"orthogonality": orthogonality}, str(specs["moe"].path.parent), False, "cpu", "")
     assert f"left out: {specs['dense'].path}/checkpoints/final.ckpt is missing" in capsys.readouterr().out
-
-
-def test_an_analysis_is_kept_where_nobody_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(Finding, "show", lambda *_: sys.exit(1))
-    settings = FLOPS
-    with pytest.raises(SystemExit):
-        evaluate({"flops": settings}, None, False, "cpu", str(tmp_path))
-    assert (tmp_path / "analysis" / "flops.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -119,14 +91,6 @@ def test_a_slip_is_one_sentence_and_exit_code_2(check, arguments, sentence):
     assert sentence in said
     assert said.startswith("error: ")
     assert said.count("\n") == 1
-
-
-def test_train_py_has_no_analyses(check):
-    code, _, said = check("analysis=orthogonalization")
-    assert (code, said) == (2, "error: analysis=orthogonalization: there is no key analysis\n")
-    listed = {line.split()[0] for line in check("--help")[1].splitlines() if line.strip()}
-    assert "lbl" in listed  # one of the names that it does list
-    assert listed & {*NAMES} == {"balancing"}  # the group of strategies
 
 
 def test_help_lists_the_analyses_in_the_words_of_their_files_and_no_other_group(check):

@@ -1,19 +1,15 @@
 """With a cache the model says what it says without one, and what it writes is drawn as the keys say."""
 
 import json
-import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, continue_tokens, harmless
+from simbal.analysis.generate import Drawing, continue_tokens
 from simbal.analysis.shared.decoding import WholePrefix, decoder_of
 from simbal.analysis.shared.trained import load
 from simbal.balancing.composition import Composition
-from simbal.errors import UserError
 from simbal.model.attention import KeyValueCache
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer
@@ -154,44 +150,3 @@ def test_a_sample_ends_where_the_document_ends(run, monkeypatch):
     assert [sample["ended"] for sample in found["samples"]] == [True, False]
     assert found["samples"][0]["ids"] == [65, 66]
     assert found["metrics"] == {"nll": 16 / 7, "ended": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"tokens": 0}, "analysis.generate.tokens=0 must be a whole number of at least 1"),
-        ({"samples": 1.5}, "analysis.generate.samples=1.5 must be a whole number"),
-        ({"seed": -1}, "analysis.generate.seed=-1 must be a whole number of at least 0"),
-        ({"temperature": -1}, "analysis.generate.temperature=-1 must be a finite number of at least 0"),
-        ({"temperature": math.inf}, "analysis.generate.temperature=inf must be a finite number"),
-        ({"temperature": "warm"}, "analysis.generate.temperature=warm must be a number"),
-        ({"top_p": 0}, "analysis.generate.top_p=0.* must be above 0 and at most 1"),
-        ({"top_p": 1.5}, "analysis.generate.top_p=1.5 must be above 0 and at most 1"),
-        ({"prompt": 3}, "analysis.generate.prompt=3 must be text"),
-        ({"prompt": "\ud83d"}, "prompt is no valid UTF-8"),
-        ({"tokens": 17}, "tokens=17 after a prompt of 0 tokens is longer than the 16 .* at most 16 fit"),
-        ({"prompt": "x " * 40}, "longer than the 16 tokens that the run was trained on: at most 0 fit"),
-    ],
-)
-def test_a_bad_key_is_one_sentence(run, changes, sentence):
-    with pytest.raises(UserError, match=sentence) as error:
-        generated(run, **changes)
-    assert "\n" not in str(error.value)
-
-
-def test_the_longest_text_is_as_long_as_the_sequences_of_the_training(run):
-    assert generated(run, tokens=16)["settings"]["tokens"] == 16
-
-
-def test_a_run_on_symbols_is_refused(small_spec):
-    spec = small_spec()
-    train(spec)
-    with pytest.raises(UserError, match="was trained on data=synthetic, whose symbols stand for no text"):
-        generated(spec)
-
-
-@given(st.text())
-def test_nothing_that_is_printed_can_drive_a_terminal(text):
-    shown = harmless(text + "\x1b[2J\r\x07\x9b\u202e\u2028")
-    assert shown.endswith(r"\x1b[2J\r\x07\x9b\u202e\u2028")
-    assert all(character.isprintable() or character in "\n\t" for character in shown)

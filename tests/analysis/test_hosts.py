@@ -137,15 +137,6 @@ def test_pes_is_that_of_the_outputs_of_all_experts(host):
     assert seen.similarity_LN.shape == (len(host.routers), inputs_BS.numel())
 
 
-def test_nothing_is_left_on_the_model(host):
-    plain = quality(host, 256, 4, 10, 0).record["metrics"]
-    redundancy(host, 256, 4)
-    pruning(host, 256, 4, [0.9], **PRUNING)
-    dropping(host, 256, 4, [3])
-    assert not any({"forward", "_old_forward"} & {*vars(router.experts)} for router in host.routers)
-    assert quality(host, 256, 4, 10, 0).record["metrics"] == plain
-
-
 @torch.no_grad()
 def test_dropped_experts_are_those_of_the_largest_logits(folder):
     """Mixtral divides the weights of the chosen by their sum: a logit of -inf is an expert that is not there."""
@@ -237,13 +228,6 @@ def test_weights_that_do_not_fit_into_memory_give_the_same_numbers(folder, host,
         assert analysis(away, **keys).record["metrics"] == analysis(host, **keys).record["metrics"], analysis
 
 
-def test_without_accelerate_a_model_that_does_not_fit_is_a_sentence(folder, host, monkeypatch):
-    monkeypatch.setattr("simbal.analysis.shared.host_loading.free_memory", lambda device: 200_000)
-    monkeypatch.setattr("simbal.analysis.shared.host_loading.find_spec", lambda name: name != "accelerate" or None)
-    with pytest.raises(UserError, match=r"has weights of 0.0 GB in float32, and 0.0 GB are free: pip .*dtype=bfloat16"):
-        request(folder, folder / "qwen3_moe").load()
-
-
 def test_the_folder_of_results_is_of_one_model_and_one_text(folder, capsys):
     asked = request(folder, saved(folder, "olmoe"), name="one")
     for _ in range(2):
@@ -283,13 +267,6 @@ def test_a_plan_says_what_the_analyses_take(folder, capsys):
     assert larger["metrics"]["logit_bytes"] == 256 / 16 * found["metrics"]["logit_bytes"]
     with pytest.raises(UserError, match="analysis.plan.steps= is of training"):
         evaluate({"plan": plan["plan"] | {"steps": 7}}, None, False, "cpu", asked.output_dir, host=asked)
-
-
-def test_text_is_read_for_the_validation_split_alone(folder):
-    asked = request(folder, folder / "olmoe")
-    assert asked.store.meta["splits"]["train"]["tokens"] == 0
-    assert len(asked.store.document_ends("validation")) == asked.store.meta["splits"]["validation"]["documents"] > 1
-    assert write_text(folder).exists()
 
 
 def test_the_guide_names_every_architecture_and_what_it_is_measured_by():

@@ -14,7 +14,7 @@ from simbal.analysis.margin import Watching, flips, margin, margins
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
 from simbal.model.router import Router, Steering
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 
 KEYS = {"tokens": 160, "batch_size": 3, "quantiles": [0.01, 0.5]}
 LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
@@ -127,20 +127,6 @@ def test_a_choice_that_no_logit_decides_has_margins_and_no_flips(tmp_path_factor
     assert finding.record["metrics"]["flips"] == 0
     assert finding.record["metrics"]["margin_q0.5"] > 0.05
     assert "those of the model's strategy or rule, not its logits" in finding.notes[0]
-
-
-@pytest.mark.parametrize("quantiles", [[], [1.1], [-0.5, 0.5]])
-def test_quantiles_are_from_0_to_1(biased, quantiles):
-    with pytest.raises(UserError, match=r"^analysis.margin.quantiles=.* must be a list of numbers from 0 to 1"):
-        margin(biased, **KEYS | {"quantiles": quantiles})
-
-
-def test_models_without_a_choice_are_refused(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="is a dense model: analysis=margin works on routers"):
-        margin(dense_run(tmp_path_factory, cache_dir), **KEYS)
-    every = trained_run(tmp_path_factory, cache_dir, "balancing=none", "model.top_k=4", "trainer.max_steps=1")
-    with pytest.raises(UserError, match="takes all experts there are"):
-        margin(every, **KEYS)
 
 
 def test_a_model_that_gives_tokens_any_number_of_experts_is_refused_by_analyses_of_k(tmp_path_factory, cache_dir):

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from rich.console import Console
 
 from simbal.analysis.orthogonality import FORMATS, measured, orthogonality
 from simbal.analysis.shared.trained import load
-from simbal.errors import UserError
 from simbal.metrics.similarity import max_cosine, mean_squared_cosine, off_diagonal_cosines, row_norms
 from simbal.training.run import train
 
@@ -56,19 +54,3 @@ def test_a_runs_metrics_are_the_means_of_its_layers(trained):
     assert record["layers"]["norm_min"] == [row_norms(w.weight_ED.detach()).min().item() for w in trained.model.routers]
     recorded = trained.record["metrics"]["val/gram_deviation"]
     assert record["metrics"]["gram_deviation"] == pytest.approx(recorded)
-
-
-def test_a_line_for_each_layer_fits_a_hundred_columns(trained):
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(orthogonality(trained).tables[0])
-    around, rows = 6, 4  # title, two lines of heading, their rules, and the line below; layers, a gap, their mean
-    assert len(capture.get().splitlines()) == around + rows
-    assert "…" not in capture.get()
-
-
-def test_a_dense_model_is_refused(small_spec):
-    spec = small_spec("model.num_experts=0", "model.top_k=0", "balancing=none", "trainer.max_steps=2")
-    train(spec)
-    with pytest.raises(UserError, match="is a dense model: analysis=orthogonality works on routers"):
-        orthogonality(load(spec.path, "cpu"))

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.plan import plan
 from simbal.errors import UserError
-from tests.analysis.plans import KEYS, keys_of, planned
+from tests.analysis.plans import keys_of, planned
 from tests.in_process import run
 
 
@@ -35,13 +34,6 @@ from tests.in_process import run
 def test_what_makes_no_sense_is_refused_with_what_is_allowed(change, sentence):
     with pytest.raises(UserError, match=f"^{re.escape(sentence)}"):
         planned(**change)
-
-
-def test_it_asks_for_a_model_and_for_hardware():
-    with pytest.raises(UserError, match="analysis=plan needs hardware=NAME: there is a100, a100_40gb, cpu, h100, h200"):
-        plan(keys_of("model", "tiny"), None, 1, **KEYS)
-    with pytest.raises(UserError, match="analysis=plan needs model=NAME: there is bench, dense_l, dense_m, moe_l"):
-        plan(None, keys_of("hardware", "cpu"), 1, **KEYS)
 
 
 @pytest.mark.parametrize("key", ["model", "hardware", "gpus"])

@@ -11,10 +11,9 @@ from simbal.analysis.pruning import Pruning, geometric_mean, pruning
 from simbal.analysis.quality import document_sums, quality
 from simbal.analysis.shared import trained as trained_module
 from simbal.analysis.shared.pruned_layers import kept_plan, pruned
-from simbal.errors import UserError
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import BACKENDS
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 
 WEIGHTS_NK = torch.tensor([[4 / 7, 3 / 7], [0.625, 0.375], [4 / 7, 3 / 7], [4 / 7, 3 / 7]])
 KEYS = {"rule": "absolute", "renorm_after": False, "allow_none": False, "repeats": 2}
@@ -110,19 +109,6 @@ def clock(monkeypatch):
     return replace_clock
 
 
-def test_times_are_compared_with_a_pass_beside_them_so_that_a_machine_that_slows_down_changes_nothing(trained, clock):
-    speed = {"plain": 1.0, "0": 1.0, "0.5": 0.8}
-    order = clock(lambda name, passes: speed[name] * 1.5 ** ((passes - 1) // 2))
-    finding = pruning(trained, 160, 16, [0, 0.5], **KEYS | {"repeats": 3})
-    assert order[:4] == ["plain", "0", "0.5", "plain"]
-    assert order[4:8] == ["0", "plain", "plain", "0.5"]  # the other way round
-    found = finding.record["metrics"]
-    for threshold, ratio in (("0", 1), ("0.5", 0.8)):
-        ends = [found[f"time_ratio{end}_prune_{threshold}"] for end in ("", "_low", "_high")]
-        assert ends == pytest.approx([ratio] * 3)
-    assert "time_ratio_prune_plain" not in found
-
-
 @pytest.mark.parametrize(("slower", "expected"), [(1.0, True), (0.5, False)])
 def test_a_difference_within_the_interval_is_said_to_be_below_the_noise(trained, clock, slower, expected):
     noise = iter([1.0, 1.1, 0.9, 1.05] * 10)
@@ -158,27 +144,3 @@ def test_afterwards_the_layers_are_as_before(trained):
 def test_all_experts_can_go(trained):
     record = pruning(trained, 160, 16, [1], **KEYS | {"allow_none": True, "repeats": 1}).record
     assert record["metrics"]["experts_prune_1"] == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"thresholds": []}, "thresholds=.* must be a list of numbers between 0 and 1"),
-        ({"thresholds": [1.5]}, "thresholds=.* must be a list of numbers between 0 and 1"),
-        ({"repeats": 0}, "analysis.pruning.repeats=0 must be a whole number of at least 1"),
-    ],
-)
-def test_a_key_that_makes_no_sense_is_refused(trained, change, says):
-    with pytest.raises(UserError, match=says):
-        pruning(trained, 160, 16, **{"thresholds": [0], **KEYS} | change)
-
-
-def test_a_dense_model_has_nothing_to_prune(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="its model is dense"):
-        pruning(dense_run(tmp_path_factory, cache_dir), 160, 16, [0], **KEYS)
-
-
-@pytest.mark.parametrize(("tokens", "batch_size"), [(0, 16), (160, 0), (1.5, 16)])
-def test_numbers_of_tokens_and_sequences_are_whole_and_at_least_one(trained, tokens, batch_size):
-    with pytest.raises(UserError, match="analysis.pruning.*must be a whole number of at least 1"):
-        pruning(trained, tokens, batch_size, [0], **KEYS)

@@ -6,10 +6,9 @@ import torch.nn.functional as F
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.redundancy import redundancy, summary
-from simbal.errors import UserError
 from simbal.model.expert_similarity import layer_similarity, watched
 from simbal.model.moe import MoELayer
-from tests.analysis.module_runs import dense_run, trained_run
+from tests.analysis.module_runs import trained_run
 from tests.metrics.all_experts import pairwise_expert_similarity
 
 
@@ -65,14 +64,3 @@ def test_the_multiple_of_flops_by_hand(trained):
     # the head once 2048
     plain = 2 * (2048 + 544 + 128 + 2 * 768) + 2048
     assert trained.every_expert_flops() == pytest.approx((plain + 2 * 4 * 768) / plain)
-
-
-def test_a_model_without_experts_to_compare_is_refused(tmp_path_factory, cache_dir):
-    with pytest.raises(UserError, match="redundancy compares experts, and .* has 0"):
-        redundancy(dense_run(tmp_path_factory, cache_dir), 160, 16)
-
-
-@pytest.mark.parametrize(("tokens", "batch_size"), [(0, 16), (160, 0), (1.5, 16)])
-def test_numbers_of_tokens_and_sequences_are_whole_and_at_least_one(trained, tokens, batch_size):
-    with pytest.raises(UserError, match="analysis.redundancy.*must be a whole number of at least 1"):
-        redundancy(trained, tokens, batch_size)

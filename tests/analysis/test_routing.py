@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from simbal.analysis.routing import routing
 from simbal.analysis.shared.routing_totals import (
@@ -16,7 +15,6 @@ from simbal.analysis.shared.routing_totals import (
     over_layers,
 )
 from simbal.analysis.shared.trained import load
-from simbal.errors import UserError
 from simbal.model.router import Routing, count
 from simbal.training.run import train
 
@@ -173,35 +171,3 @@ def test_the_batch_size_decides_no_number(trained):
     assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-6, abs=1e-6)
     assert one["layers"]["tokens_per_expert"] == other["layers"]["tokens_per_expert"]
     assert one["choice_overlap"] == other["choice_overlap"]
-
-
-def test_the_tables_fit_a_hundred_columns_and_say_what_is_left_out(trained):
-    finding = routing(trained("balancing=simbal"), **KEYS | {"against": str(trained("balancing=lbl").path)})
-    console = Console(width=100)
-    with console.capture() as capture:
-        for table in finding.tables[:2]:
-            console.print(table)
-    around, rows = 6, 4  # title, two lines of heading, their rules, and the line below; layers, a gap, all of them
-    assert len(capture.get().splitlines()) == 2 * (around + rows)
-    assert "SEU at 128 and 512 is left out: sequences have 16 tokens." in finding.notes
-
-
-def test_a_dense_model_is_refused(trained):
-    dense = trained("model.num_experts=0", "model.top_k=0", "balancing=none")
-    with pytest.raises(UserError, match="is a dense model: analysis=routing works on routers"):
-        routing(dense, **KEYS)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"tokens": 0}, "tokens=0 must be a whole number of at least 1"),
-        ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
-        ({"pairs": 1}, "pairs=1 must be a whole number of at least 2"),
-        ({"bins": 2.5}, "bins=2.5 must be a whole number of at least 1"),
-        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_refused_with_what_is_allowed(trained, change, sentence):
-    with pytest.raises(UserError, match=f"^analysis.routing.{sentence}"):
-        routing(trained("balancing=simbal"), **KEYS | change)

@@ -14,7 +14,6 @@ from simbal.data.store import find
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
-from tests.conftest import CONF
 from tests.forged_runs import forge
 from tests.in_process import run as run_program
 
@@ -125,20 +124,6 @@ def test_a_store_of_another_vocabulary_is_refused(trained, tmp_path):
     forge(run, "data.vocab_size", 300)
     with pytest.raises(UserError, match="has another data.vocab_size than"):
         load(run, "cpu")
-
-
-@pytest.mark.parametrize(("key", "value"), [("cache_dir", 5), ("tokenizer_path", ["a"]), ("location", 3)])
-def test_a_place_is_text(key, value):
-    keys = dict.fromkeys(("cache_dir", "tokenizer_path", "files", "validation_files", "location"))
-    with pytest.raises(UserError, match=f"data.{key}=.* must be "):
-        DataPlaces.of(keys | {key: value})
-
-
-def test_the_keys_are_those_of_the_command_line():
-    import yaml
-
-    keys = yaml.safe_load((CONF / "evaluate.yaml").read_text())["data"]
-    assert DataPlaces.of(keys) == DataPlaces(cache_dir=".cache/data")
 
 
 def test_the_tokenizer_of_an_analysis_is_the_users(run, trained, tmp_path):

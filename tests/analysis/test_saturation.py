@@ -37,13 +37,6 @@ def test_it_is_1_against_the_run_itself_and_its_last_weights_and_less_against_ea
     assert 0 < second < 1
 
 
-def test_the_note_names_what_it_is_against(trained):
-    run = trained("balancing=simbal")
-    notes = routing(run, **KEYS, against=str(trained("balancing=lbl").path)).notes
-    assert any(f"Saturation is against {trained('balancing=lbl').path};" in note for note in notes)
-    assert 0 <= saturation(run, trained("balancing=lbl").path) < 1
-
-
 def test_both_choose_for_the_same_windows_where_another_data_seed_would_draw_others(trained):
     one, other = (trained("balancing=simbal", "optim.lr=1e-12", f"data.seed={seed}") for seed in (0, 1))
     assert one.validation.drawn(64).tolist() != other.validation.drawn(64).tolist()
@@ -58,18 +51,6 @@ def test_a_run_that_cannot_be_compared_is_refused(trained, change, difference):
     run, unlike = trained("balancing=simbal"), trained("balancing=lbl", change)
     with pytest.raises(UserError, match=f"^analysis.routing.against={unlike.path} has {difference}.*{run.path} has"):
         saturation(run, unlike.path)
-
-
-def test_what_is_no_run_and_no_weights_is_refused(trained, tmp_path):
-    run = trained("balancing=simbal")
-    with pytest.raises(UserError, match="is no run"):
-        saturation(run, run.path.parent)
-    with pytest.raises(UserError, match=r"weights-00000003\.ckpt is missing"):
-        saturation(run, run.path / "checkpoints" / "weights-00000003.ckpt")
-    moved = run.path / "checkpoints" / "moved.ckpt"
-    moved.write_bytes((trained("balancing=lbl").path / "checkpoints" / "weights-00000002.ckpt").read_bytes())
-    with pytest.raises(UserError, match="belongs to another run"):
-        saturation(run, moved)
 
 
 def test_keeping_weights_changes_no_bit_of_the_run(trained, small_spec):

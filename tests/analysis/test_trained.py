@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-import yaml
 
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.shared.trained import load, runs_in
@@ -13,8 +12,6 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
 from tests.analysis.module_runs import trained_run
-from tests.forged_runs import forge
-from tests.no_file import KINDS, take_place
 
 QUALITY = {
     "quality": {
@@ -123,43 +120,3 @@ def test_damaged_and_foreign_checkpoints_are_refused_by_name(run, small_spec):
     file.unlink()
     with pytest.raises(UserError, match="final.ckpt is missing"):
         load(run.path)
-
-
-@pytest.mark.parametrize("name", ["checkpoints/final.ckpt", "config.yaml", "analysis/quality.json"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_in_the_place_of_one_is_a_sentence(run, name, kind):
-    file = run.path / name
-    take_place(file, kind)
-    with pytest.raises(UserError) as refused:
-        evaluate(QUALITY, str(run.path), False, "cpu", "unused")
-    assert str(run.path) in str(refused.value)
-
-
-def test_a_config_that_trains_nothing_is_a_sentence(run):
-    by_itself, together = "a config written by simbal", "config that trains"
-    for key, value, is_no in (
-        ("trainer.max_steps", "many", by_itself), ("data.seq_len", -1, by_itself), ("model.d_model", 17, together),
-    ):  # fmt: skip
-        spec = yaml.safe_load((run.path / "config.yaml").read_text())
-        group, _, name = key.partition(".")
-        before = spec[group][name]
-        forge(run.path, key, value)
-        with pytest.raises(UserError, match=f"config.yaml is (no|not) {is_no}: .*{name}"):
-            load(run.path)
-        forge(run.path, key, before)
-    assert load(run.path).path == run.path
-
-
-@pytest.mark.parametrize(
-    ("path", "says"), [("nowhere", "there is no folder nowhere"), (".", "holds no finished run"), (None, "give run=")]
-)
-def test_an_analysis_of_a_run_needs_one(tmp_path, monkeypatch, path, says):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=says):
-        evaluate(QUALITY, path, False, "cpu", "unused")
-
-
-@pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("tokens", 0), ("resamples", 1), ("seed", -1)])
-def test_a_key_that_makes_no_sense_is_refused(run, key, value):
-    with pytest.raises(UserError, match=f"analysis.quality.{key}={value} must be a whole number of at least"):
-        quality_of(run, **{key: value})

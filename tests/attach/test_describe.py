@@ -1,18 +1,15 @@
 """The doctor finds by running what a model's code does about balance, whatever its settings say."""
 
-import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from simbal.attach import Description, attach, describe
+from simbal.attach import attach, describe
 from simbal.balancing import LossFree, SimBal
-from simbal.errors import UserError
 from simbal.host.findings import OwnLoss
 from simbal.host.own_loss import Subject, undisturbed
 from tests.attach.test_model_bias import tokens
@@ -23,7 +20,6 @@ WITH_LOSS = [
     "phimoe",
 ]  # fmt: skip
 WITHOUT = [name for name in RULE if name not in WITH_LOSS]
-GUIDE = Path(__file__).parents[2] / "docs/guide/own_model.md"
 FEW = ["mixtral", "granitemoe"]
 
 
@@ -236,30 +232,6 @@ def test_in_bf16():
     found = describe(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1).bfloat16())
     for kind in ("on", "formula", "mask", "gradient"):
         assert kind in found
-
-
-def test_its_printed_form():
-    found = describe(architecture("deepseek_v3"))
-    lines = str(found).splitlines()
-    assert lines[0] == (
-        "DeepseekV3ForCausalLM: 2 routers, 2 of 8 experts per token; sigmoid, with a bias on the choice, from the best "
-        "2 of 4 groups, weights divided by their sum, weights x 2.5"
-    )
-    assert lines[-1] == "  -> attach(model, LossFree(bias_on='scores')) moves it"
-    assert str(Description("Model", "routers", ())) == "Model: routers"
-
-
-def test_the_guide_shows_what_is_printed():
-    shown = re.findall(r"^```text\n(.*?)\n```$", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
-    assert shown == [str(describe(architecture("mixtral")))]
-
-
-def test_what_cannot_be_described():
-    model = architecture("mixtral")
-    with pytest.raises(UserError, match="MixtralModel returns no loss for labels: give a language model"):
-        describe(model.model)
-    with pytest.raises(UserError, match="the weights of MixtralForCausalLM are not all in memory"):
-        describe(model.to("meta"))
 
 
 @pytest.mark.parametrize("strategies", [[SimBal()], [LossFree(update_rate=1.0), SimBal()]])

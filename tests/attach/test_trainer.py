@@ -297,18 +297,6 @@ def test_a_pass_too_many_is_refused(tmp_path):
             trainer.train()
 
 
-def test_trainers_that_cannot_be_balanced(tmp_path):
-    made_anew = Trainer(model_init=lambda: architecture("mixtral"), args=arguments(tmp_path), train_dataset=samples())
-    with pytest.raises(UserError, match="model_init makes another model for each training"):
-        attach_trainer(made_anew, SimBal())
-    trainer = made(tmp_path)
-    with pytest.raises(UserError, match="scope=global needs the whole step at once: set gradient_accumulation_steps=1"):
-        attach_trainer(trainer, LoadBalancingLoss(scope="global"))
-    attach_trainer(trainer, SimBal())
-    with pytest.raises(UserError, match="has strategies attached"):
-        attach_trainer(trainer, SimBal())
-
-
 TWO_RANKS = """
 import sys
 from safetensors.torch import save_file

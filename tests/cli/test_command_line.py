@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simbal.cli import command_line
 from simbal.runs.spec import GROUPS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -86,23 +85,6 @@ def test_help_names_every_group_option_and_sweep_in_the_words_of_its_file(check)
     assert "--hydra-help" in page
 
 
-@pytest.mark.parametrize(("arguments", "terminal", "said"), [
-    (["seed=1"], True, "starting ...\n"), (["seed=1"], False, ""), (["-m", "seed=1,2"], True, ""),
-])  # fmt: skip
-def test_a_terminal_is_told_at_once_that_something_starts(monkeypatch, capsys, arguments, terminal, said):
-    called = []
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr("hydra.main", lambda **_: lambda main: lambda: called.append(capsys.readouterr().err))
-    command_line.run(print, "", arguments)
-    assert called == [said]
-
-
-def test_train_py_imports_nothing_heavy():
-    program = f"import sys, train; print(sorted(set(sys.modules) & {HEAVY!r}))"
-    assert python("-c", program).stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize("argument", ["--help", "--cfg=job"])
 def test_looking_around_imports_nothing_heavy(argument):
     program = (
@@ -114,14 +96,3 @@ def test_looking_around_imports_nothing_heavy(argument):
     shown = python("-c", program)
     assert shown.stdout.splitlines()[-1] == "loaded []"
     assert "simbal" in shown.stdout
-
-
-def test_a_config_that_cannot_run_is_one_sentence_and_exit_code_1():
-    refused = python("train.py", "model.top_k=99")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "error: model.top_k=99 must lie between 1 and model.num_experts=16\n"
-
-
-def test_report_py_says_which_folder_is_missing(tmp_path):
-    refused = python("report.py", str(tmp_path / "nowhere"))
-    assert (refused.returncode, refused.stderr) == (1, f"error: there is no folder {tmp_path / 'nowhere'}\n")

@@ -43,17 +43,3 @@ def test_a_shell_completes_what_there_is(install):
     assert completions(install, f"{train} balancing=si", f"{train} -m sweeps=sig", f"{train} trainer.max") == [
         "balancing=simbal balancing=sinkhorn", " ".join(f"sweeps={name}" for name in sweeps), "trainer.max_steps=",
     ]  # fmt: skip
-
-
-@pytest.mark.slow  # starts Python anew for each line
-def test_subcommands_are_completed_and_what_hydra_does_not_know_is_left_to_files():
-    install = next(line for line in LINES if "simbal" in line)
-    named, every, analysis, files = completions(
-        install, "simbal tr", "simbal ", "simbal evaluate analysis=orthogonali", "simbal report src/hydra"
-    )
-    assert (named, analysis, files) == (
-        "train",
-        "analysis=orthogonality analysis=orthogonalization",
-        "src/hydra_plugins",
-    )
-    assert {"train", "report", "new"} <= {*every.split()}

@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -59,43 +57,11 @@ def test_it_says_what_there_is(simbal, arguments):
         assert program.about in out
 
 
-def test_it_says_its_version(simbal):
-    assert simbal("--version") == (0, f"simbal {metadata.version('simbal')}\n", "")
-
-
-def test_a_slip_names_what_is_near(simbal):
-    code, _, said = simbal("trian", "seed=1")
-    assert code == 2
-    assert said.startswith("error: there is no simbal trian; did you mean train? (there is train, report, ")
-
-
-def test_a_program_without_hydra_is_called_with_its_arguments(simbal, monkeypatch):
-    given = []
-    monkeypatch.setitem(sys.modules, "simbal.cli.mine", SimpleNamespace(main=given.append))
-    monkeypatch.setitem(dispatcher.PROGRAMS, "mine", dispatcher.Program("simbal.cli.mine", "a program"))
-    assert simbal("mine", "--all", "x=1")[0] == 0
-    assert given == [["--all", "x=1"]]
-    assert sys.argv == ["simbal mine", "--all", "x=1"]
-
-
 def test_a_folder_beside_the_command_is_no_library(simbal, monkeypatch):
     monkeypatch.setattr(sys, "path", ["/somewhere/bin", *sys.path])
     simbal("--help")
     assert "/somewhere/bin" not in sys.path
     assert os.environ["PYTHONSAFEPATH"] == "1"
-
-
-@pytest.mark.parametrize("name", [*SCRIPTS])
-def test_the_help_is_that_of_the_script_but_for_its_name(simbal, name):
-    code, out, _ = simbal(name, "--help")
-    assert code == 0
-    assert "python " not in out
-    shown = subprocess.run(
-        [sys.executable, SCRIPTS[name], "--help"], capture_output=True, text=True, check=False, cwd=ROOT
-    ).stdout
-    assert f"python {name}.py" in shown
-    changed = {commands._PROGRAM.sub(r"simbal \1", line).split("#")[0].strip() for line in shown.splitlines()}
-    assert changed == {line.split("#")[0].strip() for line in out.splitlines()}
 
 
 def test_refusals_and_exit_codes_are_those_of_the_scripts(simbal, tmp_path, monkeypatch):
@@ -114,15 +80,6 @@ def test_a_sentence_shows_commands_as_they_are_typed(simbal, monkeypatch):
         str(UserError(sentence))
         == "start some with simbal train -m name=x, or simbal evaluate; train.pyx and a/train.py stay"
     )
-
-
-def test_the_command_line_is_kept_as_it_was_typed(simbal, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "/venv/bin/simbal", "train", "-m", "seed=0-1"])
-    simbal("train", "--help")
-    assert commands.typed() == ["simbal", "train", "-m", "seed=0-1"]
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "train.py", "-m", "seed=0-1"])
-    assert commands.typed() == ["train.py", "-m", "seed=0-1"]
 
 
 @pytest.mark.slow  # starts Python anew

@@ -81,14 +81,3 @@ def test_what_cannot_be_is_one_sentence_and_leaves_nothing(tmp_path, name, sente
     with pytest.raises(UserError, match=sentence):
         new.write(tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
-    def refuse(self, *_, **__):
-        if self.name == "README.md":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.write_text", refuse)
-    with pytest.raises(UserError, match="cannot be written: No space left on device"):
-        new.write(tmp_path / "myproject")
-    assert [*tmp_path.iterdir()] == []

@@ -3,10 +3,9 @@
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 
-from hydra_plugins.simbal_plugins.project import ProjectSearchPath, SweepsSource
-from simbal.config.catalogue import CONF, conf_here, options, sweeps_here
+from hydra_plugins.simbal_plugins.project import ProjectSearchPath
+from simbal.config.catalogue import CONF, options
 
 MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
 SWEEP = "# @package _global_\n# Is it better?\nhydra: {sweeper: {params: {balancing: 'mine,lbl'}}}\n"
@@ -48,14 +47,6 @@ def test_hydra_composes_them(project):
     assert cfg.hydra.sweeper.params.balancing == "mine,lbl"
 
 
-def test_hydra_sees_no_other_folder_and_lists_what_it_sees(project):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().hydra.config_loader
-        assert "other" not in loader.get_group_options("balancing")
-        assert {"mine", "simbal"} <= {*loader.get_group_options("balancing")}
-        assert {"better", "significance"} <= {*loader.get_group_options("sweeps")}
-
-
 def test_other_programs_that_use_hydra_keep_their_search_path(project):
     added = []
 
@@ -70,14 +61,6 @@ def test_other_programs_that_use_hydra_keep_their_search_path(project):
 
     ProjectSearchPath().manipulate_search_path(Path())
     assert added == []
-
-
-def test_a_folder_of_sweeps_is_a_source_of_sweeps_alone(project):
-    source = SweepsSource("project", f"simbal-sweeps://{project}")
-    assert source.available()
-    assert source.list("", None) == ["sweeps"]
-    assert source.list("sweeps", None) == ["better"]
-    assert not any(map(source.exists, ("seed", "conf", "balancing", "balancing/other", "sweeps/none", "")))
 
 
 @pytest.mark.parametrize(
@@ -107,11 +90,6 @@ def test_another_root_config_may_choose_other_defaults(project, check):
     assert check("--config-name=own", "balancing.mine.strength=2") == ["--config-name=own", "balancing.mine.strength=2"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         assert [*compose("own").balancing] == ["mine"]
-
-
-def test_in_the_checkout_there_is_no_other_folder(monkeypatch):
-    monkeypatch.chdir(CONF.parent)
-    assert (conf_here(), sweeps_here()) == ([], [])
 
 
 def test_a_config_path_stands_instead_of_all_and_is_relative_to_the_current_folder(project, check):

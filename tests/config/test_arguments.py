@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import pytest
 import yaml
 
-from simbal.analysis.evaluate import evaluate
 from simbal.balancing.base import Balancing
 from simbal.balancing.composition import build_strategy
 from simbal.config.values import check_arguments
@@ -14,7 +13,7 @@ from simbal.errors import UserError
 from tests.conftest import CONF
 
 if TYPE_CHECKING:
-    from nowhere import Unknown  # type: ignore[import-not-found]
+    pass  # type: ignore[import-not-found]
 
 FACTS = {"num_layers": 2, "num_experts": 4, "seed": 0}
 
@@ -91,16 +90,6 @@ def test_a_name_that_is_unknown_or_missing_is_said_with_those_that_there_are(arg
     assert str(error.value) == sentence
 
 
-def test_a_function_of_any_keys_takes_any():
-    check_arguments("group.", lambda **keys: None, {"a": 1})
-
-
-def test_types_that_only_a_type_checker_knows_are_not_judged():
-    def of_unknown(coef: "Unknown") -> None: ...
-
-    check_arguments("group.", of_unknown, {"coef": "abc"})
-
-
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
@@ -120,43 +109,3 @@ def test_types_that_only_a_type_checker_knows_are_not_judged():
 def test_a_wrong_key_of_a_strategy_is_one_sentence(name, change, sentence):
     with pytest.raises(UserError, match=f"^{sentence}"):
         build_strategy(name, keys_of("balancing", name) | change, FACTS)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "sentence"),
-    [
-        ("quality", {"tokens": "all"}, "analysis.quality.tokens=all must be a whole number or null"),
-        (
-            "quality",
-            {"token": 3},
-            "there is no key analysis.quality.token: quality takes tokens, batch_size",
-        ),
-        (
-            "dropping",
-            {"drops": [0.5]},
-            "analysis.dropping.drops=.* must be null or a list of values, each a whole",
-        ),
-        ("dropping", {"drops": 2}, "analysis.dropping.drops=2 must be null or a list"),
-        ("flops", {"precision": "fp8"}, "analysis.flops.precision=fp8 is not one of 32-true, bf16-mixed, bf16-true"),
-        ("flops", {"utilisation": "half"}, "analysis.flops.utilisation=half must be a number"),
-        (
-            "plan",
-            {"precision": "fp8"},
-            "analysis.plan.precision=fp8 must be one of 32-true, bf16-mixed, .* or null",
-        ),
-        (
-            "plan",
-            {"backend": "best"},
-            "analysis.plan.backend=best must be one of torch, .* or null",
-        ),
-        ("pruning", {"thresholds": 0.1}, "analysis.pruning.thresholds=0.1 must be a list of values, each a number"),
-        ("pruning", {"rule": "soft"}, "analysis.pruning.rule=soft is not one of absolute, relative"),
-        ("routing", {"against": 3}, "analysis.routing.against=3 must be text or null"),
-    ],
-)
-def test_a_wrong_key_of_an_analysis_is_one_sentence_before_any_run_is_read(name, change, sentence, tmp_path):
-    keys = {name: keys_of("analysis", name) | change}
-    inputs = dict.fromkeys(("model", "hardware", "gpus"))
-    with pytest.raises(UserError, match=f"^{sentence}"):
-        evaluate(keys, str(tmp_path / "no_run"), False, "cpu", str(tmp_path), inputs)
-    assert not [*tmp_path.iterdir()]

@@ -1,53 +1,22 @@
 """A config is taken as it is, value for value, or refused with a sentence that names the key."""
 
-import json
 import re
-from dataclasses import make_dataclass
 from types import NoneType
 from typing import Literal, get_args, get_origin
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from simbal.config.check import checked, divisors
-from simbal.config.schema import DATA, GROUPS, LOGGERS, Config, as_dict, every_key, fields_of
-from simbal.config.values import flatten
+from simbal.config.check import checked
+from simbal.config.schema import GROUPS, every_key
 from simbal.errors import UserError
 from tests.config.any_form import value_at, with_key, without
 from tests.run_folders import changed
 
 KINDS = {name: kind for name, kind, _ in every_key() if name.partition(".")[0] != "balancing"}
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 10**19), st.floats(), st.text(max_size=4),
-    st.sampled_from(["???", "1e-3", "tiny", "csv", "files", "auto"]),
-)  # fmt: skip
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
 OF_OTHER_KINDS = {
     bool: [0, 1.0, "true", [], {}], int: [True, 1.0, "1", [], {}], float: [True, "1", [], {}],
     str: [1, 1.5, True, [], {}], list: [1, "a", {}, [{}]], dict: [1, "a", []],
 }  # fmt: skip
-
-
-def accepted(plain):
-    try:
-        return checked(plain)
-    except UserError:
-        return None
-
-
-def structure(schema, forms):
-    """The same as OmegaConf knows it, which has no choices and no bounds."""
-    kinds = {
-        name: structure(forms.get(name, kind), {}) if is_group else str if get_origin(kind) is Literal else kind
-        for name, (kind, _, is_group) in fields_of(schema).items()
-    }
-    return make_dataclass(schema.__name__, kinds.items())
 
 
 def other_kinds(kind):
@@ -56,21 +25,6 @@ def other_kinds(kind):
         return [*OF_OTHER_KINDS[str], None, "no such choice"]
     kinds = [one for one in get_args(kind) if one is not NoneType] if NoneType in get_args(kind) else [kind]
     return [*OF_OTHER_KINDS[get_origin(kinds[0]) or kinds[0]], *([None] if kinds == [kind] else [])]
-
-
-@given(data=st.data())
-def test_what_is_accepted_is_kept_value_for_value_and_omegaconf_would_take_it_too(base_spec, data):
-    keys = [*flatten(base_spec.written), "columns", "data"]
-    drawn = data.draw(st.dictionaries(st.sampled_from(keys), VALUES, min_size=1, max_size=2))
-    plain = changed(base_spec.written, dict(sorted(drawn.items())) if "data" not in drawn else {"data": drawn["data"]})
-    config = accepted(plain)
-    if config is None:
-        return
-    assert json.dumps(as_dict(config), sort_keys=True) == json.dumps(plain, sort_keys=True)
-    if "${" not in repr(plain):
-        forms = {"data": DATA[plain["data"]["source"]], "logger": LOGGERS[plain["logger"]["kind"]]}
-        merged = OmegaConf.merge(OmegaConf.structured(structure(Config, forms)), plain)
-        assert OmegaConf.to_container(merged) == plain
 
 
 def test_a_whole_number_stays_one_where_a_fraction_would_do(base_spec):
@@ -137,12 +91,3 @@ def test_a_real_corpus_needs_a_vocabulary_that_the_token_table_can_be_cut_to(sma
     plain = small_spec("data=pysource", "data.vocab_size=257").written
     with pytest.raises(UserError, match="data.vocab_size=100258 must lie between 257 and 100257, or be 100277"):
         checked(changed(plain, {"data.vocab_size": 100_258}))
-
-
-@given(st.integers(1, 5000))
-def test_divisors_are_all_that_divide_a_number_in_order(number):
-    assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
-
-
-def test_a_number_of_which_all_could_not_be_tried_has_its_divisors_too():
-    assert divisors(2**40) == [2**power for power in range(41)]

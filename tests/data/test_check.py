@@ -13,7 +13,6 @@ from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
 from simbal.runs import record as record_schema
 
-OF_FILES = {"ends_sha256": "train/docs.idx", "byte_len_sha256": "byte_len.bin"}
 ESCAPE = "\x1b]0;title\x07"
 
 
@@ -76,29 +75,10 @@ def test_a_good_store_passes_and_its_figures_are_named(good):
     assert f"decoded 100 of {counts['documents']} train documents" in lines
 
 
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_a_good_store_passes_however_much_is_read_at_once(keys, monkeypatch, chunk):
-    store = prepare(keys("synthetic", documents=5, document_tokens=9), progress=False)
-    monkeypatch.setattr(split_facts, "CHUNK", chunk)
-    assert len(check(store, None)) == 3
-
-
-def test_a_sample_of_both_splits_is_shown_without_control_characters(good):
-    shown = [line for line in check(good, None) if " document " in line and "größer" in line]
-    assert [line.split()[0] for line in shown] == ["train", "validation"]
-    assert all(line.isprintable() and r"\x1b]0;title\x07 text number" in line for line in shown)
-    assert all(len(line) < 600 for line in shown)
-
-
 def test_a_vocabulary_of_four_bytes_an_id_passes(keys, jsonl):
     texts = [f"{number} unquestionably" for number in range(20)]
     store = prepare(keys("files", files=str(jsonl(texts)), vocab_size=100_277, validation_one_in=4), progress=False)
     assert "decoded" in check(store, None)[3]
-
-
-def test_a_synthetic_store_has_no_text_to_decode(keys):
-    lines = check(prepare(keys("synthetic"), progress=False), None)
-    assert [line.split()[1] for line in lines] == ["train:", "validation:", "the"]
 
 
 def test_a_flipped_token_is_found(good, refused):
@@ -140,33 +120,6 @@ def test_a_last_document_without_an_end_of_text_is_found(good, refused):
     state_anew(good, "train")
     number = good.meta["splits"]["train"]["documents"]
     refused("train/tokens.bin", f"{number - 1} ends of text, but {number} documents in docs.idx")
-
-
-@pytest.mark.parametrize(
-    "keys_of_entry",
-    [
-        ("eot",),
-        ("dtype",),
-        ("tokenizer_sha256",),
-        ("splits", "validation", "bytes"),
-        ("splits", "train", "distinct_ids"),
-        ("splits", "train", "ends_sha256"),
-        ("byte_len_sha256",),
-        ("splits", "train", "text_sha256"),
-        ("fingerprints", "text"),
-        ("fingerprints", "tokens"),
-    ],
-)
-def test_an_edited_or_missing_entry_of_meta_is_found(good, refused, keys_of_entry):
-    edit(good, "<i2" if keys_of_entry == ("dtype",) else 7, *keys_of_entry)
-    if keys_of_entry[-1] in OF_FILES:
-        refused(OF_FILES[keys_of_entry[-1]], "but 7 in meta.json")
-        return
-    name = "fingerprints.text" if "text_sha256" in keys_of_entry else ".".join(keys_of_entry)
-    refused("meta.json", f"{name} is ")
-    if keys_of_entry != ("dtype",):  # without which the store does not open
-        edit(good, None, *keys_of_entry)
-        refused("meta.json", f"{'.'.join(keys_of_entry)} is missing")
 
 
 def test_a_changed_length_of_an_id_is_found(good, refused):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simbal.data import builder
 from simbal.data.sources.corpus import _cut
-from simbal.data.store import Plan, prepare
+from simbal.data.store import prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
 
@@ -56,12 +56,6 @@ def test_many_documents_are_held_out_whole_and_nothing_is_said(keys, jsonl, caps
     assert capsys.readouterr().err == ""
 
 
-def test_the_folder_and_its_key_are_those_of_the_same_input_before(mine):
-    plan = Plan.of(mine)
-    assert prepare(mine, progress=False).path == plan.path
-    assert plan.description == plan.source.by_ends().identity() | {"name": "files"}
-
-
 def test_a_build_that_is_stopped_while_ends_are_held_out_goes_on_with_ends(keys, tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(TEXT + name, encoding="utf-8")
@@ -87,21 +81,6 @@ def test_a_build_that_is_stopped_while_ends_are_held_out_goes_on_with_ends(keys,
     )
     assert prepare(data, progress=False).fingerprints == expected
     assert commits == [True] * 2  # the first file is not read again
-
-
-def test_a_journal_of_ends_is_forgotten_where_none_are_held_out(keys, capsys):
-    data = keys("synthetic", documents=4, document_tokens=16)
-    plan = Plan.of(data)
-    partial = plan.path.with_name(f"{plan.path.name}.partial")
-    partial.mkdir(parents=True)
-    builder.Journal(planned=plan.source.units(), ends=True).write(partial)
-    for split in builder.SPLITS:
-        (partial / split).mkdir()
-        for name in ("tokens.bin", "docs.idx", "digests.bin"):
-            (partial / split / name).touch()
-    store = prepare(data, progress=False)
-    assert store.meta["splits"]["train"]["documents"] == 4
-    assert store.held_out() == []
 
 
 @pytest.mark.parametrize(("text", "one_in"), [("short", 50), (TEXT, 1)])

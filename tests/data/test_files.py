@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.data.document import split_of
-from simbal.data.sources import records as lines
 from simbal.data.store import open_source, prepare
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
@@ -61,13 +60,6 @@ def test_a_bad_file_stops_with_its_place_and_leaves_no_folder(keys, tmp_path, ex
     assert not [entry for entry in (tmp_path / "cache").glob("*") if entry.is_dir()]
 
 
-def test_a_line_without_end_stops(texts, monkeypatch):
-    monkeypatch.setattr(lines, "CHUNK", 8)
-    monkeypatch.setattr(lines, "LONGEST", 64)
-    with pytest.raises(UserError, match="a.jsonl, line 3: the line is longer than"):
-        texts("a.jsonl", RECORD + RECORD + b'{"text": "' + b"x" * 100)
-
-
 def test_every_frame_and_member_is_read(texts):
     for extension, pack in PACK.items():
         assert texts(f"a{extension}", pack(RECORD) + pack(RECORD * 2))[0] == ["a text"] * 3
@@ -82,10 +74,6 @@ def test_windows_line_ends_blank_lines_a_mark_and_no_last_line_end_are_fine(text
 def test_only_a_line_feed_ends_a_record(texts):
     line = json.dumps({"text": "one\u2028\u0085two"}, ensure_ascii=False).encode()
     assert texts("a.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
-
-
-def test_special_tokens_and_nul_in_a_text_are_text(texts):
-    assert texts("a.jsonl", b'{"text": "<|endoftext|>\\u0000"}')[0] == ["<|endoftext|>\0"]
 
 
 def test_empty_texts_and_replaced_surrogates_are_counted(texts):
@@ -149,12 +137,6 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
     assert split_of(bytes(32), 50) == "validation"
 
 
-def test_an_encoding_that_hides_line_ends_is_for_whole_texts_only(texts):
-    assert texts("a.txt", "café".encode("utf-16"), encoding="utf-16")[0] == ["café"]
-    with pytest.raises(UserError, match="a.jsonl: data.encoding=utf-16 is for .txt only: convert the file to utf-8"):
-        texts("a.jsonl", RECORD, encoding="utf-16")
-
-
 def test_a_file_is_a_unit_and_says_how_far_it_is_of_all(keys, jsonl):
     source = open_source(keys("files", files=[str(jsonl(["a"] * 3, "a.jsonl")), str(jsonl(["b"], "b.jsonl"))]))
     first, second = source.units()
@@ -172,17 +154,6 @@ def test_a_file_that_changes_while_it_is_read_stops(keys, jsonl):
         list(documents)
     with pytest.raises(UserError, match="corpus.jsonl: the file changed while it was read"):
         list(source.read(*source.units(), Counter()))
-
-
-def test_a_path_may_be_written_as_a_url(keys, jsonl):
-    path = jsonl(["one"])
-    assert open_source(keys("files", files=f"file://{path}")).units() == [str(path)]
-
-
-def test_a_corpus_without_validation_says_how_to_get_one(keys, jsonl, tmp_path):
-    with pytest.raises(UserError, match="none of the 1 documents falls into the validation split: .*validation_files"):
-        prepare(keys("files", files=str(jsonl(["alone"])), vocab_size=300), progress=False)
-    assert not list((tmp_path / "cache").glob("files*"))
 
 
 def test_names_that_stand_for_no_readable_file_stop(keys, jsonl, tmp_path):

@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections import Counter
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +10,7 @@ from hypothesis import strategies as st
 from simbal.config.schema import as_dict
 from simbal.data.check import prepare_or_check
 from simbal.data.sources.inputs import name_of
-from simbal.data.splits import SplitWriter
-from simbal.data.store import open_source, prepare
-from simbal.errors import UserError
+from simbal.data.store import prepare
 
 STRANGE = (b"caf\xe9-1", b"caf\xe9-2", rb"caf\xe9-1", rb"caf\\xe9-1", "café-1".encode(), b"CAF\xe9-1", b"a\nb", b"\xff")
 
@@ -39,42 +35,6 @@ def test_files_of_any_name_are_prepared_and_opened_again(strange):
     assert len(set(names)) == len(STRANGE)
     assert rb"caf\xe9-1.jsonl".decode() in names
     assert r"/f\xf6lder/" in store.meta["inputs"][0]["name"]
-
-
-def test_a_build_of_files_of_any_name_goes_on_where_it_stopped(strange, monkeypatch):
-    write, written = SplitWriter.write, []
-
-    def dies(self, *document):
-        write(self, *document)
-        written.append(document)
-        if len(written) == 70:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SplitWriter, "write", dies)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(strange, progress=False)
-    written.clear()
-    monkeypatch.setattr(
-        SplitWriter, "write", lambda self, *document: (write(self, *document), written.append(document))
-    )
-    prepare(strange, progress=False)
-    assert len(written) == 20 * (len(STRANGE) - 3)
-
-
-def test_a_fault_is_told_with_a_name_that_can_be_printed(tmp_path, keys):
-    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("no json")
-    source = open_source(keys("files", files=f"{tmp_path}/*.jsonl"))
-    with pytest.raises(UserError) as caught:
-        list(source.read(*source.units(), Counter()))
-    assert str(caught.value).startswith(rf"{tmp_path}/caf\xe9.jsonl, line 1: this is not JSON")
-
-
-@given(st.lists(st.binary(min_size=1).filter(lambda path: b"\0" not in path), unique=True, max_size=5))
-def test_no_two_paths_have_one_name_and_json_holds_each(paths):
-    names = [name_of("/" + os.fsdecode(path)) for path in paths]
-    assert orjson.loads(json.dumps(names)) == names
-    assert len(set(names)) == len(paths)
 
 
 @given(st.lists(st.sampled_from([b"\\", b"x", b"e", b"9", b"\xe9"]), max_size=8).map(b"".join),

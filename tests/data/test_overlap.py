@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simbal.data import overlap
-from simbal.data.overlap import Overlap, shared_documents, shared_windows
+from simbal.data.overlap import shared_documents, shared_windows
 
 EOT = 2
 DOCUMENTS = {
@@ -77,19 +77,3 @@ def test_shared_documents_are_counted_as_often_as_validation_has_them(tmp_path_f
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "CHUNK", chunk)
         assert shared_documents(*files) == sum(number in train for number in validation)
-
-
-def test_a_memory_map_is_read_whole_though_its_pages_are_handed_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(overlap, "CHUNK", 2)
-    tokens = np.arange(3, 1003, dtype=np.uint16)
-    tokens.tofile(tmp_path / "tokens.bin")
-    mapped = np.memmap(tmp_path / "tokens.bin", "<u2", "r")
-    assert shared_windows(mapped, mapped, EOT) == (988, 988)
-    assert (mapped == tokens).all()
-
-
-def test_the_sentence_says_which_share_of_validation_is_in_train_too():
-    assert str(Overlap(3, 82, 46_090, 455_658)) == (
-        "validation overlap: 3 of 82 documents, 10.1% of its 13-token windows also occur in train"
-    )
-    assert "0.0% of its 13-token windows" in str(Overlap(0, 1, 0, 0))

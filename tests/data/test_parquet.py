@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,10 +30,6 @@ def test_a_column_of_categories_is_text(texts):
     assert texts("a.parquet", parquet(column))[0] == ["a", "b", "a"]
 
 
-def test_another_column_can_be_named(texts):
-    assert texts("a.parquet", parquet(["a"], name="my.body"), text_key="my.body")[0] == ["a"]
-
-
 def test_a_missing_column_stops_and_says_which_there_are(texts):
     with pytest.raises(
         UserError, match="a.parquet: no column 'text', or .* .there is 'id', 'body'.: set data.text_key"
@@ -62,12 +56,6 @@ def test_bytes_that_are_no_text_stop_with_the_record(texts):
     assert texts("a.parquet", latin, encoding="latin-1")[0] == ["cafe", "café"]
 
 
-def test_a_text_column_with_bytes_that_are_no_utf_8_stops_with_the_record(texts):
-    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"cafe", b"caf\xe9"]).buffers())
-    with pytest.raises(UserError, match="a.parquet, record 2: byte 3 of it is not utf-8"):
-        texts("a.parquet", parquet(broken))
-
-
 @pytest.mark.parametrize("content", [b"", b"PAR1", WHOLE[:-1], WHOLE[:-9], WHOLE[: len(WHOLE) // 2], b"x" * 1000])
 def test_a_file_that_is_cut_short_or_no_parquet_stops(texts, content):
     with pytest.raises(UserError, match="a.parquet: this is not parquet, or damaged"):
@@ -79,30 +67,3 @@ def test_damage_in_the_middle_stops_with_the_record(texts):
     at = whole.rindex(b"\x28\xb5\x2f\xfd")  # the last zstd frame, of the second row group
     with pytest.raises(UserError, match="a.parquet, record 5: this is not parquet, or damaged"):
         texts("a.parquet", whole[:at] + b"junk" + whole[at + 4 :])
-
-
-def test_a_text_that_is_too_long_to_be_held_stops_with_the_record(texts, monkeypatch):
-    monkeypatch.setattr("simbal.data.sources.corpus.LONGEST", 64)
-    with pytest.raises(UserError, match="a.parquet, record 2: the text is longer than 0 MiB"):
-        texts("a.parquet", parquet(["x" * 64, "x" * 65]))
-
-
-def test_a_file_without_rows_holds_no_text(texts):
-    with pytest.raises(UserError, match="a.parquet: the file is empty or holds no text"):
-        texts("a.parquet", parquet([], pa.string()))
-
-
-def test_without_pyarrow_the_extra_is_named(texts, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match="needs the package pyarrow, which is not installed: pip install 'simbal.parq"):
-        texts("a.parquet", WHOLE)
-    assert texts("a.txt", b"one")[0] == ["one"]
-
-
-@pytest.mark.slow
-def test_a_corpus_without_parquet_or_urls_imports_neither_pyarrow_nor_fsspec():
-    code = (
-        "import sys; import simbal.data.store;"
-        "assert not {'pyarrow', 'fsspec', 'requests', 'torch'} & set(sys.modules), sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

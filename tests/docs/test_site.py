@@ -7,18 +7,13 @@ from posixpath import join, normpath
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import yaml
 
 from simbal.cli.main import PROGRAMS
 from simbal.commands import STARTED_BY_NAME, as_typed
-from simbal.config.catalogue import first_comment
-from simbal.config.schema import GROUPS, can_change_result, every_key
 from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
 from tests.conftest import CONF
 
 ROOT = CONF.parent
-STRATEGIES = sorted(path.stem for path in (CONF / "balancing").glob("*.yaml"))
-ANALYSES = sorted(path.stem for path in (CONF / "analysis").glob("*.yaml"))
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
 pytestmark = pytest.mark.slow  # mkdocs in a process of its own
@@ -38,45 +33,11 @@ def definitions() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_is_there_with_what_it_says_of_itself(site, name):
-    page = site.page("reference/strategies.html")
-    assert name in page.ids
-    assert all(plain(line) in page.text for line in first_comment(CONF / "balancing" / f"{name}.yaml"))
-    own = yaml.safe_load((CONF / "balancing" / f"{name}.yaml").read_text()).get(name)
-    assert own is None or [row for row in page.rows if row[0] == name and {"yes", "no"} & set(row)]
-
-
-@pytest.mark.parametrize("name", ANALYSES)
-def test_every_analysis_is_there(site, name):
-    page = site.page("reference/analyses.html")
-    assert name in page.ids
-    assert all(plain(line) in page.text for line in first_comment(CONF / "analysis" / f"{name}.yaml"))
-
-
 def test_every_definition_of_a_number_is_there(site):
     text, known = site.page("reference/definitions.html").text, definitions()
     assert len(known) > 60
     assert {key for key, meaning in known.items() if plain(meaning) not in text} == set()
     assert {metric.title for metric in NUMBERS if metric.title not in text} == set()
-
-
-def test_every_group_and_option_has_its_place_and_its_comments(site):
-    for file in CONF.glob("*/*.yaml"):
-        page = site.page(f"reference/conf/{file.parent.name}.html")
-        assert file.stem in page.ids, file
-        for comment in re.findall(r"# (.*)", file.read_text(encoding="utf-8")):
-            assert comment.startswith("@package") or plain(comment) in plain(page.text), (file, comment)
-
-
-def test_every_key_of_a_run_is_there_with_its_meaning_and_whether_it_makes_another_run(site):
-    for name, _, key in every_key():
-        if name in GROUPS:
-            continue
-        group = name.partition(".")[0]
-        rows = site.page(f"reference/conf/{group if group in GROUPS else 'index'}.html").rows
-        run = "another run" if can_change_result(name) else "the same run"
-        assert [row for row in rows if row[0] == name and row[-2:] == [plain(key.meaning), run]], name
 
 
 def test_the_help_of_every_program_is_there(site, monkeypatch):
@@ -86,13 +47,6 @@ def test_the_help_of_every_program_is_there(site, monkeypatch):
         assert plain(as_typed(import_module(program.module).__doc__)) in text
     of_the_checkout = {path.name for path in ROOT.glob("*.py")}
     assert of_the_checkout == {*re.findall(r"In a checkout also python (\w+\.py)", text)}
-
-
-def test_the_table_of_faults_is_whole(site):
-    lines = (ROOT / "docs/guide/resuming.md").read_text(encoding="utf-8").splitlines()
-    rows = [[plain(cell) for cell in line.strip("| ").split(" | ")] for line in lines if line[:1] == "|"]
-    assert len(rows) > 10
-    assert site.page("guide/resuming.html").rows == [rows[0], *rows[2:]]
 
 
 def test_the_readme_leads_to_every_guide_and_only_to_files_that_are_there(site):
@@ -122,11 +76,3 @@ def test_nothing_is_loaded_from_another_host(site):
     styles = "".join(file.read_text(encoding="utf-8") for file in site.folder.rglob("*.css"))
     assert "@media" in styles
     assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']+", styles) == []
-
-
-def test_no_page_names_a_place_on_the_machine_that_built_it(site):
-    assert [path for path in site.pages if str(ROOT) in (site.folder / path).read_text(encoding="utf-8")] == []
-
-
-def test_the_generators_are_no_part_of_the_site(site):
-    assert list(site.folder.rglob("*.py")) == []

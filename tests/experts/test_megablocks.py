@@ -2,17 +2,13 @@
 
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.errors import UserError
-from simbal.experts import megablocks, megablocks_ops, megablocks_setup
+from simbal.experts import megablocks, megablocks_ops
 from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
 
 MISSING = {name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None}
@@ -55,20 +51,6 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert reason == "stk is not installed: run `make setup-gpu`"
 
 
-def test_a_compiled_extension_is_preferred(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, megablocks_ops.NAME, raising=False)
-    (tmp_path / f"{megablocks_ops.NAME}.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert megablocks_ops.install() == "compiled"
-    monkeypatch.delitem(sys.modules, megablocks_ops.NAME)
-
-
-def test_without_one_the_stand_in_is_installed_once(monkeypatch):
-    monkeypatch.delitem(sys.modules, megablocks_ops.NAME, raising=False)
-    assert [megablocks_ops.install() for _ in range(2)] == ["torch", "torch"]
-    monkeypatch.delitem(sys.modules, megablocks_ops.NAME)
-
-
 @given(
     st.integers(1, 6).flatmap(lambda e: st.lists(st.integers(0, e - 1), min_size=1, max_size=20).map(lambda k: (e, k)))
 )
@@ -106,38 +88,3 @@ def test_weights_survive_megablocks_names_and_w2_is_no_copy():
     assert state["mlp.w2"].data_ptr() == w2.data_ptr()
     assert torch.equal(state["mlp.v1"][8:16], w13[1, 1])
     assert all(torch.equal(a, b) for a, b in zip(from_megablocks(state, 4), (w13, w2), strict=True))
-
-
-def test_weights_that_do_not_fit_are_refused():
-    state = to_megablocks(torch.randn(4, 2, 8, 6), torch.randn(4, 8, 6))
-    with pytest.raises(UserError, match="do not divide into 3 experts"):
-        from_megablocks(state, 3)
-    with pytest.raises(UserError, match=r"mlp.v1 is missing"):
-        from_megablocks({name: w for name, w in state.items() if name != "mlp.v1"}, 4)
-
-
-@pytest.mark.parametrize(
-    ("requires", "version", "triton"),
-    [(["triton==9.8.7; platform_system == 'Linux'"], "2.14.0", "9.8.7"), (["numpy"], "2.13.0+cpu", "3.7.1")],
-)
-def test_triton_is_torchs_own_pair(monkeypatch, requires, version, triton):
-    monkeypatch.setattr(importlib.metadata, "requires", lambda _: requires)
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
-    assert megablocks_setup.triton_for_torch() == triton
-
-
-def test_an_unknown_torch_without_a_pair_is_refused(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "requires", lambda _: [])
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.99.0+cpu")
-    with pytest.raises(UserError, match=r"no Triton is known to fit torch 2.99.0\+cpu"):
-        megablocks_setup.triton_for_torch()
-
-
-def test_megablocks_setup_sees_a_torch_without_cuda(tmp_path):
-    megablocks_setup.write_torch_without_cuda(tmp_path)
-    code = "import torch; from torch.utils.cpp_extension import *; print(torch.__version__, CUDA_HOME, torch.__file__)"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_HOME": "/usr/local/cuda"}
-    shown = subprocess.run(
-        (sys.executable, "-c", code), env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    assert shown.split() == ["0", "None", str(tmp_path / "torch" / "__init__.py")]

@@ -1,16 +1,10 @@
 """A named backend runs or says why not; `auto` goes by what was measured, and says what it passed over."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
-import yaml
 
-from simbal.config.schema import ExpertsConfig, fields_of
 from simbal.errors import UserError
 from simbal.experts import select
 from simbal.experts.select import BACKENDS, TABLE, UNMEASURED, Backend, Row, choose
@@ -20,7 +14,6 @@ from simbal.training.run import train
 from tests.experts.test_megablocks import needs_megablocks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OPTIONS = Path(__file__).parents[2] / "conf" / "experts"
 
 
 @pytest.fixture
@@ -33,18 +26,6 @@ def all_run(monkeypatch):
 
 def refuse(monkeypatch, name, reason):
     monkeypatch.setitem(BACKENDS, name, Backend(BACKENDS[name].run, lambda *_: reason))
-
-
-def test_every_backend_is_one_override_away():
-    names = {path.stem: yaml.safe_load(path.read_text())["backend"] for path in OPTIONS.glob("*.yaml")}
-    assert names == {name: name for name in ("auto", *BACKENDS)}
-    assert set(get_args(fields_of(ExpertsConfig)["backend"].kind)) == set(names)
-
-
-def test_no_kernels_are_imported_before_they_are_used():
-    modules = ", ".join(f"simbal.experts.{name}" for name in ("fused", "megablocks", "megablocks_weights", "select"))
-    code = f"import sys, {modules}; sys.exit(bool({{'triton', 'megablocks', 'stk'}} & {{*sys.modules}}))"
-    assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
 
 
 def test_every_row_is_of_a_backend_and_names_its_measurement():
@@ -99,23 +80,6 @@ def test_a_named_backend_runs_or_is_refused_but_never_replaced(all_run, monkeypa
     refuse(monkeypatch, name, "it is broken")
     with pytest.raises(UserError, match=f"^experts.backend={name} cannot run here: it is broken$"):
         choose(name, CUDA, torch.bfloat16, 768, 768)
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "dtype", "d_model", "says"),
-    [
-        ("torch", "cpu", torch.float32, 30, "must be multiples of 4"),
-        ("torch", "cuda", torch.float32, 64, "needs bfloat16"),
-        ("torch", "cuda", torch.float64, 64, "on the CPU only"),
-        ("megablocks", "cpu", torch.float32, 128, "it needs a CUDA device"),
-        ("fused", "cpu", torch.float32, 128, "it needs CUDA"),
-        ("megablock", "cpu", torch.float32, 64, "not one of auto, reference, torch, megablocks, fused"),
-    ],
-)
-def test_the_reason_is_one_sentence(monkeypatch, name, device, dtype, d_model, says):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UserError, match=says):
-        choose(name, torch.device(device), dtype, d_model, 64)
 
 
 @needs_megablocks

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simbal.errors import UserError
 from simbal.host.probe import probe
 from simbal.host.routers import HostRouter, find_routers
 from simbal.host.rules import RULES, Rule
@@ -79,9 +78,3 @@ def test_a_rule_of_ones_own_is_found_by_what_it_computes(monkeypatch):
     found = probe(TopByDistance(), "weight", None)
     assert found is not None
     assert (type(found[0]), found[1]) == (Distance, K)
-
-
-def test_a_choice_that_says_nothing_of_the_gating_is_no_rule():
-    """One expert per token whose weight is 1: softmax and sigmoid decide alike."""
-    with pytest.raises(UserError, match="follows none of the rules"):
-        find_routers(architecture("mixtral", num_experts_per_tok=1))

@@ -19,8 +19,6 @@ from simbal.hub.export import export
 from simbal.hub.weights import HEAD, count, views
 from simbal.model.head import head_loss
 from simbal.training.build import build_module
-from tests.host.architectures import RULE, architecture
-from tests.host.guide import table
 
 V, S = 32, 16
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -206,23 +204,6 @@ def test_what_our_model_cannot_say_is_refused_by_its_key(folder_of, tmp_path, ki
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        (QWEN3_MOE, {"use_sliding_window": False, "sliding_window": 4}),
-        (QWEN3_MOE, {"mlp_only_layers": None}),
-        (OLMOE, {"clip_qkv": None, "sliding_window": S}),
-    ],
-)
-def test_what_changes_nothing_is_no_reason_to_refuse(folder_of, tmp_path, kind, change):
-    shutil.copytree(folder_of(kind), tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text()) | change
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path)(tokens()).logits
-        torch.testing.assert_close(logits(hub.load(tmp_path)), theirs, **EXACT)
-
-
 def test_tied_embeddings_may_be_in_the_file_twice_but_not_differ(tmp_path):
     model = made(config_of(LLAMA, tied=True))
     model.save_pretrained(tmp_path)
@@ -237,16 +218,3 @@ def test_tied_embeddings_may_be_in_the_file_twice_but_not_differ(tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(UserError, match=f"has tie_word_embeddings=true, and its {HEAD} is not its embedding"):
         hub.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", RULE)
-def test_the_guide_says_which_become_models_of_our_own(tmp_path, name):
-    architecture(name).save_pretrained(tmp_path)
-    try:
-        hub.load(tmp_path)
-    except UserError as error:
-        assert f"model_type={name} is none of" in str(error)  # noqa: PT017
-        found = "refused"
-    else:
-        found = "loaded, trained, exported"
-    assert table()[name]["as a model of our own"] == found

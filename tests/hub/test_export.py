@@ -2,10 +2,7 @@
 
 import errno
 import json
-import os
 import shutil
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from simbal.runs.folder import RunFolder
 from tests.forged_runs import forge
 from tests.programs import run
 
-ROOT = Path(__file__).parents[2]
 SPARSE = ("balancing=simbal", "model.init_std=0.2")
 
 
@@ -79,29 +75,6 @@ def test_the_command_exports_a_run_and_leaves_nothing_else(text_run, tmp_path):
     assert {file.name for file in (tmp_path / "model").iterdir()} == FILES
 
 
-@pytest.mark.parametrize(
-    ("run", "to", "says"),
-    [
-        (None, "x", "give run=outputs/<name>/<run> and to=FOLDER"),
-        ("x", None, "give run=outputs/<name>/<run> and to=FOLDER"),
-        (3, "", "give run=outputs/<name>/<run> and to=FOLDER"),
-        ("nowhere", "x", "there is no folder nowhere"),
-    ],
-)
-def test_a_run_and_a_place_must_be_given(tmp_path, monkeypatch, run, to, says):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=says):
-        export(run, to, overwrite=False)
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_explains_the_keys_and_offers_no_groups(check):
-    code, page, _ = check("--help", program="export")
-    assert code == 0
-    assert "to=null" in page
-    assert "group" not in page.lower()
-
-
 def test_a_run_on_symbols_has_no_tokenizer_and_the_card_says_so(exported):
     _, folder = exported(*SPARSE)
     assert {file.name for file in folder.iterdir()} == FILES - {"tokenizer.json", "tokenizer_config.json"}
@@ -151,13 +124,6 @@ def test_a_disk_that_fails_leaves_what_was_there(run_of, target, monkeypatch, ea
     assert [file.name for file in target.parent.iterdir()] == (["model"] if earlier else [])
 
 
-def test_a_file_in_the_way_is_one_sentence(run_of, tmp_path):
-    (tmp_path / "file").write_text("")
-    for to in ("file", "file/model"):
-        with pytest.raises(UserError, match="cannot write .*file.*: Not a directory"):
-            export(str(run_of(*SPARSE).path), str(tmp_path / to), overwrite=False)
-
-
 def test_a_folder_of_runs_is_a_folder_of_exports_and_says_which_it_could_not_write(run_of, tmp_path, target, capsys):
     runs = tmp_path / "runs"
     short = ("trainer.max_steps=2", "trainer.val_every=2")
@@ -192,36 +158,3 @@ def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
     with pytest.raises(UserError, match="record.json is damaged"):
         export(str(run), str(target), overwrite=False)
     assert not target.parent.exists()
-
-
-def test_what_a_killed_export_has_left_is_tidied_up_by_the_next(run_of, target):
-    run = run_of(*SPARSE)
-    export(str(run.path), str(target), overwrite=False)
-    before = {file.name: file.read_bytes() for file in target.iterdir()}
-    host, dead = socket.gethostname(), subprocess.Popen(["true"])
-    dead.wait()
-    mine, theirs = (target.with_name(f".model.{host}.{pid}.part") for pid in (dead.pid, os.getppid()))
-    elsewhere = target.with_name(f".model.another-host.{dead.pid}.part")
-    for left in (mine, theirs, elsewhere):
-        left.mkdir()
-        (left / "model.safetensors").write_bytes(b"half")
-    target.rename(target.with_name(f".model.{host}.{dead.pid}.old"))  # killed between the two renames
-    export(str(run.path), str(target), overwrite=False)
-    assert {path.name for path in target.parent.iterdir()} == {"model", theirs.name, elsewhere.name}
-    assert {file.name: file.read_bytes() for file in target.iterdir()} == before
-
-
-def test_an_earlier_export_is_put_back_if_the_next_cannot_be_written(run_of, target, monkeypatch):
-    run = run_of(*SPARSE)
-    export(str(run.path), str(target), overwrite=False)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    target.rename(target.with_name(f".model.{socket.gethostname()}.{dead.pid}.old"))
-
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(target_folder, "sync", refuse)
-    with pytest.raises(UserError, match="No space left on device"):
-        export(str(run.path), str(target), overwrite=False)
-    assert hub.load(target).shape.num_experts == 4

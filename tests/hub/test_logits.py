@@ -1,10 +1,8 @@
 """What transformers makes of an export computes what the run's own model computes."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
 
 from simbal.analysis.generate import Drawing, continue_tokens
@@ -61,34 +59,6 @@ def test_weights_have_the_classic_names_and_have_moved_in_training(exported):
     initialise(start, 0, run.spec.config.model.init_std, "orthogonal")
     for ours, first in zip(run.model.parameters(), start.parameters(), strict=True):
         assert not torch.equal(ours, first)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("block_sparse_moe.experts.0.w1", "block_sparse_moe.experts.0.w3"),
-        ("block_sparse_moe.experts.0.w2", "block_sparse_moe.experts.1.w2"),
-        ("self_attn.q_proj", "self_attn.k_proj"),
-        ("input_layernorm", "post_attention_layernorm"),
-    ],
-)
-def test_the_comparison_sees_two_weights_that_changed_places(exported, tmp_path, one, other):
-    run, folder = exported(*RUNS[0])
-    weights = load_file(folder / "model.safetensors")
-    one, other = (f"model.layers.0.{name}.weight" for name in (one, other))
-    weights[one], weights[other] = weights[other].clone(), weights[one].clone()
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    assert difference(run, tmp_path) > 10 * TOLERANCE
-
-
-@pytest.mark.parametrize(("key", "value"), [("rms_norm_eps", 1e-6), ("rope_parameters", {"rope_theta": 1e6})])
-def test_the_comparison_sees_a_wrong_constant(exported, tmp_path, key, value):
-    run, folder = exported(*RUNS[-1])
-    config = json.loads((folder / "config.json").read_text()) | {key: value}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    assert difference(run, tmp_path) > 10 * TOLERANCE
 
 
 @torch.no_grad()

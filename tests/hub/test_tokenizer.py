@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from simbal.config.schema import CL100K_IDS
-from simbal.data.tokenizer import PATTERN, load_tokenizer
-from simbal.errors import UserError
-from simbal.hub import export as hub_tokenizer
-from simbal.hub.export import END_OF_TEXT, oniguruma_pattern, write_tokenizer
+from simbal.data.tokenizer import load_tokenizer
+from simbal.hub.export import END_OF_TEXT, write_tokenizer
 
 VOCABULARIES = (400, 4096, pytest.param(CL100K_IDS, marks=pytest.mark.slow))  # whose export takes seconds
 PIECES = [
@@ -96,24 +94,3 @@ def test_end_of_text_has_its_id_and_is_never_spelt_or_added(both):
     assert theirs("").input_ids == []
     assert theirs.decode([ours.eot]) == END_OF_TEXT
     assert len(theirs) == ours.eot + 1
-
-
-def test_the_rewritten_construct_matters(tmp_path, monkeypatch):
-    ours, text = load_tokenizer(4096), "1234567890123"
-    monkeypatch.setattr(hub_tokenizer, "THEIRS", hub_tokenizer.OURS)
-    write_tokenizer(ours, 16, tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs(text).input_ids != ids(ours, text)
-
-
-def test_a_changed_pattern_is_noticed(monkeypatch):
-    assert oniguruma_pattern() != PATTERN
-    monkeypatch.setattr(hub_tokenizer, "PATTERN", r"\s+")
-    with pytest.raises(AssertionError, match="has changed"):
-        oniguruma_pattern()
-
-
-def test_without_transformers_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(hub_tokenizer, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'simbal\[export\]'"):
-        hub_tokenizer.require_converter()

@@ -48,10 +48,3 @@ def test_other_dtypes_and_autocast_are_left_to_torch(monkeypatch, dtype):
     assert matmul.mm(x_ND.to(dtype), weight_JD.to(dtype).T).dtype == dtype
     with torch.autocast("cpu", torch.bfloat16):
         assert matmul.linear(x_ND, weight_JD).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(("name", "faster"), [("AMD EPYC", True), ("Intel(R) Xeon(R)", False)])
-def test_intels_processors_keep_intels_library(monkeypatch, name, faster):
-    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name}, raising=False)
-    assert matmul.onednn_is_faster.__wrapped__() == (faster and both)

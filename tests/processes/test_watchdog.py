@@ -75,13 +75,6 @@ def test_it_ends_with_the_other_one_and_so_does_what_it_has_started(watched, oth
     wait_until(lambda: not alive(child))
 
 
-def test_a_process_that_leads_no_group_ends_alone(watched, other):
-    process, child = watched(other.pid, leads=False)
-    other.kill()
-    assert process.wait() == -signal.SIGTERM
-    assert alive(child)
-
-
 def test_one_that_does_not_heed_sigterm_is_killed_once_its_grace_is_over(watched, other):
     process, child = watched(other.pid, grace=1.0, heeds=False)
     began = time.monotonic()
@@ -89,27 +82,6 @@ def test_one_that_does_not_heed_sigterm_is_killed_once_its_grace_is_over(watched
     assert process.wait() == -signal.SIGKILL
     assert time.monotonic() - began >= 1.0
     wait_until(lambda: not alive(child))
-
-
-def test_without_grace_it_is_killed_at_once(watched, other):
-    process, child = watched(other.pid, grace=0)
-    other.kill()
-    assert process.wait() == -signal.SIGKILL
-    wait_until(lambda: not alive(child))
-
-
-def test_one_that_has_ended_meanwhile_counts_as_gone(watched, other):
-    other.kill()
-    other.wait()
-    process, _ = watched(other.pid)
-    assert process.wait() == -signal.SIGTERM
-
-
-def test_a_zombie_counts_as_gone(watched, other):
-    other.kill()
-    wait_until(lambda: not alive(other.pid))  # and nobody has waited for it
-    process, _ = watched(other.pid)
-    assert process.wait() == -signal.SIGTERM
 
 
 @pytest.mark.usefixtures("kernel")

@@ -27,13 +27,6 @@ def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
     assert (third.seed, third.finished, third.record) == (3, False, None)
 
 
-def test_tables_and_folders_without_a_config_are_no_runs(write_run):
-    folder = write_run().parent
-    (folder / "table.json").write_text("{}")
-    (folder / "notes").mkdir()
-    assert len(collect(folder)) == 1
-
-
 def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
     with pytest.raises(UserError, match=f"no folder {tmp_path / 'nowhere'}"):
         collect(tmp_path / "nowhere")
@@ -54,33 +47,6 @@ def test_a_damaged_record_counts_as_none_and_is_named_with_what_to_do(write_run,
     assert (first.finished, first.damage) == (True, "")
     assert (second.finished, second.record) == (False, None)
     assert re.search(f"{path / 'record.json'} is damaged .*: give the command that made it again", second.damage)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"metrics": {"val/ppl": "12.5"}},
-        {"metrics": {"val/ppl": True}},
-        {"metrics": {"val/ppl": float("nan")}},
-        {"metrics": None},
-        {"tokens_per_second": None},
-        {"data": {}},
-        {"data": None},
-        {"definitions": None},
-        {"steps": "400"},
-        {"warnings": "one"},
-        {"status": "done"},
-        {"seed": -1},
-    ],
-)
-def test_a_record_with_anything_but_what_is_due_is_damaged(write_run, fields):
-    path = write_run()
-    record = json.loads((path / "record.json").read_text())
-    del record["sha256"]  # which would fit no more
-    (path / "record.json").write_text(json.dumps(record | fields))
-    (run,) = collect(path.parent)
-    assert run.record is None
-    assert f"{path / 'record.json'} is damaged" in run.damage
 
 
 def test_a_changed_number_is_found_out_by_the_checksum(write_run):
@@ -186,17 +152,6 @@ def test_runs_with_different_definitions_are_refused_by_the_metric(write_run):
         collect(folder)
 
 
-def test_a_definition_that_only_one_run_needs_is_no_difference(write_run):
-    write_run(seed=0)
-    definitions = {"val/ppl": "exp of the loss", "val/max_vio": "max / mean - 1"}
-    assert len(collect(write_run(seed=1, definitions=definitions).parent)) == 2
-
-
-def test_a_failed_run_is_not_compared(write_run):
-    write_run(seed=0)
-    assert len(collect(write_run(seed=1, status="failed", data={"tokens": "other"}).parent)) == 2
-
-
 def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
     first = write_run(seed=0)
     second = write_run(seed=1, steps=1600)
@@ -205,21 +160,6 @@ def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
     )
     with pytest.raises(UserError, match=f"{says}; give one of them another name="):
         collect(first.parent)
-
-
-@pytest.mark.parametrize("status", ["failed", "killed", "pruned", "diverged"])
-def test_a_run_of_other_length_that_is_not_finished_is_no_hindrance(write_run, status):
-    write_run(seed=0)
-    folder = write_run(seed=1, status=status, steps=7, step=3, error="nan").parent
-    assert [run.finished for run in collect(folder)] == [True, False]
-
-
-def test_curves_are_read_when_they_are_asked_for(write_run):
-    path = write_run()
-    (path / "metrics.jsonl").write_text("{\n")
-    (run,) = collect(path.parent)
-    with pytest.raises(UserError, match=f"{path / 'metrics.jsonl'} is broken"):
-        run.loss_curve  # noqa: B018
 
 
 def test_runs_of_the_sweep_that_have_no_folder_are_missing(write_run):

@@ -8,7 +8,7 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.errors import UserError
 from simbal.report.collect import collect
 from simbal.report.columns import choose
-from simbal.report.report import report, report_keys
+from simbal.report.report import report
 from simbal.report.table import build
 from simbal.runs.record import sealed
 from tests.no_file import KINDS, take_place
@@ -113,23 +113,6 @@ def test_a_place_in_the_name_of_a_definition_stands_for_any_text_but_none(analys
     assert (run.definitions.get(f"x.{metric}") == "text") == is_its
 
 
-def test_hostile_names_of_definitions_take_no_time(analysed):
-    """A regular expression made of this one would try more ways than there are atoms."""
-    definition = {"<a>" * 60 + "!": "text", "<" * 20_000: "text", "<a>b" * 9_000 + "c": "text"}
-    content = {"settings": {}, "definition": definition, "metrics": {"b" * 20_000: 1.0}}
-    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
-    (run,) = [run for run in collect(analysed) if "x" in run.analyses]
-    assert "x." + "b" * 20_000 not in run.definitions
-
-
-def test_more_numbers_and_definitions_than_an_analysis_has_are_refused(analysed):
-    names = {f"{number}": "text" for number in range(1000)}
-    content = {"settings": {}, "definition": names, "metrics": dict.fromkeys(names, 1.0)}
-    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
-    with pytest.raises(UserError, match="x.json is broken .it is no analysis"):
-        collect(analysed)
-
-
 def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
     dense = {"val/ppl": 9.0, "val/max_vio": None, "val/min_pes": None}
     folder = write_run("none", 0, metrics=dense).parent
@@ -138,11 +121,6 @@ def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
     write_run("lbl", 0, metrics=dense | {"val/min_pes": 0.25})
     table = build("t", collect(folder))
     assert [metric.heading for metric in table.metrics] == ["perplexity ↓", "min PES ↓", "tokens/s ↑"]
-
-
-def test_a_number_of_zero_is_a_number(write_run):
-    folder = write_run("none", 0, metrics={"val/max_vio": 0.0}).parent
-    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/max_vio", "tokens_per_second"]
 
 
 def columns_of(folder):
@@ -160,18 +138,6 @@ def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
     write_run("simbal", 2, keys={"columns": ["ppl"]})
     report(folder)
     assert columns_of(folder) == ["val/ppl", "val/max_vio", "tokens_per_second"]
-
-
-def test_arguments_are_written_as_everywhere_else():
-    assert report_keys(["baseline=none", "columns=[ppl,val/bpb]", "paper=true"]) == {
-        "baseline": "none", "columns": ["ppl", "val/bpb"], "paper": True,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("typed", ["val/min_pes", "min_pes"])
-def test_a_column_is_chosen_by_its_key_or_the_last_part_of_it(write_run, typed):
-    folder = write_run(metrics={"val/min_pes": 0.1}).parent
-    assert [metric.key for metric in choose([typed], collect(folder))] == ["val/min_pes"]
 
 
 def test_a_short_name_is_the_runs_own_number_only_if_a_run_has_it(write_run):

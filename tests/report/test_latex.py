@@ -5,11 +5,9 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simbal.report.collect import collect
-from simbal.report.export import escape_latex, latex
+from simbal.report.export import latex
 from simbal.report.report import report
 from simbal.report.table import build
 
@@ -57,31 +55,6 @@ def test_what_latex_would_act_on_is_escaped(folder):
     assert r"perplexity $\downarrow$" in text
     assert r"50\% \& \{\_\} \#1 of \textasciitilde{}2\textasciicircum{}3 \textbackslash{}   U+6A21" in text
     assert text.encode("latin-1")  # no sign that pdflatex may not know
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("-1.5 to +2", "$-$1.5 to +2"),
-        ("0-4,7", "0-4,7"),
-        ("1e-05", "1e-05"),
-        ("\N{MINUS SIGN}3 ± 2 ↓", r"$-$3 $\pm$ 2 $\downarrow$"),
-        ("corpus--v2", "corpus-{}-v2"),
-        ("a|b <c>", r"a\textbar{}b \textless{}c\textgreater{}"),
-    ],
-)
-def test_signs_are_printed_as_they_stand(text, written):
-    assert escape_latex(text) == written
-
-
-@given(st.text(st.characters(codec="utf-8")))
-def test_no_text_breaks_a_table(text):
-    written = escape_latex(text)
-    assert "\n" not in written
-    commands = re.sub(r"\\[_%&#${}]|\\[a-z]+|\$(-|\\[a-z]+)\$", "", written)
-    assert not set(commands) & set("_%&#$^\\")
-    bare = re.sub(r"\\[{}]", "", written)
-    assert bare.count("{") == bare.count("}")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")

@@ -8,7 +8,6 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.analysis.shared.host_record import read_host_record, require_same, write_host_record
 from simbal.errors import UserError
 from simbal.report.export import as_json, tidy_rows
-from simbal.report.listing import runs_below
 from simbal.report.page import page
 from simbal.report.report import read_table, report
 from simbal.report.sections import means
@@ -79,27 +78,6 @@ def test_analyses_with_other_settings_stand_in_no_table(folder):
     write_analysis(folder / "OLMoE" / "analysis" / "quality.json", content)
     with pytest.raises(UserError, match="cannot stand in one table: quality was done with other settings"):
         read_table(folder, columns=["quality.bpb"])
-
-
-def test_they_are_no_runs(folder):
-    assert runs_below([folder.parent]) == []
-    (folder / "something").mkdir()
-    report(folder)  # writes table.json, by which the folder is one of a sweep
-    assert [listed.path.name for listed in runs_below([folder.parent])] == ["something"]
-
-
-def test_a_folder_of_neither_is_refused_as_before(tmp_path):
-    with pytest.raises(UserError, match="holds no runs"):
-        report(tmp_path)
-    with pytest.raises(UserError, match="there is no folder"):
-        report(tmp_path / "nowhere")
-
-
-def test_a_broken_record_is_a_sentence(folder):
-    file = folder / "OLMoE" / "model.json"
-    file.write_text(file.read_text().replace("2048", "4096"))
-    with pytest.raises(UserError, match=r"model.json is broken \(.*\): delete .*OLMoE and measure the model again"):
-        report(folder)
 
 
 def test_another_model_does_not_go_into_the_same_folder(folder):

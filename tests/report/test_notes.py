@@ -1,13 +1,9 @@
 """What a table says of few seeds and of its tests, and how the tests look at every width."""
 
-import re
-
 import pytest
-from rich.console import Console
 
-from simbal.report import sections, terminal
+from simbal.report import sections
 from simbal.report.collect import collect
-from simbal.report.columns import Cell
 from simbal.report.notes import notes
 from simbal.report.table import build
 
@@ -51,12 +47,6 @@ def test_one_pair_of_arms_with_several_seeds_is_said_to_have_no_interval(write_r
     assert any("one pair of seeds no interval" in note for note in notes(build("t", collect(folder), "lbl")))
 
 
-def test_equal_differences_are_said_to_leave_nothing_to_test(write_arms):
-    table = write_arms(3)  # the MaxVio of all runs is 0.5
-    assert sections.differences(table).lines[1][3:8] == ["—", "not resolved", "—", "—", "—"]
-    assert any(note.startswith("Where every seed gives the same difference") for note in notes(table))
-
-
 def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
     single = write_arms(5)
     assert "p (Holm)" not in sections.differences(single).headings
@@ -67,39 +57,6 @@ def test_several_arms_are_corrected_together_and_one_is_not(write_arms):
     assert smaller.p_holm == pytest.approx(2 * smaller.p)
     assert larger.p_holm == pytest.approx(max(larger.p, smaller.p_holm))
     assert any(note.startswith("p (Holm) is corrected for the arms") for note in notes(several))
-
-
-def test_headings_and_cells_belong_together(write_arms):
-    table = write_arms(5)
-    cells = sections.difference_cells(table.metrics[0], table.rows[1].differences["val/ppl"])
-    assert len(cells) == len(sections.DIFFERENCE_HEADINGS)
-    assert dict(zip(sections.DIFFERENCE_HEADINGS, cells, strict=True))["pairs"].value == 5
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_no_number_of_a_test_is_cut_however_narrow_the_terminal(write_arms, width):
-    table = write_arms(5, "lf", "lf_simbal")
-    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False, markup=False)  # noqa: SIM115, PTH123
-    with console.file:
-        terminal.show(table, console)
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= width
-    left_out = (
-        " ".join(text.split("Left out at this width: ")[1:]).replace("\n", " ").split("; the files")[0].split(", ")
-    )
-    assert ("Welch p" in left_out) == (width < 120)
-    shown, differences = set(re.split(r"\s+", text)), sections.differences(table)
-    for heading, *cells in zip(differences.headings[2:], *(row[2:] for row in differences.lines), strict=True):
-        for cell in cells:
-            assert heading in left_out or set(cell.split()) <= shown
-
-
-def test_a_column_is_left_out_before_the_name_of_a_metric_is_folded(capsys):
-    headings = ["arm", "metric", "difference", "p", "Welch p"]
-    row = [Cell(text) for text in ("simbal", "redundancy.min_pes ↓", "-0.012", "0.010", "0.020")]
-    parts = terminal._without_spare(sections.Section("", headings, [row], 2))
-    assert terminal.show_fitting(parts, Console(width=50)) == ["Welch p"]
-    assert "redundancy.min_pes ↓" in capsys.readouterr().out
 
 
 def test_arms_whose_tokens_have_different_numbers_of_experts_are_said_to(write_run):

@@ -1,17 +1,12 @@
 """With paper=true the paper's number stands beside each of ours, on every surface."""
 
-import csv
-import json
-
 import pytest
 
 from simbal.metrics.table import NUMBERS
 from simbal.report import sections
 from simbal.report.collect import collect
-from simbal.report.columns import choose
 from simbal.report.notes import notes
 from simbal.report.paper import PAPER
-from simbal.report.report import report
 from simbal.report.table import build
 
 
@@ -83,24 +78,6 @@ def test_an_unbalanced_moe_is_not_the_papers_dense_model(write_run):
     table = build("t", collect(write_run("none", 0).parent), paper=True)
     assert cells(table, "none") == []
     assert "The paper reports none of these columns for these strategies." in notes(table)
-
-
-def test_columns_that_the_paper_has_not_have_no_column_beside_them(folder):
-    runs = collect(folder)
-    assert not build("t", runs, metrics=choose(["tokens_per_second"], runs), paper=True).rows[0].reported
-
-
-def test_it_stands_on_every_surface(folder, capsys):
-    report(folder, paper=True)
-    assert "13.691 ± 0.039 / 8.304" in capsys.readouterr().out
-    assert "| 13.691 ± 0.039 / 8.304 |" in (folder / "table.md").read_text()
-    assert r"& 13.691 $\pm$ 0.039 / 8.304 &" in (folder / "table.tex").read_text()
-    lines = csv.DictReader((folder / "table.csv").read_text().splitlines())
-    by_arm = {line["balancing"]: line for line in lines if line["metric"] == "val/seu"}
-    assert (by_arm["simbal"]["paper_m"], by_arm["simbal"]["paper_l"]) == ("", "0.991")
-    arms = json.loads((folder / "table.json").read_text())["arms"]
-    (simbal,) = [arm for arm in arms if arm["label"]["balancing"] == "simbal"]
-    assert simbal["paper"]["val/ppl"] == {"medium": 13.691, "large": 8.304, "medium_sd": 0.039}
 
 
 def test_every_quantity_of_the_paper_is_a_metric_of_ours():

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from simbal.errors import UserError
 from simbal.report.collect import collect
 from simbal.report.power import equivalence_power, pairs_to_equate, pairs_to_resolve, power_section
-from simbal.report.report import report
 from simbal.report.table import build
 
 
@@ -66,23 +64,3 @@ def test_the_section_counts_what_is_missing_in_pairs_and_hours(sweep):
     folder = sweep(-0.058, 0.0, 0.058)  # standard deviation 0.058
     section = power_section(build("t", collect(folder)))
     assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39", "39.0", "42", "42.0"]]
-
-
-def test_it_is_printed_and_in_no_file(sweep, capsys):
-    folder = sweep(-0.01, 0.0, 0.02)
-    report(folder, power=True)
-    assert "more pairs of seeds" in " ".join(capsys.readouterr().out.split())
-    for file in folder.glob("*.*"):
-        assert "more pairs of seeds" not in file.read_text()
-
-
-def test_a_table_without_a_spread_has_no_power(sweep):
-    with pytest.raises(UserError, match="it takes two pairs of seeds"):
-        report(sweep(0.1), power=True)
-
-
-def test_several_margins_are_told_to_name_one(sweep, write_run):
-    folder = sweep(-0.01, 0.0, 0.02)
-    write_run("lbl", 9, keys={"equivalence_margin": 0.5})
-    with pytest.raises(UserError, match="choose one with equivalence_margin="):
-        report(folder, power=True)

@@ -11,13 +11,12 @@ import pytest
 from rich.console import Console
 
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
 from simbal.report import terminal
-from simbal.report.arms import label_columns, label_of, seed_spans, short_label
+from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.notes import notes
-from simbal.report.report import report, report_keys
+from simbal.report.report import report
 from simbal.report.statistics import holm
 from simbal.report.table import build
 
@@ -220,10 +219,6 @@ def test_one_seed_has_a_mean_and_no_standard_deviation(write_run):
     assert any(note.startswith("One seed has no standard deviation") for note in notes(table))
 
 
-def test_few_seeds_are_said_to_be_few(two_arms):
-    assert any(note.startswith("3 seeds are few") and "below 0.25" in note for note in notes(table_of(two_arms)))
-
-
 def test_a_metric_that_a_model_has_not_is_a_dash_and_counts_for_no_seed(write_run):
     write_run("none", 0, metrics={"val/ppl": 1.0, "val/max_vio": None})
     table = table_of(write_run("none", 1, metrics={"val/ppl": 1.0, "val/max_vio": 0.5}).parent)
@@ -242,27 +237,6 @@ def test_failed_and_unfinished_runs_are_listed_with_their_error_and_count_for_no
     assert "unfinished" in text
 
 
-def test_a_table_of_failures_alone_is_shown(write_run):
-    text = shown(table_of(write_run("lbl", 1, status="failed", error="no space left").parent))
-    assert "no space left" in text
-
-
-def test_notes_define_every_metric_once_and_name_data_and_length(two_arms):
-    found = notes(table_of(two_arms))
-    assert found.count("perplexity: exp of the loss.") == 1
-    assert "400 steps and 819,200 tokens per run; data synthetic, tokens b." in found
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_no_number_is_cut_short_however_narrow_the_terminal(two_arms, width):
-    text = shown(table_of(two_arms), width)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    for number in ("103.000", "± 2.000", "100.000", "± 3.000", "-2.9%"):
-        assert number in text
-    assert ("9,000" in text) != ("tokens/s" in text.partition("Left out at this width")[2])
-
-
 def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
     report(two_arms)
     rows = list(csv.DictReader((two_arms / "table.csv").read_text().splitlines()))
@@ -276,33 +250,6 @@ def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
     assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
     for run in arm["runs"]:
         assert run["folder"] in {str(path) for path in two_arms.iterdir()}
-
-
-def test_markdown_has_one_line_per_arm_and_escapes_what_would_break_it(write_run):
-    write_run("lbl", 0)
-    report(write_run("lbl", 1, status="failed", error="a | b").parent)
-    (markdown,) = write_run("lbl", 0).parent.glob("table.md")
-    lines = markdown.read_text().splitlines()
-    assert [line for line in lines if line.startswith("| lbl | 1 | 0 | 100.000 |")]
-    assert [line for line in lines if r"a \| b" in line]
-
-
-def test_seeds_are_listed_as_spans():
-    assert seed_spans([4, 0, 1, 2, 7]) == "0-2,4,7"
-
-
-def test_an_arm_is_not_said_to_lack_seeds_where_the_table_lacks_a_number_to_compare(two_arms):
-    (speed,) = (metric for metric in NUMBERS if metric.key == "tokens_per_second")
-    said = [note for note in notes(build("fake", collect(two_arms), metrics=[speed])) if "No difference" in note]
-    why = "the table has no number that is compared and that both have"
-    assert said == [f"No difference is shown for simbal: {why}."]
-
-
-def test_a_margin_may_be_written_with_an_exponent():
-    assert report_keys(["equivalence_margin=1e-2"]) == {"equivalence_margin": 0.01}
-    for wrong in ("nan", "0", "x", "true", ""):
-        with pytest.raises(UserError, match="equivalence_margin must be a number above 0"):
-            report_keys([f"equivalence_margin={wrong}"])
 
 
 def test_a_key_of_a_strategy_that_some_runs_lack_tells_arms_apart(two_arms, write_run):

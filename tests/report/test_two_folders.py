@@ -52,13 +52,6 @@ def test_what_differs_has_both_values_and_nothing_else(same_arms):
     assert differing(*same_arms) == {"optim.lr": ("0.002", "0.5"), "code.commit": ("a" * 16, "b" * 16)}
 
 
-def test_keys_of_an_option_that_one_side_has_alone_go_without_saying(write):
-    old = write("old", "lbl")
-    for seed in (0, 1, 2, 5):
-        new = write("new", "simbal", seed)
-    assert differing(old, new) == {"balancing": ("lbl", "simbal"), "seed": ("0", "0-2,5")}
-
-
 def test_arms_that_differ_in_a_key_have_it_in_their_label_and_are_compared_with_the_baseline(same_arms):
     table = both(*same_arms)
     assert [row.arm.name for row in table.rows] == ["lbl lr=0.002", "simbal lr=0.002", "lbl lr=0.5", "simbal lr=0.5"]
@@ -89,11 +82,6 @@ def test_a_baseline_that_is_asked_for_is_that_of_the_own_folder(equal_arms):
     everyone = compared(both(*equal_arms, "lbl folder=old"))
     assert everyone == {("lbl folder=new", "lbl folder=old"): 2, ("simbal folder=new", "lbl folder=old"): 1}
     assert len(compared(both(*equal_arms, pairs=True))) == 3
-
-
-def test_two_runs_are_two_sides(write):
-    runs = [next(write("old", balancing).glob(f"{balancing}-*")) for balancing in ("lbl", "simbal")]
-    assert compared(both(*runs)) == {("simbal", "lbl"): 1}
 
 
 @pytest.mark.parametrize(
@@ -161,11 +149,3 @@ def test_a_mistake_is_one_sentence(equal_arms, write, monkeypatch, arguments, sa
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert said in str(end.value.code)
-
-
-def test_folders_of_one_name_are_named_by_their_paths(write, tmp_path):
-    old = write("old", "lbl")
-    other = tmp_path / "elsewhere" / "old"
-    other.parent.mkdir()
-    shutil.copytree(old, other)
-    assert [side.name for side in read_sides(old, other)] == [str(old), str(other)]

@@ -1,14 +1,12 @@
 """An archive has the runs as they were, and tar brings them back."""
 
-import os
 import tarfile
 
 import pytest
 
-from simbal.errors import BusyError, UserError
+from simbal.errors import UserError
 from simbal.report.collect import collect
 from simbal.runs.archive import write_archive
-from simbal.runs.folder import RunFolder
 
 
 def test_runs_come_back_as_they_were(write_run, tmp_path):
@@ -18,30 +16,6 @@ def test_runs_come_back_as_they_were(write_run, tmp_path):
         archive.extractall(tmp_path / "back", filter="data")
     before, after = collect(runs[0].parent), collect(tmp_path / "back" / "fake")
     assert [(run.path.name, run.record) for run in before] == [(run.path.name, run.record) for run in after]
-
-
-def test_no_link_is_followed_and_no_owner_named(write_run, tmp_path):
-    run = write_run()
-    (tmp_path / "secret").write_text("of mine")
-    (run / "link").symlink_to(tmp_path / "secret")
-    os.mkfifo(run / "pipe")
-    write_archive([run], tmp_path / "runs.tar.gz")
-    with tarfile.open(tmp_path / "runs.tar.gz") as archive:
-        members = archive.getmembers()
-    assert [member.name.rpartition("/")[2] for member in members if member.issym()] == ["link"]
-    assert not {"pipe", ".lock"} & {member.name.rpartition("/")[2] for member in members}
-    assert {(member.uid, member.uname, member.gname) for member in members} == {(0, "", "")}
-
-
-def test_nothing_is_written_over_and_no_half_is_left(write_run, tmp_path):
-    run, file = write_run(), tmp_path / "runs.tar.gz"
-    with RunFolder(run).lock(), pytest.raises(BusyError):
-        write_archive([run], file)
-    assert not file.exists()
-    file.write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
-        write_archive([run], file)
-    assert file.read_text() == "mine"
 
 
 def test_two_runs_of_one_name_in_different_places_are_refused(write_run, tmp_path):

@@ -1,7 +1,5 @@
 """documents.json is read as it was written, and refused in a sentence where it is broken."""
 
-import json
-
 import pytest
 
 from simbal.errors import UserError
@@ -35,15 +33,3 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, text, why):
     file.write_text(text)
     with pytest.raises(UserError, match=f"{file}.*{why}"):
         document_sums(tmp_path)
-
-
-def test_a_folder_in_its_place_cannot_be_read(tmp_path):
-    (tmp_path / "documents.json").mkdir()
-    with pytest.raises(UserError, match="documents.json cannot be read"):
-        document_sums(tmp_path)
-
-
-def test_what_json_writes_of_floats_is_what_is_read(tmp_path):
-    nats = [0.1 + 0.2, 1e-300, 2.0**60 / 2**10]
-    (tmp_path / "documents.json").write_text(json.dumps({"nats": nats, "tokens": [1, 2, 3]}))
-    assert [*document_sums(tmp_path).nats] == nats

@@ -6,7 +6,7 @@ from simbal.errors import BusyError, UserError
 from simbal.report.collect import collect
 from simbal.runs import removal
 from simbal.runs.folder import RunFolder
-from simbal.runs.removal import DELETED, delete_runs, run_folders
+from simbal.runs.removal import delete_runs, run_folders
 
 
 def test_runs_are_deleted_and_nothing_else(write_run):
@@ -14,14 +14,6 @@ def test_runs_are_deleted_and_nothing_else(write_run):
     (kept.parent / "table.md").write_text("a table")
     delete_runs(run_folders([gone]))
     assert sorted(path.name for path in kept.parent.iterdir()) == sorted([kept.name, "table.md"])
-
-
-def test_a_sweep_stands_for_its_runs(write_run):
-    runs = [write_run(seed=0), write_run(seed=1)]
-    (runs[0].parent / "notes").mkdir()
-    assert run_folders([runs[0].parent, runs[0]]) == sorted(runs)
-    delete_runs(run_folders([runs[0].parent]))
-    assert [path.name for path in runs[0].parent.iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize("what", ["nowhere", "empty", "of_others", "link", "sweep_with_link"])
@@ -46,14 +38,6 @@ def test_links_in_a_run_are_not_followed(write_run, tmp_path):
     delete_runs([run])
     assert not run.exists()
     assert (precious / "file").read_text() == "kept"
-
-
-def test_a_link_in_place_of_the_folder_for_deletion_is_refused(write_run, tmp_path):
-    run = write_run()
-    (run.parent / DELETED).symlink_to(tmp_path)
-    with pytest.raises(UserError, match="is a link"):
-        delete_runs([run])
-    assert run.is_dir()
 
 
 def test_nothing_is_deleted_if_one_of_the_runs_is_being_trained(write_run):

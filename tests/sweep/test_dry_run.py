@@ -54,14 +54,6 @@ def test_a_run_takes_as_long_as_its_arm_less_what_is_done_of_it(write_run, base_
     assert sentence.startswith("3 to run, 1 at once: about 2:45")
 
 
-def test_sweep_json_names_the_command_and_every_run_that_it_asked_for(app):
-    app.run("-m", "seed=0-1", "balancing=lbl")
-    said = json.loads((app.folder / "outputs/default/sweep.json").read_text())
-    assert "/train.py -m seed=0-1 balancing=lbl" in said["command"]
-    assert sorted(said["runs"]) == sorted(app.run_folder(seed).name for seed in (0, 1))
-    assert sorted(said["runs"].values()) == ["seed=0", "seed=1"]
-
-
 def test_a_run_that_was_never_started_is_missing_in_the_table(app, capsys):
     app.behave({0: "hang"})
     sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=1")

@@ -3,15 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from simbal.runs.folder import RunFolder
-from tests.programs import REPOSITORY
-from tests.sweep.conftest import BOTH_STARTS, PRETENDING
+from tests.sweep.conftest import BOTH_STARTS
 
 NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH
 
@@ -77,17 +74,6 @@ def test_the_same_command_starts_nothing_and_prints_the_same_table(app):
     assert again.stdout.startswith("2 finished, 0 resumed, 0 new\n")
     assert app.started == [0, 1]
     assert first.stdout.partition("default:")[2] == again.stdout.partition("default:")[2] != ""
-
-
-def test_a_changed_config_is_another_run(app):
-    app.run("-m", "seed=0")
-    assert app.run("-m", "seed=0", "optim.lr=0.1").stdout.startswith("0 finished, 0 resumed, 1 new\n")
-    assert app.started == [0, 0]
-
-
-def test_jobs_that_compose_to_one_run_are_run_once(app):
-    assert app.run("-m", "seed=0,0,0-0").returncode == 0
-    assert app.started == [0]
 
 
 def test_each_corpus_is_prepared_for_all_its_runs_at_once(app):
@@ -184,12 +170,6 @@ def test_a_run_that_fails_elsewhere_has_failed_here_too_and_is_not_tried_again(a
     assert err == "1 of 1 jobs failed\n"
 
 
-def test_a_cpu_job_has_one_thread_unless_told_otherwise(app):
-    app.run("-m", "seed=0")
-    app.run("-m", "seed=1", "hydra.launcher.n_jobs=1", "hydra.launcher.threads=3")
-    assert [json.loads(line)["threads"] for line in app.lines("started")] == ["1", "3"]
-
-
 def test_a_named_sweep_and_another_config_reach_the_jobs(app):
     sweeps = app.folder / "mine" / "sweeps"
     sweeps.mkdir(parents=True)
@@ -201,24 +181,6 @@ def test_a_named_sweep_and_another_config_reach_the_jobs(app):
     assert app.started == [3, 4]
     spec = RunFolder(app.run_folder(3, "pair")).read_spec()
     assert (spec.config.trainer.max_steps, spec.choices["balancing"]) == (50, "lbl")
-
-
-def test_a_sweep_may_be_begun_from_a_run_which_is_one_of_it(app):
-    app.run("seed=1", "optim.lr=0.1", "balancing=lbl")
-    sweep = app.run("-m", f"from={app.run_folder(1)}", "seed=0-2")
-    assert sweep.stdout.startswith("1 finished, 0 resumed, 2 new\n"), sweep.stderr
-    assert app.started == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_neither_the_sweep_nor_its_table_imports_torch(app):
-    command = [sys.executable, REPOSITORY / "train.py", "-m", "seed=0", "data=synthetic", "hydra.launcher.preload=[]"]
-    subprocess.run(
-        command, cwd=app.folder, env=os.environ | {"PYTHONPATH": PRETENDING}, check=True, capture_output=True
-    )
-    loaded = set((app.folder / "modules").read_text().split())
-    assert "simbal.report.table" in loaded
-    assert not loaded & {"torch", "lightning", "optuna", "scipy.stats"}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

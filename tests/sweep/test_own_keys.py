@@ -5,7 +5,6 @@ import json
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.composer import Composer
 from tests.conftest import composer
 from tests.sweep.conftest import App
 
@@ -53,30 +52,11 @@ def test_a_key_that_no_arm_has_is_an_error_that_names_it():
         composer().own_keys(jobs, {"balancing.lf.center"})
 
 
-def test_keys_outside_of_the_groups_are_not_looked_up(monkeypatch):
-    monkeypatch.setattr(Composer, "_spec", None)
-    fresh = Composer(composer().loader, composer().master)
-    assert fresh.foreign(["balancing=lbl", "seed=1", "name=x"]) == []
-    assert fresh.of_options == {}
-
-
 def test_an_override_in_the_place_of_an_arms_own_is_said(app):
     done = app.run("-m", "sweeps=language_modeling", "model.num_experts=32", "dry_run=true")
     said = "model.num_experts=32 takes the place of model.num_experts=0 in the sweep's arms: 9 different runs are left"
     assert said in done.stdout
     assert "9 new" in done.stdout
-
-
-def test_another_balancing_than_the_arms_is_said_and_runs_once(app):
-    done = app.run("-m", "sweeps=coefficient", "balancing=simbal,lbl", "dry_run=true")
-    assert "balancing=simbal,lbl takes the place of balancing=simbal, balancing=lbl in the sweep's arms" in done.stdout
-    assert "12 new" in done.stdout
-
-
-def test_what_an_arm_does_not_set_is_not_said(app):
-    done = app.run("-m", "sweeps=coefficient", "optim.lr=1e-3", "dry_run=true")
-    assert "takes the place" not in done.stdout
-    assert "12 new" in done.stdout
 
 
 def test_a_key_of_one_arm_of_a_search_leaves_the_others_alone(app):
@@ -89,13 +69,3 @@ def test_a_search_takes_no_key_that_only_some_of_its_trials_have(app):
     done = app.run("-m", "hydra/sweeper=optuna", "balancing=simbal,lbl", "balancing.simbal.coef=0.1,1")
     assert done.returncode == 1
     assert "balancing.simbal.coef=0.1,1: not every trial has this key" in done.stderr
-
-
-def test_a_dry_run_without_m_is_the_table_of_one_run(app):
-    done = app.run("balancing=lbl", "seed=3", "dry_run=true")
-    assert done.returncode == 0, done.stderr
-    assert "balancing=lbl seed=3 " in done.stdout
-    assert "0 finished, 0 resumed, 1 new" in done.stdout
-    assert "dry_run" not in done.stdout
-    assert app.started == []
-    assert not (app.folder / "outputs").exists()

@@ -4,13 +4,10 @@ import json
 import os
 import signal
 import subprocess
-from _thread import interrupt_main
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import TaskCancelledError
 
 from simbal.processes.start import Local
 from simbal.runs.folder import RunFolder
@@ -123,43 +120,6 @@ def test_a_job_ends_with_its_node_and_has_no_result_though_ray_leaves_the_worker
     wait_until(lambda: not alive(worker))
     assert not alive(job)
     assert not (tmp_path / "a result").exists()
-
-
-def test_a_cancellation_that_is_lost_is_repeated(monkeypatch):
-    future, asked = Future(), []
-
-    def cancel(reference):
-        asked.append(reference)
-        if len(asked) == 3:
-            future.set_exception(TaskCancelledError())
-
-    monkeypatch.setattr(ray_tasks, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(ray_tasks.ray, "cancel", cancel)
-    reference = SimpleNamespace(future=lambda: future)
-    task = ray_tasks.RayTask(reference, lambda: True)
-    assert task.poll() is None
-    assert asked == []
-    task.signal(signal.SIGTERM)
-    assert task.wait() == -signal.SIGKILL
-    assert asked == [reference] * 3
-
-
-def test_a_second_cancellation_does_not_break_off_what_the_first_has_begun(monkeypatch):
-    def end(processes, grace):
-        interrupt_main()  # as Ray cancels
-        ended.extend(processes)
-
-    ended, process = [], SimpleNamespace(poll=lambda: interrupt_main() or 0, wait=lambda: 0)
-    monkeypatch.setattr(ray_tasks, "end", end)
-    monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=lambda *_: process))
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a cluster that was started in the background
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            ray_tasks._work_in_process({}, {})
-        assert ended == [process]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def refused(app, *keys, says):

@@ -1,13 +1,10 @@
 """A person sees what every job does and when the sweep will end."""
 
 import json
-import os
-import signal
 
 import pytest
 from rich.console import Console
 
-from simbal.files.console import clock
 from simbal.sweep import pool
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
@@ -66,11 +63,6 @@ def test_a_finished_row_keeps_its_step_and_its_loss_and_has_no_time_left(attempt
     assert done.split() == ["seed=0", "done", "100/100", "3.250", "1:40"]
 
 
-def test_what_is_kept_is_said_when_a_sweep_is_stopped(attempts, capsys):
-    View(attempts, 2, Console(width=300)).interrupted()
-    assert capsys.readouterr().out.startswith("stopped: 1 done, 2 stopped (about step 70), 2 not begun; nothing")
-
-
 def test_what_does_not_fit_is_counted_and_the_most_urgent_stays(attempts):
     text = text_of(draw(Tally(attempts), slots=2, height=9))
     assert "seed=2" in text
@@ -86,41 +78,6 @@ def test_the_time_left_counts_running_and_queued_jobs_over_the_slots(attempts):
     # lengths known: 100 and 30, so 65 for each that has said nothing and for each in the queue
     assert seconds_left(Tally(attempts), progress, slots=2) == (30 + 65 + 2 * 65) / 2
     assert seconds_left(Tally(attempts), progress, slots=100) == 65
-
-
-def test_a_run_that_was_done_elsewhere_tells_nothing_of_the_time_left(attempts):
-    elsewhere = attempts[4]
-    elsewhere.state, elsewhere.ended = "done", 7.0
-    progress = {id(attempt): {} for attempt in attempts[2:4]}
-    # two running that have not begun to count, one queued
-    assert seconds_left(Tally(attempts), progress, slots=1) == 3 * 100
-
-
-def test_nothing_is_known_of_the_time_left_before_a_job_says_something(attempts):
-    assert seconds_left(Tally(attempts[3:]), {id(attempts[3]): {}}, slots=2) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"phase": "validate"}'])
-def test_a_half_written_progress_file_is_no_error(attempts, text):
-    (attempts[3].folder.path / "progress.json").write_text(text)
-    assert "seed=3" in text_of(draw(Tally(attempts), slots=2, height=40))
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
-def test_a_progress_file_that_is_none_is_left_unread(attempts, kind):
-    file = attempts[3].folder.path / "progress.json"
-    {
-        "pipe": lambda: os.mkfifo(file),
-        "folder": file.mkdir,
-        "device": lambda: file.symlink_to("/dev/zero"),
-        "huge": lambda: file.write_text(json.dumps({"phase": "x" * (1 << 17)})),
-    }[kind]()
-    assert attempts[3].progress() == {}
-
-
-def test_a_phase_commands_no_terminal(attempts):
-    (attempts[3].folder.path / "progress.json").write_text(json.dumps({"phase": "\x1b]0;title\x07train"}))
-    assert "\x1b" not in text_of(draw(Tally(attempts), slots=2, height=40))
 
 
 def test_without_a_terminal_there_is_one_line_per_change(attempts):
@@ -168,22 +125,3 @@ def test_a_job_that_a_cluster_lets_wait_is_queued_and_its_time_is_that_since_it_
     changes = ["running seed=5", "queued  seed=5", "running seed=5", f"failed  seed=5: {reason}"]
     assert capture.get().splitlines() == [f"[1/1] {change}" for change in changes]
     assert attempts[5].seconds == 60
-
-
-def test_a_job_that_has_not_begun_when_its_sweep_is_stopped_is_none_that_was_stopped(attempts, monkeypatch, capsys):
-    monkeypatch.setattr(pool.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        Pool([{}], OnCluster("waits", "waits"), View(attempts[5:], 1, Console(width=300))).run(attempts[5:])
-    assert capsys.readouterr().out.startswith("stopped: 0 done, 0 stopped, 1 not begun; nothing")
-
-
-def test_on_a_terminal_the_last_state_stays_on_the_screen(attempts):
-    console = Console(width=100, height=40, force_terminal=True)
-    with console.capture() as capture, View(attempts, 2, console) as view:
-        attempts[2].state = "done"
-        view.changed(attempts[2])
-    assert "1 running, 2 queued, 2 done, 1 failed" in capture.get()
-
-
-def test_times_are_minutes_and_seconds_then_hours():
-    assert (clock(5), clock(125.4), clock(3725)) == ("0:05", "2:05", "1:02:05")

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.sweep.worker import CONSOLE_FILE, Assignment, output_to, work
+from simbal.sweep.worker import CONSOLE_FILE, Assignment, work
 from tests.sweep.conftest import BOTH_STARTS
 
 NOTING = str(Path(__file__).with_name("noting"))  # for PYTHONPATH
@@ -33,15 +31,6 @@ def test_a_job_reads_the_config_of_its_folder_and_no_other(app, preload):
     files = {(app.folder / file).resolve() for pid, file in opened if pid in jobs}
     assert files == {app.run_folder(seed) / "config.yaml" for seed in (0, 1)}
     assert not [line for pid, _, line in noted(app, "parsed")[0] if pid in jobs]
-
-
-def test_a_sweep_takes_each_override_apart_once_beside_hydra(app):
-    sweep = app.run("-m", "seed=0-1", "balancing=simbal,lbl", "optim.lr=0.1", PYTHONPATH=NOTING)
-    assert sweep.returncode == 0, sweep.stderr
-    parsed, _ = noted(app, "parsed")
-    lines = Counter(line for _, caller, line in parsed if not caller.startswith("hydra."))
-    assert {"seed=0-1", "seed=0", "balancing=lbl", "optim.lr=0.1"} <= {*lines}
-    assert max(lines.values()) == 1, lines
 
 
 @BOTH_STARTS
@@ -92,22 +81,3 @@ def test_what_a_job_says_last_is_in_its_console_and_its_record(app, preload):
     assert [console[-1] for console in consoles] == [ends[0], f"error: {ends[1]}"]
     for seed, error in ends.items():
         assert (app.record(seed)["status"], app.record(seed)["error"]) == ("failed", error)
-
-
-def test_output_is_added_and_goes_where_it_went_afterwards(tmp_path, capfd):
-    file = tmp_path / CONSOLE_FILE
-    for word in ("first", "second"):
-        with output_to(file):
-            os.write(1, f"{word}\n".encode())
-            subprocess.run(["sh", "-c", f"echo {word} of a child >&2"], check=True)
-        os.write(1, b"afterwards\n")
-    assert file.read_text() == "first\nfirst of a child\nsecond\nsecond of a child\n"
-    assert capfd.readouterr().out == "afterwards\nafterwards\n"
-
-
-def test_a_console_that_was_there_before_shows_by_its_time_that_a_job_has_begun(tmp_path):
-    file = tmp_path / CONSOLE_FILE
-    file.touch()
-    os.utime(file, (1.0, 1.0))
-    with output_to(file):
-        assert file.stat().st_mtime > 1.0

@@ -207,25 +207,6 @@ def test_a_task_of_srun_knows_its_place_and_where_the_first_is(monkeypatch):
     assert ranks.launched() == ranks.Launched("srun", 5, 8, 1, 2, "tcp://10.0.0.7:29500")
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, TASK | {"SLURM_STEP_NUM_TASKS": "1"}, TASK | {"SLURM_PTY_PORT": "1"}],
-)
-def test_a_script_of_sbatch_a_single_task_and_an_interactive_shell_are_no_ranks(monkeypatch, variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert ranks.launched() is None
-
-
-def test_lightning_does_not_mind_a_job_of_several_tasks_or_a_srun(small_spec, monkeypatch, tmp_path):
-    """Its own reading of Slurm's variables refuses the one, and warns of the other."""
-    (tmp_path / "srun").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    train(small_spec("trainer.max_steps=1"))
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    train(small_spec("trainer.max_steps=2"))
-
-
 @FORKED
 @pytest.mark.parametrize(
     ("keys", "says"),

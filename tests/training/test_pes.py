@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.shared.trained import load
@@ -101,13 +100,6 @@ def test_a_dense_model_has_no_pes(small_spec):
     spec = small_spec("trainer.pes_every=3", "balancing=none", "model.num_experts=0")
     train(spec)
     assert not pes_rows(spec)
-
-
-def test_tensorboard_has_the_curves(small_spec):
-    spec = small_spec("trainer.pes_every=6", "logger=tensorboard")
-    train(spec)
-    events = EventAccumulator(str(spec.path / "tensorboard")).Reload()
-    assert all([event.step for event in events.Scalars(key)] == [0, 6, 12] for key in PES_KEYS)
 
 
 def test_the_record_has_the_similarity_of_the_final_weights_and_its_definition(small_spec):

@@ -41,19 +41,6 @@ def test_bf16_is_taken_on_a_cpu_with_its_instructions(cpu_with, flags):
     assert resolve_precision("bf16-true", CPU) == "bf16-true"
 
 
-def test_a_gpu_and_fp32_need_no_instructions_of_the_cpu(cpu_with):
-    cpu_with("avx2")
-    assert resolve_precision("auto", CPU) == resolve_precision("32-true", CPU) == "32-true"
-    assert resolve_precision("auto", CUDA) == "bf16-mixed"
-    assert resolve_precision("bf16-true", CUDA) == "bf16-true"
-
-
-def test_a_system_that_lists_no_flags_counts_as_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "CPU_FLAGS", tmp_path / "absent")
-    with pytest.raises(UserError, match="no bf16"):
-        resolve_precision("bf16-mixed", CPU)
-
-
 def test_a_refused_run_leaves_no_folder_and_force_does_not_change_its_name(small_spec, cpu_with):
     cpu_with("avx2")
     spec = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2")
@@ -75,10 +62,3 @@ def test_a_run_that_goes_on_in_another_precision_says_so():
     assert second.warnings == [
         "precision changed, and with that the rounding: 32-true from step 0, bf16-mixed from step 5"
     ]
-
-
-def test_a_checkpoint_of_a_version_that_kept_no_precision_is_gone_on_with():
-    count = DeviceCount()
-    count.load_state_dict({"since": {0: 1}})
-    count.on_train_start(SimpleNamespace(global_step=5, precision="bf16-mixed"))
-    assert count.warnings == []

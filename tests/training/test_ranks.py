@@ -1,11 +1,10 @@
 """Ranks share why one of them failed, and end together."""
 
 import sys
-import threading
 from multiprocessing import get_context
 
 import pytest
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import HashStore
 
 from simbal.training import ranks
 from simbal.training.ranks import Ranks
@@ -24,24 +23,6 @@ def test_the_first_report_is_the_one_that_counts(pair):
     second.report_failure({"error": "the disk is full", "cause": "disk"})
     first.report_failure({"error": "rank 1 has gone"})
     assert first.failure_of_others() == {"error": "the disk is full", "cause": "disk"}
-
-
-def test_without_a_report_there_is_none(pair):
-    assert pair[0].failure_of_others() is None
-
-
-def test_a_thread_can_report_while_another_looks_for_reports():
-    """As the one that watches the other ranks does; a wait of torch's store would lock it out."""
-    first = Ranks(0, 2, TCPStore(ranks.HOST, 0, 2, is_master=True, wait_for_workers=False))
-    watcher = threading.Timer(3 * ranks.LOOK_SECONDS, first.report_failure, [{"error": "rank 1 has gone"}])
-    watcher.start()
-    assert first.failure_of_others() == {"error": "rank 1 has gone"}
-    watcher.join()
-
-
-def test_a_process_alone_has_nobody_to_report_to():
-    Ranks().report_failure({"error": "it failed"})
-    assert Ranks().failure_of_others() is None
 
 
 def test_the_first_rank_ends_with_one_that_it_waits_for_and_not_once_they_have_parted(monkeypatch):

@@ -169,7 +169,7 @@ def test_what_one_process_reads_of_shards_is_what_it_reads_of_a_file(small_spec,
     assert not torch.equal(kept.model.head_VD, load(sharded.path).model.head_VD)
 
 
-def test_a_single_file_of_an_earlier_version_goes_on_in_shards(small_spec, finished, monkeypatch):
+def test_a_checkpoint_of_one_device_goes_on_in_shards(small_spec, finished, monkeypatch):
     whole, earlier = finished(*SHARDED), small_spec(*SHARDED)
     kill_in_step(monkeypatch, 9, earlier)
     for folder in checkpoint.in_folder(earlier.path / "checkpoints"):

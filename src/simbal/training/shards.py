@@ -124,7 +124,7 @@ def assembled(folder: Path) -> dict[str, Any]:
 class Sharded(ModelParallelStrategy):
     """FSDP2 whose checkpoints are folders, saved and loaded without a rank that ever holds the whole model.
 
-    A single file, as earlier versions wrote it, is loaded too.
+    A single file, as one device writes it, is loaded too.
     """
 
     def __init__(self, devices: int, config_hash: str) -> None:
