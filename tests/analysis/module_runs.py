@@ -9,8 +9,3 @@ def trained_run(tmp_path_factory, cache_dir, *overrides: str) -> TrainedRun:
     spec = spec_of(tmp_path_factory.mktemp("outputs"), cache_dir, *overrides)
     train(spec)
     return load(spec.path)
-
-
-def dense_run(tmp_path_factory, cache_dir) -> TrainedRun:
-    overrides = ("balancing=none", "model.num_experts=0", "trainer.max_steps=1")
-    return trained_run(tmp_path_factory, cache_dir, *overrides)
