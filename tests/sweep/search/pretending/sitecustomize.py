@@ -40,7 +40,10 @@ def train(spec):
     if reason:
         record |= {"status": "pruned", "error": reason}
     with folder.lock():
-        (folder.path / "record.json").write_text(json.dumps(record))
+        if behaviour.get("nan"):
+            (folder.path / "record.json").write_text(json.dumps(record))
+        else:
+            folder.write_record(record)
 
 
 def curve(folder, value, rows):
