@@ -98,7 +98,6 @@ def test_a_run_is_listed_once_and_a_missing_folder_is_refused(write_run, tmp_pat
 def test_a_list_fits_the_terminal_and_tells_all(every_kind, width):
     text = shown(every_kind, width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("diverged", "damaged", "foreign", "40/1000", "100.00", "out of memory", "of_others", "lbl"):
+    for word in ("diverged", "damaged", "foreign", "40/1000", "100.00", "out of memory", "of_others"):
         assert word in text
-    rows = [line for line in text.splitlines() if "lbl" in line and "400/1000" in line]
-    assert len(rows) == (width > 80)
+    assert ("lbl" in text) == (width > 80)

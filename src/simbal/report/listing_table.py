@@ -1,4 +1,4 @@
-"""Draws a list of runs: one line for each where the terminal is wide enough, else two."""
+"""Draws a list of runs, with fewer columns where the terminal is narrow."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ STYLES = {
 UNUSUAL = "bold red"  # failed, diverged, damaged
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 HEADINGS = ("arm", "folder", "seed", "status", "step", "loss", "ppl", "when", "took", "size")
-PAIRS = (("arm", "folder"), ("seed", "size"), ("status", "step"), ("loss", "ppl"), ("when", "took"))  # one line each
-TEXTS = ("arm", "folder", "status", "status\nstep")
+NARROW = ("folder", "status", "step", "loss", "ppl")  # where the terminal is too narrow for all
+TEXTS = ("arm", "folder", "status")
 Run = Mapping[str, Any]  # the values of a listed folder
 
 
@@ -29,10 +29,9 @@ def show(runs: Sequence[Run], more: int, out: Console) -> None:
     """Print the table of these runs, how many `more` there are, and below it why some of them have no result."""
     top = common_folder([Path(run["folder"]) for run in runs])
     title = printable(f"runs in {top}") if top else "runs"
-    for layout in (_one_line, _two_lines):
-        grid = layout(title, runs, top)
-        if _width(grid, out) <= out.width:
-            break
+    grid = _grid(title, HEADINGS, runs, top)
+    if _width(grid, out) > out.width:
+        grid = _grid(title, NARROW, runs, top)
     out.print(grid)
     if more:
         out.print(f"and {more} more")
@@ -98,26 +97,17 @@ def _style(run: Run) -> str:
     return STYLES.get(run["status"], UNUSUAL)
 
 
-def _one_line(title: str, runs: Sequence[Run], top: Path | None) -> Table:
-    return _grid(title, [(heading,) for heading in HEADINGS], runs, top)
-
-
-def _two_lines(title: str, runs: Sequence[Run], top: Path | None) -> Table:
-    return _grid(title, PAIRS, runs, top)
-
-
-def _grid(title: str, columns: Sequence[tuple[str, ...]], runs: Sequence[Run], top: Path | None) -> Table:
+def _grid(title: str, headings: Sequence[str], runs: Sequence[Run], top: Path | None) -> Table:
     grid = new_grid(title)
-    for headings in columns:
-        left = headings[0] in TEXTS
-        grid.add_column("\n".join(headings), justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    for heading in headings:
+        left = heading in TEXTS
+        grid.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for run in runs:
         cells = _cells(run, top)
-        texts = [Text("\n".join(cells[heading] for heading in headings)) for headings in columns]
-        for headings, text in zip(columns, texts, strict=True):
-            if "status" in headings:
-                text.stylize(_style(run), 0, len(cells["status"]))
-        grid.add_row(*texts)
+        row = [
+            Text(run["status"], _style(run)) if heading == "status" else Text(cells[heading]) for heading in headings
+        ]
+        grid.add_row(*row)
     return grid
 
 
