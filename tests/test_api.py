@@ -7,8 +7,6 @@ import sys
 import pandas
 import polars
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 import simbal
 from simbal.analysis.shared.finding import write_analysis
@@ -54,13 +52,6 @@ def test_a_run_is_trained_as_by_the_command(overrides):
         run.model("gpu")
 
 
-def test_a_program_of_hydras_own_trains_a_run_and_stays_what_it_is(overrides, tmp_path):
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        outer = GlobalHydra.instance().hydra
-        assert simbal.train(overrides).status == "finished"
-        assert GlobalHydra.instance().hydra is outer
-
-
 def test_a_finished_run_is_returned_and_one_can_be_begun_from_it(overrides, capsys):
     first = simbal.train(overrides)
     assert simbal.train(overrides).path == first.path
@@ -88,18 +79,6 @@ def test_what_is_wrong_is_refused_before_anything_is_made(tmp_path, monkeypatch,
     with pytest.raises(UserError, match=said):
         simbal.train(wrong)
     assert [*tmp_path.iterdir()] == []
-
-
-def test_runs_are_a_sequence(sweep):
-    loaded = simbal.load(sweep)
-    assert len(loaded) == len([*loaded]) == 4
-    names = [run.path.name for run in loaded]
-    assert loaded[names[2]].path == loaded[2].path == loaded[2:][0].path
-    assert repr(loaded[0]).endswith(": finished>")
-    with pytest.raises(UserError, match="has no run x: it has lbl-"):
-        loaded["x"]
-    with pytest.raises(IndexError):
-        loaded[4]
 
 
 def test_runs_are_rows_that_all_have_the_same_keys(sweep):

@@ -70,11 +70,6 @@ def test_every_bound_is_enforced_and_no_tighter(base_spec, name):
             typed(Config, changed(plain, {name: value}))
 
 
-def test_every_number_is_bounded_but_those_that_are_judged_with_the_data():
-    numbers = {name for name, kind, key in every_key() if kind in (int, float, int | None) and not key.bounded}
-    assert numbers == {"data.branching", "data.validation_tokens"}  # they are judged where they are used
-
-
 def test_integer_keys_are_those_that_take_spans():
     keys = integer_keys()
     assert {"seed", "trainer.max_steps", "model.top_k", "data.vocab_size", "data.branching"} <= keys

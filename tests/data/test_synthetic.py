@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from simbal.data.store import prepare
-from simbal.errors import UserError
 
 SYMBOLS, BRANCHING = 31, 4
 
@@ -49,14 +48,3 @@ def test_validation_has_documents_of_its_own(chain):
     train, validation = ({row.tobytes() for row in chain(split)} for split in ("train", "validation"))
     assert (len(train), len(validation)) == (100, 2)
     assert not train & validation
-
-
-def test_impossible_chains_are_refused(chain):
-    for changed, sentence in (
-        ({"branching": SYMBOLS + 1}, "data.branching=32 must lie between 1 and 31"),
-        ({"vocab_size": 8192, "branching": 2049}, "their product may be 16,777,216"),
-        ({"documents": 0}, "data.documents=0 must be at least 1"),
-        ({"document_tokens": 0}, "data.document_tokens=0 must be at least 1"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            chain(**changed)

@@ -38,12 +38,6 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_which_are(gpus):
         slots.gpu_slots("4567", gpus, None, None)
 
 
-@pytest.mark.parametrize(("n_jobs", "threads"), [(0, None), (None, 0), (-1, 1)])
-def test_counts_are_at_least_one(n_jobs, threads):
-    with pytest.raises(UserError, match="at least 1"):
-        slots.cpu_slots(2, n_jobs, threads)
-
-
 @pytest.mark.parametrize(
     ("environment", "visible"),
     [

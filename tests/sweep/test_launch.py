@@ -1,7 +1,6 @@
 """A sweep from the command line to the table: each job in its own process, judged by its record alone."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -74,11 +73,6 @@ def test_the_same_command_starts_nothing_and_prints_the_same_table(app):
     assert again.stdout.startswith("2 finished, 0 resumed, 0 new\n")
     assert app.started == [0, 1]
     assert first.stdout.partition("default:")[2] == again.stdout.partition("default:")[2] != ""
-
-
-def test_each_corpus_is_prepared_for_all_its_runs_at_once(app):
-    app.run("-m", "seed=0-2", "data.chain_seed=3,4")
-    assert sorted(app.lines("prepared")) == ["3", "3", "4", "4"]  # before sweep.json is written, and by the launcher
 
 
 def test_a_run_finished_on_data_that_have_changed_since_is_refused_before_any_job_starts(app):
@@ -209,15 +203,3 @@ def test_a_killed_sweep_leaves_nothing_behind(app, preload):
     sweep.kill()
     sweep.communicate()
     app.wait_until(lambda: not any(app.alive(pid) for pid in hanging(app)))
-
-
-def test_what_a_dead_job_left_running_is_ended(app):
-    app.behave({0: "hang"})
-    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=1")
-    app.wait_until(lambda: len(hanging(app)) == 2)
-    grandchild, job = hanging(app)
-    os.kill(job, signal.SIGKILL)
-    sweep.communicate()
-    assert app.started == [0, 1]
-    assert app.record(0)["error"] == "killed by signal 9"
-    app.wait_until(lambda: not app.alive(grandchild))

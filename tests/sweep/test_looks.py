@@ -23,11 +23,6 @@ def test_looks_take_every_seed_once_and_as_many_as_allowed(first, most):
     assert 0 < len(looks[-1]) <= len(first)
 
 
-def test_one_seed_at_a_time_is_refused():
-    with pytest.raises(UserError, match="give at least two, as by seed=0-4"):
-        seeds_of_looks([0], 40)
-
-
 def test_a_large_difference_is_decided_at_an_early_look(app):
     app.behave({}, simbal=1.0)
     sweep = app.run(*ARMS, "max_seeds=20")
