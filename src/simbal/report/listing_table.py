@@ -104,10 +104,9 @@ def _grid(title: str, headings: Sequence[str], runs: Sequence[Run], top: Path | 
         grid.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for run in runs:
         cells = _cells(run, top)
-        row = [
-            Text(run["status"], _style(run)) if heading == "status" else Text(cells[heading]) for heading in headings
-        ]
-        grid.add_row(*row)
+        texts = {heading: Text(cells[heading]) for heading in headings}
+        texts["status"].stylize(_style(run))
+        grid.add_row(*texts.values())
     return grid
 
 
