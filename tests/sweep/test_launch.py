@@ -25,7 +25,7 @@ def hanging(app):
 def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app, preload):
     ends = {
         1: ("crash", "failed", "RuntimeError: the loss is nan"),
-        2: ("die", "killed", "killed by signal 9"),
+        2: ("die", "killed", "killed by signal 9, possibly out of memory"),
         3: ("refuse", "failed", "no space left"),
         5: ("stop", "killed", "killed by signal 15"),
         6: ("fault", "killed", "killed by signal 11"),
@@ -257,5 +257,5 @@ def test_what_a_dead_job_left_running_is_ended(app):
     os.kill(job, signal.SIGKILL)
     sweep.communicate()
     assert app.started == [0, 1]
-    assert app.record(0)["error"] == "killed by signal 9"
+    assert app.record(0)["error"] == "killed by signal 9, possibly out of memory"
     app.wait_until(lambda: not app.alive(grandchild))

@@ -21,9 +21,9 @@ def pair(monkeypatch):
 
 def test_the_first_report_is_the_one_that_counts(pair):
     first, second = pair
-    second.report_failure({"error": "the disk is full", "cause": "disk"})
-    first.report_failure({"error": "rank 1 has gone"})
-    assert first.failure_of_others() == {"error": "the disk is full", "cause": "disk"}
+    second.report_failure("the disk is full")
+    first.report_failure("rank 1 has gone")
+    assert first.failure_of_others() == "the disk is full"
 
 
 def test_without_a_report_there_is_none(pair):
@@ -33,14 +33,14 @@ def test_without_a_report_there_is_none(pair):
 def test_a_thread_can_report_while_another_looks_for_reports():
     """As the one that watches the other ranks does; a wait of torch's store would lock it out."""
     first = Ranks(0, 2, TCPStore(ranks.HOST, 0, 2, is_master=True, wait_for_workers=False))
-    watcher = threading.Timer(3 * ranks.LOOK_SECONDS, first.report_failure, [{"error": "rank 1 has gone"}])
+    watcher = threading.Timer(3 * ranks.LOOK_SECONDS, first.report_failure, ["rank 1 has gone"])
     watcher.start()
-    assert first.failure_of_others() == {"error": "rank 1 has gone"}
+    assert first.failure_of_others() == "rank 1 has gone"
     watcher.join()
 
 
 def test_a_process_alone_has_nobody_to_report_to():
-    Ranks().report_failure({"error": "it failed"})
+    Ranks().report_failure("it failed")
     assert Ranks().failure_of_others() is None
 
 

@@ -55,7 +55,7 @@ TEXTS = (_of(dict[str, str]), "texts by name")
 ANYTHING = (_of(Any), "")
 KEYS: dict[str, Rule] = {
     "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"), "config_hash": TEXT,
-    "choices": TEXTS, "seed": COUNT, "error": TEXT, "cause": TEXT, "warnings": (_of(list[str]), "a list of sentences"),
+    "choices": TEXTS, "seed": COUNT, "error": TEXT, "warnings": (_of(list[str]), "a list of sentences"),
     "data": MAPPING, "definitions": TEXTS, "objective": MAPPING, "code": MAPPING, "versions": MAPPING,
     "device": TEXT, "threads": COUNT, "backend": ANYTHING, "backend_choice": ANYTHING, "router_init": ANYTHING,
     "precision": TEXT, "parameters": ANYTHING, "step": COUNT, "steps": COUNT, "skipped_steps": COUNT, "tokens": COUNT,
