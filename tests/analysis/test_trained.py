@@ -14,7 +14,6 @@ from simbal.runs.folder import RunFolder
 from simbal.training.run import train
 from tests.analysis.module_runs import trained_run
 from tests.forged_runs import forge
-from tests.no_file import KINDS, take_place
 
 QUALITY = {
     "quality": {
@@ -123,16 +122,6 @@ def test_damaged_and_foreign_checkpoints_are_refused_by_name(run, small_spec):
     file.unlink()
     with pytest.raises(UserError, match="final.ckpt is missing"):
         load(run.path)
-
-
-@pytest.mark.parametrize("name", ["checkpoints/final.ckpt", "config.yaml", "analysis/quality.json"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_in_the_place_of_one_is_a_sentence(run, name, kind):
-    file = run.path / name
-    take_place(file, kind)
-    with pytest.raises(UserError) as refused:
-        evaluate(QUALITY, str(run.path), False, "cpu", "unused")
-    assert str(run.path) in str(refused.value)
 
 
 def test_a_config_that_trains_nothing_is_a_sentence(run):

@@ -15,8 +15,7 @@ from random import Random
 from simbal.data.verification import MEMORY
 from tests.chaos.cluster_faults import kill_ray_worker, lose_head, lose_node
 from tests.chaos.damage import flip, tear, truncate
-from tests.chaos.foreign import ATTACKS
-from tests.chaos.scene import END_SECONDS, REPOSITORY, Scene
+from tests.chaos.scene import END_SECONDS, Scene
 from tests.chaos.store_faults import fail_store, lose_machine
 
 # a program that holds a run's folder, unless another one does
@@ -182,27 +181,6 @@ def busy_folder(kind: str, scene: Scene, draws: Random) -> None:
         scene.note(kind, f"{run} for {seconds:.1f} s")
 
 
-def foreign_run(kind: str, scene: Scene, draws: Random) -> None:
-    """Put a hostile folder beside the runs, look at it with the programs, and take it away again."""
-    attack = draws.choice(sorted(ATTACKS))
-    found = sorted(scene.outputs.glob("default/*/record.json"))
-    finished = [file.parent for file in found if '"finished"' in file.read_text(errors="replace")]
-    if not finished:
-        return
-    folder = scene.outputs / "default" / "foreign"
-    shutil.copytree(finished[0], folder, ignore=shutil.ignore_patterns(".*"))
-    try:
-        marker = ATTACKS[attack](folder)
-        scene.note(kind, f"{attack}, made of {finished[0].name}")
-        evaluate = ["evaluate.py", f"run={folder}", "analysis=orthogonality", f"data.cache_dir={scene.data}"]
-        for program, *arguments in (["report.py", str(folder.parent)], evaluate):
-            said = scene.call(str(REPOSITORY / program), *arguments, place=folder.parent)
-            if "Traceback" in said or marker.exists():
-                scene.complain(f"{program} of a foreign run ({attack}): {said}")
-    finally:
-        shutil.rmtree(folder)
-
-
 FAULTS = (
     Fault("kill_job SIGKILL", 4, kill_job(signal.SIGKILL)),
     Fault("kill_job SIGTERM", 4, kill_job(signal.SIGTERM)),
@@ -220,7 +198,6 @@ FAULTS = (
     Fault("second_sweep", 2, second_sweep),
     Fault("damage_data", 2, damage_data),
     Fault("busy_folder", 3, busy_folder),
-    Fault("foreign_run", 2, foreign_run, after_end=True),
     Fault("lose_node", 4, lose_node, needs="cluster"),
     Fault("kill_ray_worker", 3, kill_ray_worker, needs="cluster"),
     Fault("lose_head", 2, lose_head, needs="cluster"),

@@ -1,19 +1,17 @@
-"""`run=FOLDER` goes on with a run wherever it lies, and follows its config to no place that is not the user's own."""
+"""`run=FOLDER` goes on with a run wherever it lies."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.cli.again import literal, run_of
-from simbal.config.catalogue import Catalogue
+from simbal.cli.again import run_of
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from tests import programs
 from tests.child_processes import wait_until
-from tests.conftest import CONF, MARKOV, SMALL
+from tests.conftest import MARKOV, SMALL
 from tests.sweep.small_sweep import curve
 
 LONG = ("trainer.max_steps=120", "trainer.ckpt_every=5", "trainer.val_every=40", "trainer.log_every=1")
@@ -21,7 +19,7 @@ EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n
 
 
 def again(folder, *lines: str):
-    return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]), Catalogue([CONF]))
+    return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]))
 
 
 def files_of(place: Path) -> dict[str, bytes]:
@@ -120,60 +118,6 @@ def test_a_command_line_that_names_no_single_run_is_refused(write_run, check, ar
     code, _, refusal = check(*(argument.replace("{}", str(path)) for argument in arguments))
     assert code == 2
     assert said.replace("{}", str(path)) in refusal
-
-
-FILES = {"source": "files", "files": "a.jsonl", "validation_files": [], "text_key": "text", "encoding": "utf-8"}
-FILES |= {"txt_split": "file", "on_bad_record": "error"}
-MLFLOW = {"kind": "mlflow", "tracking_uri": None, "experiment": None}
-
-
-@pytest.mark.parametrize(
-    ("group", "keys", "refused"),
-    [
-        ("data", {"cache_dir": "/elsewhere"}, "data.cache_dir=/elsewhere"),
-        ("data", {**FILES, "files": "https://host/a.jsonl"}, "data.files=https://host/a.jsonl"),
-        ("data", {**FILES, "files": ["a", "s3://host/a.jsonl"]}, "data.files=['a', 's3://host/a.jsonl']"),
-        ("data", {**FILES, "files": "${oc.env:HOME}/a.jsonl"}, "data.files=${oc.env:HOME}/a.jsonl"),
-        ("data", {**FILES, "validation_files": "http://host/b"}, "data.validation_files=http://host/b"),
-        ("logger", {**MLFLOW, "tracking_uri": "http://host:5000"}, "logger.tracking_uri=http://host:5000"),
-        ("logger", {**MLFLOW, "tracking_uri": "mlruns"}, "logger.tracking_uri=mlruns"),
-        ("logger", MLFLOW, "output_dir="),
-        ("logger", {"kind": "wandb", "project": "simbal", "offline": False}, "logger.offline=False"),
-    ],
-)
-def test_a_folder_is_not_followed_to_places_unless_they_are_given(write_run, monkeypatch, group, keys, refused):
-    monkeypatch.setattr("simbal.config.check.find_spec", lambda package: True)  # all loggers are installed
-    path = write_run(status=None)
-    folder = RunFolder(path)
-    spec = folder.read_spec()
-    (path / "config.yaml").unlink()
-    options = {group: keys.get("source" if group == "data" else "kind", spec.choices[group])}
-    usual = spec.written["data"] if group == "data" else {}
-    folder.write_spec(
-        replace(spec, written={**spec.written, group: {**usual, **keys}}, choices={**spec.choices, **options})
-    )
-    with pytest.raises(UserError) as refusal:
-        again(path)
-    assert refused in str(refusal.value)
-    key = refused.partition("=")[0]
-    said = [f"{key}={literal(keys.get(key.partition('.')[2]))}"] if key != "output_dir" else []
-    mine = ["output_dir=here"] if "tracking_uri" in keys else []
-    assert again(path, *said, *mine).path == path
-
-
-def test_a_variable_that_is_given_again_is_looked_up_again(write_run, monkeypatch):
-    monkeypatch.setenv("CORPUS", "https://ada:pass@host/a.jsonl")
-    path = write_run(status=None)
-    folder = RunFolder(path)
-    spec = folder.read_spec()
-    (path / "config.yaml").unlink()
-    data = {**spec.written["data"], **FILES, "files": "${oc.env:CORPUS}"}
-    folder.write_spec(replace(spec, written={**spec.written, "data": data}, choices={**spec.choices, "data": "files"}))
-    run = again(path, "data.files='${oc.env:CORPUS}'")
-    assert run.config.data.files == "https://ada:pass@host/a.jsonl"
-    assert run.written["data"]["files"] == "${oc.env:CORPUS}"
-    with pytest.raises(UserError, match="NOWHERE"):
-        again(path, "data.files='${oc.env:NOWHERE}'")
 
 
 @pytest.mark.slow

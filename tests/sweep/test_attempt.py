@@ -55,12 +55,3 @@ def test_the_failure_of_a_job_does_not_take_the_place_of_a_record_that_is_there(
     end(attempt)
     assert end(attempt, said="") == ("failed", "no space left")
     assert attempt.folder.read_record()["error"] == "no space left"
-
-
-@pytest.mark.parametrize("name", ["progress.json", "console.log"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_file_is_in_the_way(attempt, name, kind):
-    file = attempt.folder.path / name
-    make = {"pipe": lambda: os.mkfifo(file), "folder": file.mkdir, "device": lambda: file.symlink_to("/dev/zero")}
-    make[kind]()
-    assert attempt.claim() == ("failed", f"{file} is no regular file: move it away")

@@ -1,7 +1,6 @@
 """A person sees what every job does and when the sweep will end."""
 
 import json
-import os
 import signal
 
 import pytest
@@ -104,23 +103,6 @@ def test_nothing_is_known_of_the_time_left_before_a_job_says_something(attempts)
 def test_a_half_written_progress_file_is_no_error(attempts, text):
     (attempts[3].folder.path / "progress.json").write_text(text)
     assert "seed=3" in text_of(draw(Tally(attempts), slots=2, height=40))
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
-def test_a_progress_file_that_is_none_is_left_unread(attempts, kind):
-    file = attempts[3].folder.path / "progress.json"
-    {
-        "pipe": lambda: os.mkfifo(file),
-        "folder": file.mkdir,
-        "device": lambda: file.symlink_to("/dev/zero"),
-        "huge": lambda: file.write_text(json.dumps({"phase": "x" * (1 << 17)})),
-    }[kind]()
-    assert attempts[3].progress() == {}
-
-
-def test_a_phase_commands_no_terminal(attempts):
-    (attempts[3].folder.path / "progress.json").write_text(json.dumps({"phase": "\x1b]0;title\x07train"}))
-    assert "\x1b" not in text_of(draw(Tally(attempts), slots=2, height=40))
 
 
 def test_without_a_terminal_there_is_one_line_per_change(attempts):

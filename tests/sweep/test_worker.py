@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 from collections import Counter
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -42,22 +40,6 @@ def test_a_sweep_takes_each_override_apart_once_beside_hydra(app):
     lines = Counter(line for _, caller, line in parsed if not caller.startswith("hydra."))
     assert {"seed=0-1", "seed=0", "balancing=lbl", "optim.lr=0.1"} <= {*lines}
     assert max(lines.values()) == 1, lines
-
-
-@BOTH_STARTS
-def test_a_password_reaches_the_job_and_stands_in_no_file_argument_or_variable(app, preload):
-    url = f"http://ada:{PASSWORD}@127.0.0.1:9/corpus.jsonl"
-    app.behave({0: "hang"})
-    sweep = app.start("-m", "data=files", f'data.files="{url}"', "seed=0", preload=preload)
-    app.wait_until(lambda: len(app.lines("hanging")) == 2)
-    (job,) = {json.loads(line)["pid"] for line in app.lines("started")}
-    said = [Path(f"/proc/{job}/{file}").read_bytes() for file in ("cmdline", "environ")]
-    sweep.send_signal(signal.SIGTERM)
-    out, err = sweep.communicate()
-    assert app.lines("addresses") == [sha256(url.encode()).hexdigest()]
-    assert not any(PASSWORD.encode() in text for text in (*said, out.encode(), err.encode()))
-    files = [file for file in app.folder.rglob("*") if file.is_file()]
-    assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]
 
 
 @pytest.fixture

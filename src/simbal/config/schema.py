@@ -26,7 +26,6 @@ class Key:
         most: the largest number that it may be.
         above: a number that it must exceed.
         hashed: whether it can change the result, so that another value is another run.
-        address: whether it is a place that may have a password in it, which is written nowhere.
         before: what it was in runs that were written before there was such a key; `...`: there always was.
     """
 
@@ -35,7 +34,6 @@ class Key:
     most: float | None = None
     above: float | None = None
     hashed: bool = True
-    address: bool = False
     before: Any = ...
 
     @cached_property
@@ -140,10 +138,8 @@ class PySourceConfig(DataConfig):
 class FilesConfig(DataConfig):
     """The source `files`: the user's own text."""
 
-    files: Annotated[Any, Key("a path, a glob, a URL (hf://, s3://, https:// ...), or a list of them", address=True)]
-    validation_files: Annotated[
-        Any, Key("held out whole; when empty, one document in validation_one_in is held out", address=True)
-    ]
+    files: Annotated[Any, Key("a path, a glob, a URL (hf://, s3://, https:// ...), or a list of them")]
+    validation_files: Annotated[Any, Key("held out whole; when empty, one document in validation_one_in is held out")]
     text_key: Annotated[str, Key("of a JSON record, or a column of Parquet")]
     encoding: Annotated[str, Key("of .txt and .jsonl")]
     txt_split: Annotated[
@@ -160,7 +156,7 @@ class FilesConfig(DataConfig):
 class DCLMConfig(DataConfig):
     """The source `dclm`: shards of DCLM, one of which is held out."""
 
-    location: Annotated[str, Key("URL or path with {shard}", address=True)]
+    location: Annotated[str, Key("URL or path with {shard}")]
     first_shard: Annotated[int, Key("number of the first for training", least=0, most=LAST_SHARD)]
     num_shards: Annotated[int, Key("for training, each about 80M tokens; 258 hold the paper's 19.9B", least=1)]
     validation_shard: Annotated[int, Key("number of the one that is held out whole", least=0, most=LAST_SHARD)]
@@ -254,7 +250,7 @@ class MLFlowConfig(LoggerConfig):
 
     tracking_uri: Annotated[
         str | None,
-        Key("null: sqlite in <output_dir>/mlflow.db, which needs no network; or http://host:5000", address=True),
+        Key("null: sqlite in <output_dir>/mlflow.db, which needs no network; or http://host:5000"),
     ]
     experiment: Annotated[str | None, Key("null: the run's name=")]
 
@@ -294,9 +290,7 @@ class Config:
     max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False, before=40)]
     retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False, before=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
-    store: Annotated[
-        str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, address=True, before=None)
-    ]
+    store: Annotated[str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, before=None)]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]
     router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
     balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]
@@ -376,12 +370,6 @@ def integer_keys() -> frozenset[str]:
 def open_keys() -> frozenset[str]:
     """The dotted keys of mappings to which a command may add names, such as the packages of `data=pysource`."""
     return frozenset(name for name, kind, _ in every_key() if get_origin(kind) is dict and name not in GROUPS)
-
-
-@cache
-def addresses() -> frozenset[str]:
-    """Return the dotted keys of addresses that may have a password in them."""
-    return frozenset(name for name, _, key in every_key() if key.address)
 
 
 @cache

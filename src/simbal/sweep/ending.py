@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from simbal.errors import BUSY, BusyError, UserError, redacted
+from simbal.errors import BUSY, BusyError, UserError
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
@@ -78,7 +78,7 @@ def exit_reason(console: Path, start: int, exit_status: int) -> str:
     text = _tail(console, start)
     said = ERROR.findall(text) or RAISED.findall(text)
     if said:
-        return redacted(said[-1])[:LONGEST]
+        return said[-1][:LONGEST]
     return f"ended with exit code {exit_status} and no result"
 
 

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files.disk import refusals_of_disk, remedy, remove_parts, write_json
 from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
@@ -144,7 +144,7 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
         False if another process has finished the run meanwhile.
 
     Raises:
-        UserError: the disk is too full, another process or run has the folder, or what is written would leave it.
+        UserError: the disk is too full, another process or run has the folder.
     """
     require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
@@ -153,7 +153,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
-    folder.require_no_detours()
     folder.write_spec(spec)
     with refusals_of_disk(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):
@@ -298,7 +297,7 @@ def build_trainer(
 def log_to(file: Path) -> Iterator[None]:
     """Append to `file` what this package logs within the block, and the errors that end threads of other packages."""
     handler = _RunLog(file)
-    handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.disabled = False  # Hydra disables every logger that is there when it starts a job, as in a forked process
@@ -320,11 +319,6 @@ class _RunLog(logging.FileHandler):
     def close(self) -> None:
         with suppress(OSError):
             super().close()
-
-
-class _WithoutSecrets(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
 
 
 def _log_end_of_thread(end: threading.ExceptHookArgs) -> None:
