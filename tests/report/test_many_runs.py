@@ -1,11 +1,10 @@
 """Very many runs: what each costs is bounded, and what is left out is said."""
 
-import os
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from simbal.files import disk
 from simbal.report.arms import MOST_NAMED, listed
 from simbal.report.collect import collect
 from simbal.report.report import read_table
@@ -15,8 +14,8 @@ from simbal.report.table import build
 @pytest.fixture
 def opened(monkeypatch):
     """The files that are opened from now on."""
-    files, real = [], os.open
-    monkeypatch.setattr(disk.os, "open", lambda file, *how: files.append(file) or real(file, *how))
+    files, real = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: files.append(file) or real(file))
     return files
 
 

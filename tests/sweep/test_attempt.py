@@ -21,7 +21,7 @@ def attempt(base_spec, write_run):
 def end(attempt, exit_code=1, said="error: no space left\n"):
     """A job's process has ended with this code, after it has said this."""
     (attempt.folder.path / "console.log").write_text(said)
-    return record_exit(attempt.folder, attempt.job.spec, exit_code, 0, 0)
+    return record_exit(attempt.folder, attempt.job.spec, exit_code, 0)
 
 
 def test_a_run_that_nobody_has_is_claimed_and_what_an_earlier_try_has_left_is_gone(attempt):
