@@ -78,7 +78,7 @@ def exit_reason(console: Path, start: int, exit_status: int) -> str:
     text = _tail(console, start)
     said = ERROR.findall(text) or RAISED.findall(text)
     if said:
-        return said[-1][:LONGEST]
+        return str(said[-1])[:LONGEST]
     return f"ended with exit code {exit_status} and no result"
 
 
