@@ -53,7 +53,6 @@ def navigation(pages: dict[str, str]) -> list[dict[str, Any]]:
         {"Home": "index.md"},
         {"Tutorial": "tutorial.md"},
         {"Guide": [f"guide/{name}.md" for name in GUIDES]},
-        {"What is trusted": "trust.md"},
         {"Results": studies},
         {"Examples": below("examples")},
         {

@@ -209,7 +209,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
         overrides: such as `["balancing=lbl", "seed=1"]`; `run=FOLDER` and `from=FOLDER` among them.
 
     Raises:
-        UserError: an override is wrong, the run cannot be done here, or it has diverged or failed for want of memory.
+        UserError: an override is wrong, the run cannot be done here, or it has diverged or run out of memory.
         KeyboardInterrupt: the user has interrupted it; it is saved.
     """
     spec = _composed(overrides)

@@ -220,7 +220,7 @@ def test_a_router_that_is_not_known_leaves_quality(folder):
 @pytest.mark.slow
 def test_weights_that_do_not_fit_into_memory_give_the_same_numbers(folder, host, monkeypatch):
     pytest.importorskip("accelerate")
-    monkeypatch.setattr("simbal.analysis.shared.host_loading.free_memory", lambda device: 200_000)
+    monkeypatch.setattr("simbal.analysis.shared.host_loading._free_memory", lambda device: 200_000)
     away = request(folder, folder / "qwen3_moe").load()
     assert any(parameter.is_meta for parameter in away.model.parameters())
     for analysis in (quality, redundancy, routing, orthogonality, dropping):

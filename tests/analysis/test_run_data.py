@@ -1,7 +1,6 @@
 """The data of a run that may be anybody's: found by their fingerprint, and never where its config sends one."""
 
 import json
-import os
 import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -128,7 +127,6 @@ def test_a_store_of_another_vocabulary_is_refused(trained, tmp_path):
 
 def test_the_tokenizer_of_an_analysis_is_the_users(run, trained, tmp_path):
     keys = ("analysis=generate", "analysis.generate.tokens=4", f"data.cache_dir={trained[1] / 'cache'}")
-    os.mkfifo(tmp_path / "their.tiktoken")  # whoever opened it would wait for ever
     done = run_program(tmp_path, "evaluate.py", f"run={run}", *keys)
     assert done.returncode == 0, done.stderr
     done = run_program(tmp_path, "evaluate.py", f"run={run}", *keys, "data.tokenizer_path=mine", "overwrite=true")

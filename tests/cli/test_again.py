@@ -1,4 +1,4 @@
-"""`run=FOLDER` goes on with a run wherever it lies, and follows its config to no place that is not the user's own."""
+"""`run=FOLDER` goes on with a run wherever it lies."""
 
 import signal
 from pathlib import Path
@@ -7,12 +7,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.cli.again import run_of
-from simbal.config.catalogue import Catalogue
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from tests import programs
 from tests.child_processes import wait_until
-from tests.conftest import CONF, MARKOV, SMALL
+from tests.conftest import MARKOV, SMALL
 from tests.sweep.small_sweep import curve
 
 LONG = ("trainer.max_steps=120", "trainer.ckpt_every=5", "trainer.val_every=40", "trainer.log_every=1")
@@ -20,7 +19,7 @@ EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n
 
 
 def again(folder, *lines: str):
-    return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]), Catalogue([CONF]))
+    return run_of(OverridesParser.create().parse_overrides([f"run={folder}", *lines]))
 
 
 def files_of(place: Path) -> dict[str, bytes]:
@@ -119,10 +118,6 @@ def test_a_command_line_that_names_no_single_run_is_refused(write_run, check, ar
     code, _, refusal = check(*(argument.replace("{}", str(path)) for argument in arguments))
     assert code == 2
     assert said.replace("{}", str(path)) in refusal
-
-
-FILES = {"source": "files", "files": "a.jsonl", "validation_files": [], "text_key": "text", "encoding": "utf-8"}
-FILES |= {"txt_split": "file", "on_bad_record": "error"}
 
 
 @pytest.mark.slow

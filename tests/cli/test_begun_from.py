@@ -90,32 +90,6 @@ def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("data=files", "data.files='https://host/a.jsonl'"), "data.files=https://host/a.jsonl, where a config is not"),
-        (("data=files", "data.files='https://ada:pw@host/a.jsonl'"), "data.files=https://***@host/a.jsonl"),
-        (("data=files", "data.files=${oc.env:HOME}"), "data.files=${oc.env:HOME}"),
-        (("data=dclm", "data.location='s3://bucket/{shard}'"), "data.location=s3://"),
-    ],
-)
-def test_an_address_is_not_followed_to_other_hosts_or_to_variables(given, said, tmp_path):
-    original = made(given, tmp_path)
-    with pytest.raises(UserError) as refusal:
-        begun(f"from={original.path}")
-    assert said in str(refusal.value)
-    key = given[1].partition("=")[0]
-    assert begun(f"from={original.path}", f"{key}=here").written["data"][key.partition(".")[2]] == "here"
-
-
-def test_no_value_becomes_an_interpolation(tmp_path):
-    original = made(("data=files", "data.files=a", "data.text_key=text"), tmp_path)
-    config = original.path / "config.yaml"
-    config.write_text(config.read_text().replace("text_key: text", "text_key: ${oc.env:HOME}"))
-    with pytest.raises(UserError, match="where a config is not followed"):
-        begun(f"from={original.path}")
-
-
-@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         (

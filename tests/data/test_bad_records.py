@@ -9,7 +9,6 @@ BAD = {
     b"{}": "no text key",
     b'{"text": null}': "null as text",
     b'{"text": 1}': "int as text",
-    b'{"text": ' + b"[" * 100_000: "nested too deeply",
     b'{"text": "caf\xe9"}': "not utf-8",
 }
 

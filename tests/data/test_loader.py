@@ -181,9 +181,3 @@ def test_windows_beyond_the_first_tokens_of_their_documents_are_left_out(lengths
     assert split.drawn(None).tolist() == np.flatnonzero(some_W).tolist()
     assert set(split.drawn(3 * SEQ_LEN)) <= set(split.drawn(None))
     assert len(split.drawn(3 * SEQ_LEN)) == min(sum(some_W), 3)
-
-
-def test_coverage_counts_the_documents_of_the_drawn_windows():
-    split = ValidationSplit(windows_of(TOKENS, SEQ_LEN), ENDS, 0)
-    assert split.coverage(None) == split.coverage(10**9) == 4
-    assert split.coverage(10) == len(np.unique(split.documents(split.drawn(10))))

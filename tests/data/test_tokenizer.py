@@ -30,7 +30,7 @@ def tokenizers():
 def nowhere(monkeypatch, tmp_path):
     """A machine without any copy of the token table, and without a network."""
 
-    def offline(url, timeout, stream):
+    def offline(url, timeout):
         raise requests.ConnectionError
 
     monkeypatch.setattr(requests, "get", offline)

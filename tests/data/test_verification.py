@@ -106,8 +106,6 @@ def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, good, tm
     for name, content in {"a": b"{", "b": b"{}", "c": b"\xff", "d": json.dumps({"fingerprints": 3}).encode()}.items():
         (cache / name).mkdir()
         (cache / name / "meta.json").write_bytes(content)
-    (cache / "e").mkdir()
-    os.mkfifo(cache / "e" / "meta.json")
     (cache / "f" / "meta.json").mkdir(parents=True)
     (cache / "g").symlink_to(cache / "nowhere")
     (cache / "meta.json").touch()

@@ -148,19 +148,6 @@ def test_other_errors_of_flock_are_not_taken_for_its_absence(place, monkeypatch)
     assert not place.with_name("a.lock.lease").exists()
 
 
-@pytest.mark.parametrize("kind", ["flock", "ENOLCK"], indirect=True)
-def test_a_link_or_a_pipe_in_its_place_is_neither_followed_nor_waited_for(place, kind):
-    target = place.with_name("target")
-    place.symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"), Lock(place).held():
-        pass
-    assert not target.exists()
-    place.unlink()
-    os.mkfifo(place)
-    with pytest.raises(OSError, match="no regular file|seek"), Lock(place).held():
-        pass
-
-
 @pytest.mark.parametrize("kind", ["ENOLCK"], indirect=True)
 def test_the_folder_of_a_run_is_held_without_flock(tmp_path, kind):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")

@@ -11,7 +11,6 @@ from simbal.report.columns import choose
 from simbal.report.report import report
 from simbal.report.table import build
 from simbal.runs.record import sealed
-from tests.no_file import KINDS, take_place
 
 
 @pytest.fixture
@@ -84,14 +83,6 @@ def test_an_edited_number_of_an_analysis_is_found_out_by_its_checksum(analysed):
     file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
     file.write_text(file.read_text().replace("0.25", "0.15"))
     with pytest.raises(UserError, match="redundancy.json is broken .its checksum is that of another content.: delete"):
-        collect(analysed)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_in_the_place_of_an_analysis_is_a_sentence(analysed, kind):
-    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
-    take_place(file, kind)
-    with pytest.raises(UserError, match="redundancy.json (cannot be read: Is a|is broken|is a link to nothing)"):
         collect(analysed)
 
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import s3fs
+from tests.test_secrets import found
 
 from simbal.store.bucket import Bucket
 from tests import programs
 from tests.child_processes import wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.store.s3_server import SECRET, everything, serving
-from tests.test_secrets import found
 from tests.training.run_files import assert_same_run
 
 pytestmark = pytest.mark.slow

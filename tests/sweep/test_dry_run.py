@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
 
 from simbal.report.report import report
 from simbal.sweep.composer import Job
-from simbal.sweep.resume import plan, write_sweep
+from simbal.sweep.resume import plan
 from simbal.sweep.view import forecast
 from tests.run_folders import fake_spec
 
@@ -64,20 +63,3 @@ def test_a_run_that_was_never_started_is_missing_in_the_table(app, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"seed=0 +unfinished", shown)
     assert re.search(r"seed=1 +missing", shown)
-
-
-def test_neither_the_command_nor_a_label_holds_a_secret_of_an_address(base_spec, tmp_path, monkeypatch):
-    storage, files = "postgresql://ada:s3cret@host/db", "https://bob:s3cret@host/x?token=s3cret"
-    jobs = [
-        Job([f"data.files={files}", f"seed={seed}"], fake_spec(base_spec, tmp_path, "lbl", seed, {}))
-        for seed in range(2)
-    ]
-    jobs[1][0] = "data.files=here"
-    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "-m", f"hydra.sweeper.storage={storage}", files])
-    write_sweep(jobs)
-    text = (tmp_path / "outputs/fake/sweep.json").read_text()
-    assert "s3cret" not in text
-    said = json.loads(text)
-    assert said["command"].startswith("train.py -m 'hydra.sweeper.storage=postgresql://***@host/db' ")
-    assert [*said["runs"].values()] == ["data.files=https://***@host/x?token=*** seed=0", "data.files=here seed=1"]
-    assert [attempt.label for attempt in plan(jobs, retry_failed=False)] == [*said["runs"].values()]

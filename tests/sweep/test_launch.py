@@ -21,7 +21,7 @@ def hanging(app):
 def test_jobs_that_crash_are_killed_or_refuse_leave_the_others_alone(app, preload):
     ends = {
         1: ("crash", "failed", "RuntimeError: the loss is nan"),
-        2: ("die", "killed", "killed by signal 9"),
+        2: ("die", "killed", "killed by signal 9, possibly out of memory"),
         3: ("refuse", "failed", "no space left"),
         5: ("stop", "killed", "killed by signal 15"),
         6: ("fault", "killed", "killed by signal 11"),

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -31,22 +29,6 @@ def test_a_job_reads_the_config_of_its_folder_and_no_other(app, preload):
     files = {(app.folder / file).resolve() for pid, file in opened if pid in jobs}
     assert files == {app.run_folder(seed) / "config.yaml" for seed in (0, 1)}
     assert not [line for pid, _, line in noted(app, "parsed")[0] if pid in jobs]
-
-
-@BOTH_STARTS
-def test_a_password_reaches_the_job_and_stands_in_no_file_argument_or_variable(app, preload):
-    url = f"http://ada:{PASSWORD}@127.0.0.1:9/corpus.jsonl"
-    app.behave({0: "hang"})
-    sweep = app.start("-m", "data=files", f'data.files="{url}"', "seed=0", preload=preload)
-    app.wait_until(lambda: len(app.lines("hanging")) == 2)
-    (job,) = {json.loads(line)["pid"] for line in app.lines("started")}
-    said = [Path(f"/proc/{job}/{file}").read_bytes() for file in ("cmdline", "environ")]
-    sweep.send_signal(signal.SIGTERM)
-    out, err = sweep.communicate()
-    assert app.lines("addresses") == [sha256(url.encode()).hexdigest()]
-    assert not any(PASSWORD.encode() in text for text in (*said, out.encode(), err.encode()))
-    files = [file for file in app.folder.rglob("*") if file.is_file()]
-    assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]
 
 
 @pytest.fixture

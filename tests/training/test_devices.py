@@ -123,7 +123,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_can_go_on(small_spec, finish
 
     with monkeypatch.context() as patch:
         patch.setattr(Telemetry, "on_train_batch_start", start)
-        with pytest.raises(RuntimeError, match="rank 1 has been killed by SIGKILL"):
+        with pytest.raises(UserError, match="rank 1 has been killed by SIGKILL"):
             train(broken)
     record = RunFolder(broken.path).read_record()
     assert (record["status"], record["error"]) == ("failed", "the process of rank 1 has been killed by SIGKILL")

@@ -20,9 +20,9 @@ def pair(monkeypatch):
 
 def test_the_first_report_is_the_one_that_counts(pair):
     first, second = pair
-    second.report_failure({"error": "the disk is full", "cause": "disk"})
-    first.report_failure({"error": "rank 1 has gone"})
-    assert first.failure_of_others() == {"error": "the disk is full", "cause": "disk"}
+    second.report_failure("the disk is full")
+    first.report_failure("rank 1 has gone")
+    assert first.failure_of_others() == "the disk is full"
 
 
 def test_the_first_rank_ends_with_one_that_it_waits_for_and_not_once_they_have_parted(monkeypatch):

@@ -12,14 +12,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.analysis.shared.trained import load
 from simbal.cli.again import run_of
-from simbal.config.catalogue import Catalogue
 from simbal.errors import UserError
 from simbal.hub.export import export
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, run, shards
 from simbal.training.checkpoint_file import opened_file, write_file
 from simbal.training.run import train
-from tests.conftest import CONF
 from tests.training.run_files import assert_same_run, weights, without_speed
 from tests.training.test_devices import leaves
 from tests.training.test_faults import KilledError, kill_at
@@ -135,8 +133,7 @@ def test_four_ranks_then_two_then_one_train_as_four(small_spec, finished, cache_
     kill_in_step(monkeypatch, 5, moved)
     asked = [f"run={moved.path}", f"data.cache_dir={cache_dir}"]
     fewer = [
-        run_of(OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"]), Catalogue([CONF]))
-        for devices in (2, 1)
+        run_of(OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"])) for devices in (2, 1)
     ]
     kill_in_step(monkeypatch, 9, fewer[0])
     assert saved(moved) == ["step-00000004.ckpt", "step-00000008.ckpt"]

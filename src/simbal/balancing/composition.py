@@ -5,19 +5,15 @@ Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
 """
 
 import inspect
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import distributions
+from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import simbal
 from simbal.balancing.base import Balancing, FinishedStep
 from simbal.config.schedule import Schedule
 from simbal.config.values import check_arguments, one_of
@@ -25,7 +21,6 @@ from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, product
 
 GROUP = "simbal.strategies"  # of entry points: NAME = "module:Class"
-DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 class Composition(nn.Module):
@@ -240,14 +235,15 @@ def any_class(name: str, target: object) -> type[Balancing]:
 def trusted_class(name: str, target: object) -> type[Balancing]:
     """Return the class that a dotted path of a run's config.yaml names, which may come from anybody.
 
-    It is in one of simbal's files, or one that an installed package has registered as an entry point of `GROUP`.
-    That is found out before anything is imported: importing a file executes it.
+    It is in simbal, or one that an installed package has registered as an entry point of `GROUP`; importing any other
+    module would execute it.
 
     Raises:
         UserError: it is neither, or no strategy.
     """
     module, _, attribute = str(target).rpartition(".")
-    if not DOTTED.fullmatch(str(target)) or not (_is_of_simbal(module) or _is_registered(module, attribute)):
+    registered = any(point.value == f"{module}:{attribute}" for point in entry_points(group=GROUP))
+    if not registered and not module.startswith("simbal."):
         raise UserError(
             f"balancing.{name}: _target_={target} is not imported: the config.yaml of a run may name a strategy of "
             f"simbal, or one that an installed package has registered as an entry point of the group {GROUP}"
@@ -257,25 +253,6 @@ def trusted_class(name: str, target: object) -> type[Balancing]:
     except ImportError:
         found = None
     return _strategy(name, target, found)
-
-
-def _is_of_simbal(module: str) -> bool:
-    """Whether a module is a file in the folder of simbal, through whatever links."""
-    top, *parts = module.split(".")
-    if top != simbal.__name__ or not parts:
-        return False
-    for root in map(Path, simbal.__path__):
-        files = (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py"))
-        if any(file.is_file() and file.resolve().is_relative_to(root.resolve()) for file in files):
-            return True
-    return False
-
-
-def _is_registered(module: str, attribute: str) -> bool:
-    """Whether an installed package has registered the class; one in the current folder is not installed."""
-    folders = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
-    points = (point for package in distributions(path=folders) for point in package.entry_points)
-    return any(point.group == GROUP and (point.module, point.attr) == (module, attribute) for point in points)
 
 
 def _strategy(name: str, target: object, found: object, why: str = "") -> type[Balancing]:

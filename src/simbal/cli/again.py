@@ -1,8 +1,4 @@
-"""Names runs by their folder: `run=FOLDER` goes on with one, `from=FOLDER` begins another one like it.
-
-What lies in a folder may be anybody's. Its config is taken at its word where that decides the result, and not followed
-to places that are not the user's own: those have to be given again.
-"""
+"""Names runs by their folder: `run=FOLDER` goes on with one, `from=FOLDER` begins another one like it."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,18 +12,15 @@ from omegaconf import OmegaConf
 
 from simbal.config.catalogue import Catalogue
 from simbal.config.check import checked, resolved
-from simbal.config.schema import GROUPS, addresses, as_dict, can_change_result, open_keys
+from simbal.config.schema import GROUPS, as_dict, can_change_result, open_keys
 from simbal.config.values import changed, flatten
-from simbal.errors import HIDDEN, UserError
+from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec, as_written
+from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
 
 RUN, FROM = "run", "from"
-SENT_TO = ("data.cache_dir", "logger.tracking_uri", "logger.offline")  # where a run writes beside its folder
 ROUNDING = ("trainer.devices", "trainer.strategy")  # all that they change: a run may go on with others
-INTERPOLATION = "${"
-LEADS_AWAY = re.compile(rf"://|\$\{{|{re.escape(HIDDEN)}")  # to another host, to a variable, or nowhere
 
 
 def folder_of(key: str, overrides: Iterable[Override]) -> Path | None:
@@ -50,8 +43,7 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
     Only what can change the result is taken over, and no key that the others give, or whose option they choose anew.
 
     Raises:
-        UserError: there is no such run, conf/ has not what it names, its text lies where only the user can say, or a
-            named sweep says too what is trained.
+        UserError: there is no such run, conf/ has not what it names, or a named sweep says too what is trained.
     """
     folder = folder_of(FROM, overrides)
     if folder is None:
@@ -68,7 +60,6 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
     for key, value in flat.items():
         of_chosen = key.partition(".")[0] in (*options, key) and not key.endswith("._target_")
         if of_chosen and can_change_result(key) and key not in given and usual.get(key, ...) != value:
-            _require_near(folder, key, value)
             added = key not in usual and key.rpartition(".")[0] in open_keys()
             lines.append(f"{'++' if added else ''}{key}={literal(value)}")
     gone = [key for key in usual if key.rpartition(".")[0] in open_keys() and key not in flat]
@@ -76,15 +67,14 @@ def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Over
     return [*spans.parse(lines, (), OverridesParser.create()), *own]
 
 
-def run_of(overrides: Sequence[Override], catalogue: Catalogue) -> RunSpec | None:
+def run_of(overrides: Sequence[Override]) -> RunSpec | None:
     """Return the run at `run=`, with the values of the other overrides, which may not make another run of it.
 
     Returns:
         None without `run=`.
 
     Raises:
-        UserError: there is no such run, an override makes another one of it, or it leads to a place that is not the
-            user's own.
+        UserError: there is no such run, or an override makes another one of it.
     """
     folder = folder_of(RUN, overrides)
     if folder is None:
@@ -96,17 +86,9 @@ def run_of(overrides: Sequence[Override], catalogue: Catalogue) -> RunSpec | Non
         if key not in config or override.is_sweep_override() or override.is_delete():
             raise UserError(f"{override.input_line}: run= goes on with one run, and takes values for its keys alone")
     values = {key: plain(override.value()) for key, override in given.items()}
-    groups = [group for group in ("data", "logger") if spec.choices[group] in catalogue.options[group]]
-    usual = catalogue.keys({group: [spec.choices[group]] for group in groups})
-    of_mlflow = ["output_dir"] if config["logger.kind"] == "mlflow" else []  # where its store is, if it is no server
-    sent_to = {*SENT_TO, *of_mlflow}
-    for key in sorted(sent_to | addresses()):
-        if key in config and key not in given and config[key] != usual.get(key):
-            _require_near(folder, key, config[key], sent=key in sent_to)
     real = resolved(OmegaConf.create(values))
     kept = {key: value for key, value in real.items() if key not in ROUNDING}
-    shown = {key: as_written(values[key]) if key in addresses() else value for key, value in kept.items()}
-    again = replace(spec, config=checked(changed(as_dict(spec.config), real)), written=changed(spec.written, shown))
+    again = replace(spec, config=checked(changed(as_dict(spec.config), real)), written=changed(spec.written, kept))
     if again.hash != spec.hash:
         lines = " ".join(str(override.input_line) for override in given.values())
         raise UserError(f"{lines} makes another run of {folder}: begin that by from={folder} {lines}")
@@ -149,13 +131,3 @@ def _options(spec: RunSpec, group: str, folder: Path, catalogue: Catalogue) -> l
             if targets.get(name) != keys.get("_target_"):
                 raise UserError(f"{folder} was trained by {keys.get('_target_')}, which conf/ has not: give balancing=")
     return named
-
-
-def _require_near(folder: Path, key: str, value: Any, sent: bool = False) -> None:
-    """Raise `UserError` for a value behind a URL or a variable, or that says where something is `sent`.
-
-    The user has to give such a value.
-    """
-    away = LEADS_AWAY.search(str(value)) if key in addresses() else INTERPOLATION in str(value)
-    if sent or away:
-        raise UserError(f"{folder} has {key}={value}, where a config is not followed: say it yourself, {key}=...")

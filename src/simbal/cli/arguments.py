@@ -50,7 +50,7 @@ def checked_arguments(catalogue: Catalogue, arguments: Sequence[str] | None = No
         return said
     given = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
     trains = SWEEPS in catalogue.options
-    if trains and (run := run_of(given, catalogue)):
+    if trains and (run := run_of(given)):
         if args.multirun or args.cfg:
             raise UserError("run= goes on with one run: leave out -m and --cfg")
         if _is_dry(given):

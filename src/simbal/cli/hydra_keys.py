@@ -189,13 +189,12 @@ def _check(key: str, value: Any, place: str, line: str) -> None:
         raise UserError(f"{place}: there is no such key; {PREFIX[:-1]} has {', '.join(TYPES)}")
     if key != name:  # a key of params, which the grammar of overrides checks
         return
-    said = place if name == "storage" else line  # the line may hold a password
     settings = OmegaConf.structured(SearchSettings)
     try:
         settings[name] = value
         OmegaConf.to_container(settings, resolve=True)
     except InterpolationResolutionError as error:
-        raise UserError(f"{said}: {interpolation_fault(error)}") from None
+        raise UserError(f"{line}: {interpolation_fault(error)}") from None
     except OmegaConfBaseException:
         kind = "a list such as [a,b]" if get_origin(TYPES[name]) is list else words(TYPES[name])
-        raise UserError(f"{said}: {PREFIX}{name} must be {kind}") from None
+        raise UserError(f"{line}: {PREFIX}{name} must be {kind}") from None

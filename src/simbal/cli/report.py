@@ -19,7 +19,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from simbal.commands import as_typed
-from simbal.errors import UserError, exit_on_user_error, redacted
+from simbal.errors import UserError, exit_on_user_error
 
 OUTPUTS = Path("outputs")
 
@@ -58,5 +58,5 @@ def near(place: str) -> Path:
     from simbal.store.many import fetch_runs
 
     folder = fetch_runs(place, OUTPUTS)
-    print(f"fetched: {redacted(place)} to {folder}")
+    print(f"fetched: {place} to {folder}")
     return folder

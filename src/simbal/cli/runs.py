@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.commands import as_typed
-from simbal.errors import UserError, exit_on_user_error, redacted
-from simbal.files.printable import printable
+from simbal.errors import UserError, exit_on_user_error
 
 OUTPUTS = Path("outputs")
 SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
@@ -83,7 +82,7 @@ def move(argv: list[str]) -> None:
         from simbal.sweep.moving import move_sweep
 
         for sentence in move_sweep(args.source, args.target):
-            print(printable(as_typed(sentence)))
+            print(as_typed(sentence))
 
 
 def archive(argv: list[str]) -> None:
@@ -113,7 +112,7 @@ def fetch(argv: list[str]) -> None:
     with exit_on_user_error():
         from simbal.store.many import fetch_runs
 
-        print(f"fetched: {redacted(args.url)} to {fetch_runs(args.url, args.to, whole=True)}")
+        print(f"fetched: {args.url} to {fetch_runs(args.url, args.to, whole=True)}")
 
 
 def delete(argv: list[str]) -> None:
@@ -163,7 +162,7 @@ def _agreed(runs: Sequence[Path], size: str) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(f"{_runs(len(runs))} would be deleted: give --yes where nobody can be asked")
     for run in runs:
-        print(printable(f"  {run}"))
+        print(f"  {run}")
     return input(f"Delete {_runs(len(runs))}, {size}? [y/N] ").strip().lower() in ("y", "yes")
 
 

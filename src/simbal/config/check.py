@@ -22,14 +22,24 @@ from simbal.config.schema import (
     Config,
     DataConfig,
     DCLMConfig,
+    FilesConfig,
     Key,
+    MLFlowConfig,
     ModelConfig,
     RouterConfig,
     SyntheticConfig,
     TrainerConfig,
     fields_of,
 )
-from simbal.config.values import Shared, accepts, check_kind, check_leaves, check_name, not_negative
+from simbal.config.values import (
+    Shared,
+    accepts,
+    check_kind,
+    check_leaves,
+    check_name,
+    not_negative,
+    require_no_credentials,
+)
 from simbal.errors import UserError
 
 EXTRAS = ("mlflow", "wandb")  # loggers that are modules, which extras of the same names install
@@ -98,6 +108,8 @@ def check_together(config: Config) -> None:
     check_name("name", config.name)
     if not config.output_dir:
         raise UserError("output_dir is empty: give the path of a folder")
+    if isinstance(config.logger, MLFlowConfig):
+        require_no_credentials("logger.tracking_uri", config.logger.tracking_uri)
     if config.store is not None:
         check_store(config.store)
 
@@ -249,7 +261,11 @@ def _check_data(data: DataConfig) -> None:
     if not data.cache_dir:
         raise UserError("data.cache_dir is empty: give the path of a folder")
     if isinstance(data, DCLMConfig):
+        require_no_credentials("data.location", data.location)
         _check_shards(data)
+    if isinstance(data, FilesConfig):
+        require_no_credentials("data.files", data.files)
+        require_no_credentials("data.validation_files", data.validation_files)
     if validation is not None and validation < data.seq_len:
         raise UserError(f"data.validation_tokens={validation} must be null or at least data.seq_len={data.seq_len}")
 

@@ -26,7 +26,6 @@ class Key:
         most: the largest number that it may be.
         above: a number that it must exceed.
         hashed: whether it can change the result, so that another value is another run.
-        address: whether it is a place that may have a password in it, which is written nowhere.
     """
 
     meaning: str
@@ -34,7 +33,6 @@ class Key:
     most: float | None = None
     above: float | None = None
     hashed: bool = True
-    address: bool = False
 
     @cached_property
     def bounded(self) -> bool:
@@ -134,10 +132,8 @@ class PySourceConfig(DataConfig):
 class FilesConfig(DataConfig):
     """The source `files`: the user's own text."""
 
-    files: Annotated[Any, Key("a path, a glob, a URL (hf://, s3://, https:// ...), or a list of them", address=True)]
-    validation_files: Annotated[
-        Any, Key("held out whole; when empty, one document in validation_one_in is held out", address=True)
-    ]
+    files: Annotated[Any, Key("a path, a glob, a URL (hf://, s3://, https:// ...), or a list of them")]
+    validation_files: Annotated[Any, Key("held out whole; when empty, one document in validation_one_in is held out")]
     text_key: Annotated[str, Key("of a JSON record, or a column of Parquet")]
     encoding: Annotated[str, Key("of .txt and .jsonl")]
     txt_split: Annotated[
@@ -154,7 +150,7 @@ class FilesConfig(DataConfig):
 class DCLMConfig(DataConfig):
     """The source `dclm`: shards of DCLM, one of which is held out."""
 
-    location: Annotated[str, Key("URL or path with {shard}", address=True)]
+    location: Annotated[str, Key("URL or path with {shard}")]
     first_shard: Annotated[int, Key("number of the first for training", least=0, most=LAST_SHARD)]
     num_shards: Annotated[int, Key("for training, each about 80M tokens; 258 hold the paper's 19.9B", least=1)]
     validation_shard: Annotated[int, Key("number of the one that is held out whole", least=0, most=LAST_SHARD)]
@@ -244,7 +240,7 @@ class MLFlowConfig(LoggerConfig):
 
     tracking_uri: Annotated[
         str | None,
-        Key("null: sqlite in <output_dir>/mlflow.db, which needs no network; or http://host:5000", address=True),
+        Key("null: sqlite in <output_dir>/mlflow.db, which needs no network; or http://host:5000"),
     ]
     experiment: Annotated[str | None, Key("null: the run's name=")]
 
@@ -284,7 +280,7 @@ class Config:
     max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False)]
     retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
-    store: Annotated[str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False, address=True)]
+    store: Annotated[str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False)]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]
     router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
     balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]
@@ -364,12 +360,6 @@ def integer_keys() -> frozenset[str]:
 def open_keys() -> frozenset[str]:
     """The dotted keys of mappings to which a command may add names, such as the packages of `data=pysource`."""
     return frozenset(name for name, kind, _ in every_key() if get_origin(kind) is dict and name not in GROUPS)
-
-
-@cache
-def addresses() -> frozenset[str]:
-    """Return the dotted keys of addresses that may have a password in them."""
-    return frozenset(name for name, _, key in every_key() if key.address)
 
 
 @cache

@@ -23,8 +23,19 @@ WORDS: dict[Any, str] = {
 }  # fmt: skip
 SHOWN = {None: "null", True: "true", False: "false"}  # as a config has them
 SAME = {Union: UnionType, Sequence: list, Mapping: dict}  # in another spelling
+CREDENTIALS = re.compile(r"://[^/?#\s]*@|[?&;][^=&;]*(?:pass|secret|token|sig|credential|key)[^=&;]*=", re.I)
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def require_no_credentials(key: str, address: Any) -> None:
+    """Raise `UserError` for a URL, or a list with a URL, that has a user name, a password or a token in it."""
+    for url in address if isinstance(address, list) else [address]:
+        if isinstance(url, str) and CREDENTIALS.search(url):
+            raise UserError(
+                f"{key} has a user name, a password or a token in its URL, and configs are saved: give it in the "
+                "environment (PGUSER and PGPASSWORD, AWS_ACCESS_KEY_ID, HF_TOKEN, MLFLOW_TRACKING_USERNAME) or ~/.netrc"
+            )
 
 
 def not_negative(key: str, value: Any) -> float:

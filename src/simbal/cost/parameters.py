@@ -12,9 +12,6 @@ from typing import NamedTuple
 from simbal.model.transformer import Transformer, TransformerShape
 
 FP32 = 4  # bytes of a weight as it is made
-# bytes of a layer's Python objects and of what torch keeps beside its numbers, by the growth of a process that makes
-# 1,000 or 4,000 layers of 8 channels: 20 to 27 KiB
-OBJECTS_OF_A_LAYER = 24 << 10
 
 PARTS = ("embedding", "head", "attention", "ffn", "bias", "router", "norms")
 
@@ -171,11 +168,6 @@ def parameters(shape: TransformerShape) -> Parameters:
 def count(weights: Iterable[Weights], *parts: str) -> int:
     """Return the number of parameters in `weights`, or in those `parts` of it that are named."""
     return sum(each.numbers for each in weights if not parts or each.part in parts)
-
-
-def bytes_to_make(shape: TransformerShape) -> int:
-    """Return the bytes that a model takes in fp32, before anything is computed with it."""
-    return FP32 * count(weights_of(shape)) + OBJECTS_OF_A_LAYER * shape.num_layers
 
 
 def count_parameters(model: Transformer) -> dict[str, int]:

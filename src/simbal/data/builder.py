@@ -25,11 +25,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simbal.data.document import SPLITS, Document, Encoder, Source
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
-from simbal.data.sources.records import LARGEST
 from simbal.data.splits import SplitWriter, facts_of, hash_of, sizes, token_dtype
 from simbal.data.verification import fingerprints, write_meta
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes, remove_parts, replace_text
+from simbal.files.disk import remove_parts, replace_text
 
 GROUP = 1 << 20  # bytes of text that a thread encodes at once
 MOST = 1 << 27  # bytes of text that wait for a thread, but for one group, which may be a single long document
@@ -104,7 +103,7 @@ class Journal:
     def read(cls, folder: Path) -> "Journal":
         """Return the journal that an interrupted build left, or an empty one if there is none that makes sense."""
         try:
-            state = orjson.loads(read_bytes(folder / NAME, LARGEST))
+            state = orjson.loads((folder / NAME).read_bytes())
             if state.pop(CHECKSUM) != _checksum(state):
                 return cls()
             return cls(**state | {"skipped": Counter(state["skipped"])})

@@ -180,10 +180,6 @@ class ValidationSplit:
         documents_BS: NDArray[np.int64] = np.searchsorted(self.document_ends, targets_BS, side="right")
         return documents_BS
 
-    def coverage(self, tokens: int | None) -> int:
-        """Return how many documents the windows for `tokens` touch."""
-        return len(np.unique(self.documents(self.drawn(tokens)))) if tokens is not None else len(self.document_ends)
-
     def batches(self, tokens: int | None, micro_batch: int, rank: int = 0, world_size: int = 1) -> "ValidationBatches":
         """Return the windows for `tokens` as batches; of several ranks each has a part."""
         return ValidationBatches(self, self.drawn(tokens), micro_batch, rank, world_size)

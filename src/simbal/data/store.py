@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -66,8 +65,7 @@ class Store:
             store = cls(path, read_meta(path))
             for name, size in zip(FILES[1:], store._sizes(), strict=True):
                 file = path / name
-                about = file.stat()
-                if not stat.S_ISREG(about.st_mode) or about.st_size != size:
+                if file.stat().st_size != size:
                     raise ValueError(name)
         except PermissionError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None

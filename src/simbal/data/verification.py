@@ -9,7 +9,6 @@ anew after a copy. Where that file cannot be written, the store is read each tim
 """
 
 import json
-import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,16 +21,13 @@ import orjson
 
 from simbal.data.document import SPLITS
 from simbal.data.overlap import Overlap
-from simbal.data.sources.records import LARGEST, require_readable
 from simbal.data.splits import SplitFacts, facts_of, token_dtype
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
 from simbal.runs import record
 
 META = "meta.json"
 MEMORY = "verified.json"
 FILES = (META, "byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
-LARGEST_MEMORY = 1 << 16  # bytes
 MOST = 8  # machines whose verifications are remembered: each numbers a network's disk in its own way
 TICK = 20_000_000  # ns, within which two changes of a file can have one time
 
@@ -41,12 +37,8 @@ Stamps = list[list[int]]  # one for each of FILES: bytes, times of change of con
 
 
 def write_meta(store: Path, meta: dict[str, Any]) -> None:
-    """Write meta.json with a checksum; `UserError` if it is so large that no run would read it."""
+    """Write meta.json with a checksum."""
     text = json.dumps(record.sealed(meta), indent=1, allow_nan=False) + "\n"
-    try:
-        require_readable(text)
-    except ValueError as error:
-        raise UserError(f"the list of inputs does not fit into {store / META} ({error}): join files") from None
     (store / META).write_text(text, encoding="utf-8")
 
 
@@ -57,14 +49,8 @@ def read_meta(store: Path) -> dict[str, Any]:
         ValueError: it is not what was written.
         OSError: it cannot be read.
     """
-    text = read_bytes(store / META, LARGEST).decode()
-    require_readable(text)
-    meta = orjson.loads(text)
-    try:
-        sealed = isinstance(meta, dict) and record.sealed(meta) == meta
-    except RecursionError:
-        sealed = False
-    if not sealed:
+    meta = orjson.loads((store / META).read_bytes())
+    if not isinstance(meta, dict) or record.sealed(meta) != meta:
         raise ValueError("its checksum is that of another content")
     return cast(dict[str, Any], meta)
 
@@ -127,10 +113,8 @@ class Verification:
             raise UserError(f"{self._folder} changed while it was verified: start again")
         if remember:
             text = json.dumps([self._stamps, *self._remembered][:MOST])
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            # not by replacing it: a kill then leaves nothing but half a file, which counts for none
-            with suppress(OSError), open(os.open(self._folder / MEMORY, flags, 0o666), "wb") as file:  # noqa: PTH123
-                file.write(text.encode())
+            with suppress(OSError):  # not by replacing it: a kill leaves half a file at most, which counts for none
+                (self._folder / MEMORY).write_text(text, encoding="utf-8")
 
 
 def verify(folder: Path, meta: dict[str, Any]) -> dict[str, SplitFacts]:
@@ -218,7 +202,7 @@ def _stamps(folder: Path) -> Stamps:
 
 def _remembered(folder: Path) -> list[Any]:
     try:
-        memory = orjson.loads(read_bytes(folder / MEMORY, LARGEST_MEMORY))
+        memory = orjson.loads((folder / MEMORY).read_bytes())
     except (OSError, ValueError):
         return []
     return memory if isinstance(memory, list) else []

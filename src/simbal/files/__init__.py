@@ -1,1 +1,1 @@
-"""Files and terminals: atomic writes, checked reads, locks, and output without control characters."""
+"""Files and terminals: atomic writes, locks and consoles."""

@@ -1,10 +1,9 @@
-"""Files that are replaced atomically and read with care, and the errors of a disk that refuses to take one."""
+"""Files that are replaced atomically, and the errors of a disk that refuses to take one."""
 
 import errno
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,23 +18,6 @@ DISK_REFUSES = (  # EFBIG: a file longer than `ulimit -f` allows
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 PART = ".part"  # the suffix of files that are being written
-
-
-def read_bytes(file: Path, largest: int) -> bytes:
-    """Return the content of a regular file, which may come from an untrusted source.
-
-    Raises:
-        ValueError: it has more than `largest` bytes, or is a pipe or a device; a few words say which.
-        OSError: it cannot be read, or is a folder.
-    """
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as opened:  # noqa: PTH123  a descriptor; it is read at once
-        about = os.fstat(opened.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is no regular file")
-        if about.st_size > largest:
-            raise ValueError(f"it is larger than {largest >> 20} MiB")
-        return opened.read(about.st_size)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,6 @@ from filelock import LeaseCompromise, SoftFileLease, Timeout
 NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 LEASE_SECONDS = 30.0  # without a sign of life, after which a lease of another machine has run out
 POLL_SECONDS = 0.25
-LONGEST_NAME = 1 << 10  # bytes that are read of who holds a lock
 
 
 class TakenError(Exception):
@@ -47,12 +45,9 @@ class Lock:
 
         Raises:
             TakenError: another process has it.
-            OSError: the file cannot be written; `ELOOP` if it is a link, which is never followed.
+            OSError: the file cannot be written.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(self.path, flags, 0o666), "r+b", buffering=0) as file:  # noqa: PTH123  a descriptor
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", str(self.path))
+        with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:  # noqa: PTH123
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if math.isinf(timeout) else fcntl.LOCK_NB))
             except BlockingIOError:
@@ -78,11 +73,11 @@ class Lock:
         who merely looks keeps nobody from taking it.
         """
         try:
-            opened = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            opened = self.path.open("rb", buffering=0)
         except OSError:
             return False
-        with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
-            if not stat.S_ISREG(os.fstat(opened).st_mode) or _is_gone(file.read(LONGEST_NAME)):
+        with opened as file:
+            if _is_gone(file.read()):
                 return False
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -118,7 +113,7 @@ def _lease_of(path: Path) -> Path:
 
 def _is_gone(said: bytes) -> bool:
     """Whether a lock's file names a process of this machine that is no more; one that names none may be held."""
-    named = re.match(rb"process (\d{1,9}) on (\S+)$", said.strip())
+    named = re.match(rb"process (\d+) on (\S+)$", said.strip())
     if named is None or named[2].decode(errors="replace") != socket.gethostname():
         return False
     try:

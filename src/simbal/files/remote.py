@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 
 PAUSES = (1.0, 2.0, 4.0)  # seconds before each further attempt
 EXTRAS = {"hf": "'simbal[hub]'", "s3": "'simbal[s3]'", "s3a": "'simbal[s3]'", "gs": "gcsfs", "gcs": "gcsfs"}
@@ -57,9 +57,9 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     except ImportError as error:
         package = EXTRAS.get(protocol)
         remedy = f"pip install {package}" if package else str(error)
-        raise UserError(f"{redacted(url)} needs a package that is not installed: {remedy}") from None
+        raise UserError(f"{url} needs a package that is not installed: {remedy}") from None
     except ValueError as error:
-        raise UserError(f"{redacted(url)} is no URL that fsspec knows: {error}") from None
+        raise UserError(f"{url} is no URL that fsspec knows: {error}") from None
     except Exception as error:
         raise LostError.by(error, url) from error
     return found, path
@@ -72,7 +72,5 @@ def reason(error: BaseException, url: str) -> str:
         error, cause = cause if isinstance(cause, OSError) else error, cause.__context__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # packages tell parts of the URL, which are known for such only behind its beginning
-    scheme = f"{url.partition('://')[0]}://"
-    line = redacted(scheme + (str(error).splitlines() or [""])[0].replace(url, redacted(url))).removeprefix(scheme)
+    line = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {line[:200]}".removesuffix(": ")

@@ -14,11 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_JSON = 1 << 26  # bytes; the index of a thousand experts in a hundred layers has a third of it
 FLOATS = ("F32", "BF16", "F16")  # fp32 holds each without rounding
 
 
@@ -34,13 +32,9 @@ class StoredWeight:
 def read_json(file: Path) -> dict[str, Any]:
     """Return a JSON object from a file; `UserError` if there is none."""
     try:
-        content = read_bytes(file, LARGEST_JSON)
+        value = orjson.loads(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
-    try:
-        value = orjson.loads(content)
     except ValueError:
         raise UserError(f"{file} is damaged: it is no JSON, or cut short") from None
     if not isinstance(value, dict):
@@ -107,8 +101,6 @@ def require_floats(stored: dict[str, StoredWeight]) -> None:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        if not file.is_file():
-            raise UserError(f"{file} cannot be read: it is no file, or missing")
         with safe_open(file, "pt") as tensors:
             yield tensors
     except SafetensorError as error:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from simbal.cost.parameters import count_parameters
-from simbal.files.printable import printable
 from simbal.hub.architecture import architecture
 from simbal.hub.finished_run import FinishedRun
 from simbal.model.transformer import TransformerShape
@@ -44,7 +43,7 @@ def model_card(run: FinishedRun, tokenizer: str) -> str:
 
 def code(value: object) -> str:
     """Return a code span on one line, in which nothing is interpreted."""
-    text = " ".join(printable(str(value)).split()) or " "
+    text = " ".join(str(value).split()) or " "
     ticks = _longer_than_any(text, 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{ticks}{space}{text}{space}{ticks}"
@@ -52,7 +51,7 @@ def code(value: object) -> str:
 
 def block(lines: list[str]) -> str:
     """Return a fenced block of code."""
-    text = printable("\n".join(lines))
+    text = "\n".join(lines)
     fence = _longer_than_any(text, 3)
     return f"{fence}\n{text}\n{fence}"
 

@@ -19,7 +19,6 @@ from simbal.model.router import Candidates, gate
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_strategies, transformer_shape
-from simbal.training.free_memory import require_room
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ def read_run(path: Path) -> FinishedRun:
         require_expressible(shape)
     except UserError as error:
         raise UserError(f"{path} cannot be exported, for its {error}") from None
-    require_room(shape)
     balancing = build_strategies(spec, shape)
     if shape.num_experts:
         require_unsteered(balancing, shape, path)

@@ -99,7 +99,7 @@ class Spawn:
         self.program = program
 
     def start(self, task: Task, environment: Mapping[str, str]) -> Local:
-        """Start a process; its task, which may hold a password, does not appear in the list of processes."""
+        """Start a process, which reads its task from standard input."""
         process = subprocess.Popen(
             [sys.executable, "-m", self.program.__name__],
             stdin=subprocess.PIPE,

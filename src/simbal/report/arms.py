@@ -8,7 +8,6 @@ from typing import Any
 
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
-from simbal.files.printable import printable
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell
 from simbal.runs.record import is_number
@@ -138,9 +137,7 @@ def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
     """Return the cell of each label column for a run; a dash where it has no such key."""
     flat = flatten(spec.written)
     values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
-    return {
-        column: Cell(printable(str(value)), value if is_number(value) else None) for column, value in values.items()
-    }
+    return {column: Cell(str(value), value if is_number(value) else None) for column, value in values.items()}
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:

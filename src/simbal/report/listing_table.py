@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from simbal.files.console import clock, new_grid
-from simbal.files.printable import printable
 
 STYLES = {
     "running": "cyan", "finished": "green", "unfinished": "yellow", "killed": "yellow", "pruned": "yellow",
@@ -28,7 +27,7 @@ Run = Mapping[str, Any]  # the values of a listed folder
 def show(runs: Sequence[Run], more: int, out: Console) -> None:
     """Print the table of these runs, how many `more` there are, and below it why some of them have no result."""
     top = common_folder([Path(run["folder"]) for run in runs])
-    title = printable(f"runs in {top}") if top else "runs"
+    title = f"runs in {top}" if top else "runs"
     grid = _grid(title, HEADINGS, runs, top)
     if _width(grid, out) > out.width:
         grid = _grid(title, NARROW, runs, top)
@@ -71,7 +70,7 @@ def _cells(run: Run, top: Path | None) -> dict[str, str]:
         "took": _said(run["seconds"], clock),
         "size": in_bytes(run["size"]),
     }
-    return {heading: printable(text).replace("\n", " ") for heading, text in cells.items()}
+    return {heading: text.replace("\n", " ") for heading, text in cells.items()}
 
 
 def _steps(run: Run) -> str:
@@ -120,5 +119,5 @@ def _errors(runs: Sequence[Run], top: Path | None) -> Table:
         grid.add_column(heading, overflow="fold")
     for run in runs:
         cells = _cells(run, top)
-        grid.add_row(cells["folder"], Text(cells["status"], _style(run)), printable(run["error"]).replace("\n", " "))
+        grid.add_row(cells["folder"], Text(cells["status"], _style(run)), run["error"].replace("\n", " "))
     return grid

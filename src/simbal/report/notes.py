@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean
 
-from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import MOST_NAMED, Arm, listed, seed_spans
 from simbal.report.collect import Run
@@ -29,7 +28,7 @@ def notes(table: Table) -> list[str]:
 
 def remarks(table: Table) -> list[str]:
     """Return the notes on what is particular to this table: what it does not compare, and what it cannot say."""
-    found = [
+    return [
         *([] if table.pairs or not table.rows else why_no_difference(table.rows, table.baseline)),
         *_of_seeds(table.rows, _compared(table)),
         *_of_tokens(table.rows, table.baseline),
@@ -38,19 +37,17 @@ def remarks(table: Table) -> list[str]:
         *_of_runs(table.rows),
         *notes_on_models(table.models),
     ]
-    return [printable(note) for note in found]
 
 
 def explanations(table: Table) -> list[str]:
     """Return the notes on how the numbers of a table are defined and compared."""
-    found = [
+    return [
         *_of_tests(_compared(table), "pairs of arms" if table.pairs else "arms that are compared"),
         *_of_conclusions(_compared(table), table.margin),
         *_of_slopes(table.rows, table.baseline),
         *(of_paper(table.rows) if table.paper else []),
         *_definitions([*(run for row in table.rows for run in row.arm.runs), *table.models], table.metrics),
     ]
-    return [printable(note) for note in found]
 
 
 def _compared(table: Table) -> list[PairedDifference]:

@@ -9,16 +9,12 @@ from typing import Any
 import orjson
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
-from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual
 from simbal.report.comparison import Row, compare, conclude, every_pair
 from simbal.report.models import MeasuredModel, usual_of_models
-
-LARGEST = 1 << 26  # bytes; of ten thousand runs it has a fiftieth of that
 
 
 @dataclass(frozen=True, eq=False)  # a table is itself alone, so that what follows from it can be kept
@@ -75,7 +71,7 @@ class LastSweep:
         if not file.exists():
             return cls()
         try:
-            said = orjson.loads(read_bytes(file, LARGEST))
+            said = orjson.loads(file.read_bytes())
             if all(isinstance(text, str) for text in (said["command"], *said["runs"].values())):
                 return cls(said["command"], said["runs"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -84,7 +80,7 @@ class LastSweep:
 
     def never_started(self, started: Collection[str]) -> dict[str, str]:
         """Return labels by folder name of the sweep's runs that are not in `started`."""
-        return {printable(name): printable(label) for name, label in self.runs.items() if name not in started}
+        return {name: label for name, label in self.runs.items() if name not in started}
 
 
 def build(

@@ -8,7 +8,6 @@ from typing import Any
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.files.printable import printable
 from simbal.metrics.table import Metric
 from simbal.report.arms import Arm, group, label_columns, label_of, seed_spans, short_label
 from simbal.report.collect import Run, collect, read_run, unlike
@@ -50,7 +49,7 @@ def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
         names = [str(first), str(second)]
     sides = []
     for name, path in zip(names, (first, second), strict=True):
-        side = Side(printable(name), [read_run(path)] if is_run(path) else collect(path))
+        side = Side(name, [read_run(path)] if is_run(path) else collect(path))
         if not side.finished:
             raise UserError(f"{path} has no finished run to compare")
         sides.append(side)
@@ -67,7 +66,7 @@ def what_differs(first: Side, second: Side) -> Section:
         # that an option is not on the other side says also that its keys are not
         if either[0] == either[1] or (None in either and key.partition(".")[0] in chosen_apart - {key}):
             continue
-        rows.append([Cell(printable(key)), *(Cell(printable(_shown(key, values))) for values in either)])
+        rows.append([Cell(key), *(Cell(_shown(key, values)) for values in either)])
     title = f"what differs between {first.name} and {second.name}"
     return Section(title, ["", first.name, second.name], rows, 3)
 

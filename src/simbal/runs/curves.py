@@ -11,9 +11,8 @@ from typing import Any
 import orjson
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
-from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
-from simbal.runs.record import LARGEST, is_number
+from simbal.runs.folder import CURVES_FILE
+from simbal.runs.record import is_number
 
 
 def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
@@ -31,7 +30,7 @@ def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
     """
     file = run_path / CURVES_FILE
     try:
-        *whole, last = _lines(file)
+        *whole, last = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -71,18 +70,10 @@ def readable_rows(run_path: Path) -> list[dict[str, Any]]:
         UserError: the file is none that a run writes: a pipe, a device, or larger than any.
     """
     try:
-        *whole, _ = _lines(run_path / CURVES_FILE)
+        *whole, _ = (run_path / CURVES_FILE).read_bytes().split(b"\n")
     except OSError:
         return []
     return [row for line in whole for row in _parsed(line)]
-
-
-def _lines(file: Path) -> list[bytes]:
-    """Return the lines of a file, of which no newline ends the last; `OSError` if it cannot be read."""
-    try:
-        return read_bytes(file, LARGEST_CURVES).split(b"\n")
-    except ValueError as error:
-        raise UserError(f"{file} is broken: {error}") from None
 
 
 def _heads(lines: Sequence[bytes], key: bytes) -> Iterator[bytes]:
@@ -104,4 +95,4 @@ def _parsed(line: bytes) -> list[dict[str, Any]]:
 
 def _is_row(row: Any) -> bool:
     counts = [row.get("step"), row.get("tokens")] if isinstance(row, dict) else [None]
-    return all(type(count) is int and 0 <= count <= LARGEST for count in counts)
+    return all(type(count) is int and count >= 0 for count in counts)

@@ -12,9 +12,7 @@ from typing import Any
 import orjson
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
-from simbal.runs.folder import DOCUMENTS_FILE, LARGEST_CURVES
-from simbal.runs.record import LARGEST
+from simbal.runs.folder import DOCUMENTS_FILE
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def document_sums(run_path: Path) -> DocumentSums | None:
     """
     file = run_path / DOCUMENTS_FILE
     try:
-        said = orjson.loads(read_bytes(file, LARGEST_CURVES))
+        said = orjson.loads(file.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -56,4 +54,4 @@ def _lists(said: Any) -> tuple[Any, Any]:
 def _are_numbers(values: Any) -> bool:
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
         return False
-    return not values or (min(values) >= 0 and max(values) <= LARGEST)
+    return not values or min(values) >= 0

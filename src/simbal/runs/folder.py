@@ -12,7 +12,6 @@
 No torch here: the sweep's parent process and `report.py` read folders without it.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +23,7 @@ import yaml
 
 from simbal.config.values import Shared
 from simbal.errors import BusyError, UserError
-from simbal.files.disk import read_bytes, refusals_of_disk, write_json, write_text
+from simbal.files.disk import refusals_of_disk, write_json, write_text
 from simbal.files.locks import Lock, TakenError
 from simbal.runs.record import digest, parse_record, sealed
 from simbal.runs.spec import RunSpec
@@ -32,9 +31,7 @@ from simbal.runs.spec import RunSpec
 PRUNE_FILE, CONSOLE_FILE = "prune.json", "console.log"
 CONFIG_FILE, CURVES_FILE, DOCUMENTS_FILE = "config.yaml", "metrics.jsonl", "documents.json"
 RECORD_FILE, DAMAGED_FILE = "record.json", "record.json.damaged"
-LARGEST_CONFIG, LARGEST_RECORD, LARGEST_CURVES = 1 << 20, 1 << 24, 1 << 30  # bytes; two million rows of curves
 BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a key without indentation begins
-MOST_VALUES, DEEPEST = 10_000, 20  # limits of a config; ours have a hundredth of the values, and four levels
 
 
 class DamagedRecordError(UserError):
@@ -55,7 +52,7 @@ class RunFolder:
         """Return the run that config.yaml describes; `UserError` if simbal did not write the file."""
         file = self.path / CONFIG_FILE
         try:
-            saved = parse_config(read_bytes(file, LARGEST_CONFIG).decode())
+            saved = parse_config(file.read_bytes().decode())
             written = {key: value for key, value in saved.items() if key != "choices"}
             return RunSpec.saved(written, saved["choices"], self.path)
         except OSError as error:
@@ -95,7 +92,7 @@ class RunFolder:
             UserError: it cannot be read, or config.yaml was changed after it was written.
         """
         record = self._read(RECORD_FILE)
-        if record and record.get("config") != self._digest(CONFIG_FILE, LARGEST_CONFIG):
+        if record and record.get("config") != self._digest(CONFIG_FILE):
             raise UserError(f"{self.path / CONFIG_FILE} is not what the run has written: put it back as it was")
         return record
 
@@ -126,7 +123,7 @@ class RunFolder:
     def _read(self, name: str) -> dict[str, Any] | None:
         file = self.path / name
         try:
-            record = parse_record(read_bytes(file, LARGEST_RECORD))
+            record = parse_record(file.read_bytes())
             self._require_written(record)
             texts = {key: record[key] for key in ("choices", "definitions") if key in record}
             return record | {key: _shared(tuple(part.items())) for key, part in texts.items()}
@@ -140,13 +137,13 @@ class RunFolder:
     def _require_written(self, record: dict[str, Any]) -> None:
         """Raise `ValueError` unless curves and documents have the size and sha256 that the record says."""
         for key, file in (("curves", CURVES_FILE), ("documents", DOCUMENTS_FILE)):
-            if (written := record.get(key)) is not None and self._digest(file, LARGEST_CURVES) != written:
+            if (written := record.get(key)) is not None and self._digest(file) != written:
                 raise ValueError(f"{file} is not what the run has written")
 
-    def _digest(self, name: str, largest: int) -> dict[str, Any]:
+    def _digest(self, name: str) -> dict[str, Any]:
         """Return a file's size and sha256 (see `digest`); a file that is missing counts as empty."""
         with suppress(FileNotFoundError):
-            return digest(read_bytes(self.path / name, largest))
+            return digest((self.path / name).read_bytes())
         return digest(b"")
 
     def write_record(self, record: dict[str, Any]) -> None:
@@ -154,7 +151,7 @@ class RunFolder:
 
         The checksum of config.yaml and one over all of the record are added, by which `read_record` notices damage.
         """
-        of_config = {"config": self._digest(CONFIG_FILE, LARGEST_CONFIG)}
+        of_config = {"config": self._digest(CONFIG_FILE)}
         write_json(self.path / RECORD_FILE, sealed(record | of_config))
 
     def finished(self, spec: RunSpec) -> bool:
@@ -196,12 +193,6 @@ class RunFolder:
                 raise BusyError(f"{self.path} is being written by {taken}") from None
             yield
 
-    def require_no_detours(self) -> None:
-        """Raise `UserError` for a link, a pipe or a device where the run is to write, as it may lead anywhere."""
-        for entry in self.path.iterdir():
-            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                raise UserError(f"{entry} is a link, a pipe or a device, and a run writes to its own folder: remove it")
-
     def looks_busy(self) -> bool:
         """Whether another process seems to hold the folder: nothing is written, and none is kept from it."""
         return self._lock.looks_held()
@@ -225,12 +216,11 @@ def parse_config(text: str) -> dict[str, Any]:
 
     Raises:
         yaml.YAMLError: it is no YAML, or has Python's own tags.
-        TypeError, ValueError: it is no mapping, or holds what no config holds: NaN, dates, very many values, or aliases
-            and merge keys, by which a few lines stand for millions.
+        TypeError, ValueError: it is no mapping.
     """
     first, *blocks = BLOCK.split(text)
     if first or not blocks:
-        return dict(_plain(text))
+        return dict(yaml.load(text, yaml.CSafeLoader))
     whole: dict[str, Any] = {}
     for block in blocks:
         whole |= _block(block)
@@ -252,37 +242,5 @@ _WrittenOut.add_representer(Shared, _WrittenOut.represent_dict)
 
 @lru_cache(maxsize=4096)
 def _block(text: str) -> dict[str, Any]:
-    return {key: Shared(value) if isinstance(value, dict) else value for key, value in dict(_plain(text)).items()}
-
-
-def _plain(text: str) -> Any:
-    depth = 0
-    for event in yaml.parse(text, yaml.CSafeLoader):  # loading recurses in C without a limit, and would end the process
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError("it is nested too deeply")
-        if isinstance(event, yaml.NodeEvent) and (isinstance(event, yaml.AliasEvent) or event.anchor is not None):
-            raise ValueError("it has aliases")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise ValueError("it has merge keys")
-    value = yaml.load(text, yaml.CSafeLoader)
-    _count(value, 0, 0)
-    return value
-
-
-def _count(value: Any, counted: int, depth: int) -> int:
-    """Return `counted` plus the number of values in `value`; `ValueError` for what no config holds."""
-    counted += 1
-    if counted > MOST_VALUES or depth > DEEPEST:
-        raise ValueError("it holds more than a config")
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else ():
-            if not isinstance(key, str):
-                raise ValueError(f"the key {key!r} is no text")
-        for item in value.values() if isinstance(value, dict) else value:
-            counted = _count(item, counted, depth + 1)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number")
-    elif not isinstance(value, str | int | float | None):
-        raise ValueError(f"{value!r} is no value of a config")
-    return counted
+    block = dict(yaml.load(text, yaml.CSafeLoader))
+    return {key: Shared(value) if isinstance(value, dict) else value for key, value in block.items()}

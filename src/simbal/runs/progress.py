@@ -5,19 +5,17 @@ from typing import Any
 
 import orjson
 
-from simbal.files.disk import read_bytes
 from simbal.runs.record import is_number
 
 PROGRESS_FILE = "progress.json"
 STEPS = ("step", "max_steps")
 NUMBERS = (*STEPS, "loss", "tokens_per_second", "seconds_left")
-LARGEST = 1 << 16  # bytes; ours has a few hundred
 
 
 def read_progress(run_path: Path) -> dict[str, Any]:
     """Return what a run's progress.json says; empty before there is one, and for one that makes no sense."""
     try:
-        said = orjson.loads(read_bytes(run_path / PROGRESS_FILE, LARGEST))
+        said = orjson.loads((run_path / PROGRESS_FILE).read_bytes())
     except (OSError, ValueError):
         return {}
     return said if _is_progress(said) else {}

@@ -6,19 +6,16 @@ No torch here: the sweep's parent process and `report.py` read runs without it.
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from simbal.config.check import checked, resolved, typed
-from simbal.config.schema import GROUPS, Config, addresses, as_dict, can_change_result
-from simbal.config.values import Shared, changed, flatten
-from simbal.errors import redacted
-
-FROM_ENVIRONMENT = "${oc.env:"
+from simbal.config.schema import GROUPS, Config, can_change_result
+from simbal.config.values import Shared, flatten
 
 
 def result_keys(written: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +50,8 @@ class RunSpec:
     Args:
         config: its configuration, resolved and checked.
         choices: the option chosen in each group.
-        written: the config as plain values, as they are written, shown and hashed: without the secrets of addresses,
-            which change no result, and with the very keys that the run was begun with.
+        written: the config as plain values, as they are written, shown and hashed: with the very keys that the run was
+            begun with.
         trusted: whether the config is the user's; else it was read from a folder, which may be anybody's.
         folder: the folder that it was read from.
     """
@@ -75,7 +72,7 @@ class RunSpec:
         config = checked(plain)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
         choices["balancing"] = "_".join(config.balancing)  # a list of strategies is no single option
-        return cls(config, choices, _written(cfg, plain))
+        return cls(config, choices, plain)
 
     @classmethod
     def saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
@@ -98,21 +95,6 @@ class RunSpec:
         """The config's hash, 64 hex digits."""
         return config_hash(self.written)
 
-    @property
-    def secrets(self) -> dict[str, Any]:
-        """The addresses whose written form lacks a secret, by dotted key."""
-        real, written = flatten(as_dict(self.config)), flatten(self.written)
-        return {key: real[key] for key in addresses() if key in real and real[key] != written[key]}
-
-    def trusted_with(self, secrets: dict[str, Any]) -> "RunSpec":
-        """Return a run that was read from a folder as the user's own, with `secrets`: its addresses by dotted key."""
-        config = self.config
-        for key, address in secrets.items():
-            group, _, name = key.rpartition(".")
-            changes = {group: replace(getattr(config, group), **{name: address})} if group else {name: address}
-            config = replace(config, **changes)
-        return replace(self, config=config, trusted=True)
-
     @cached_property
     def path(self) -> Path:
         """The folder of the run; the readable part of its name is for people, the hash tells runs apart."""
@@ -121,36 +103,3 @@ class RunSpec:
         readable = f"{self.choices['balancing']}-{self.choices['model']}-seed{self.config.seed}"
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[:100]
         return Path(self.config.output_dir, self.config.name, f"{readable}-{self.hash[:8]}")
-
-
-def _written(cfg: DictConfig, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return `plain` without the secrets of its addresses."""
-    written, flat = plain, flatten(plain)
-    for key in addresses():
-        if address := flat.get(key):
-            group, _, name = key.rpartition(".")
-            node = OmegaConf.masked_copy(cfg[group] if group else cfg, [name])
-            unresolved = OmegaConf.to_container(node, resolve=False)
-            assert isinstance(unresolved, dict)
-            written = changed(written, {key: _without_secrets(unresolved[name], address)})
-    return written
-
-
-def as_written(address: Any) -> Any:
-    """Return an address, or a list of them, without its secrets."""
-    if isinstance(address, list):
-        return [as_written(item) for item in address]
-    return redacted(address) if isinstance(address, str) else address
-
-
-def _without_secrets(unresolved: Any, address: Any) -> Any:
-    """Return an address without its secrets.
-
-    One from the environment stays as the user has written it, `${oc.env:NAME}`.
-    """
-    if isinstance(unresolved, str) and FROM_ENVIRONMENT in unresolved:
-        return redacted(unresolved)
-    if isinstance(address, list):
-        parts = unresolved if isinstance(unresolved, list) else address
-        return [_without_secrets(*pair) for pair in zip(parts, address, strict=True)]
-    return as_written(address)

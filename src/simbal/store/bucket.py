@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files import remote
 from simbal.files.disk import NO_SPACE
 from simbal.files.remote import LostError
@@ -33,7 +33,7 @@ class Bucket:
         self.url = url.rstrip("/")
 
     def __str__(self) -> str:
-        return redacted(self.url)
+        return self.url
 
     def names(self, folder: str) -> list[str]:
         """Return the names of all objects below a folder, in order."""

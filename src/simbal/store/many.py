@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from simbal.config.check import check_store
 from simbal.config.values import check_name
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -50,13 +50,13 @@ def fetch_runs(url: str, outputs: Path, whole: bool = False) -> Path:
     """
     store, _, name = url.rstrip("/").rpartition("/")
     if not store.partition("://")[2]:
-        raise UserError(f"{redacted(url)} names no runs: give <store>/<name>")
+        raise UserError(f"{url} names no runs: give <store>/<name>")
     check_store(store)
     check_name("the name at the end of the URL", name)
     bucket = Bucket(store)
     names = bucket.folders(name)
     if not names:
-        raise UserError(f"{redacted(url)} holds no runs: give <store>/<name>")
+        raise UserError(f"{url} holds no runs: give <store>/<name>")
     for run in names:
         check_name("a run's name", run)
     folder = outputs / name

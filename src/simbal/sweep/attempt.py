@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from simbal.errors import BusyError, UserError
@@ -61,8 +60,6 @@ class Attempt:
                 record = folder.read_record()
                 if record is not None and record["status"] != "killed" and record != self.record:
                     return recorded_outcome(folder, spec)
-                for name in ("progress.json", CONSOLE_FILE):
-                    _require_file(folder.path / name)
                 for stale in ("record.json", "progress.json"):
                     (folder.path / stale).unlink(missing_ok=True)
                 folder.write_spec(spec)
@@ -80,9 +77,3 @@ class Attempt:
     def progress(self) -> dict[str, Any]:
         """Return what progress.json says; empty before there is one, and for one that makes no sense."""
         return read_progress(self.folder.path)
-
-
-def _require_file(path: Path) -> None:
-    """Refuse a pipe, on which the job would wait for ever, a device or a folder; a missing file is fine."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no regular file: move it away")

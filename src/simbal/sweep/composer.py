@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from simbal.config.check import checked
-from simbal.config.schema import GROUPS, addresses, as_dict
+from simbal.config.schema import GROUPS, as_dict
 from simbal.config.values import Shared, changed, flatten
 from simbal.errors import UserError
 from simbal.runs.spec import RunSpec
@@ -136,7 +136,7 @@ def _has(config: Any, key: str) -> bool:
 
 def _is_plain(override: Override) -> bool:
     of_a_value = override.type == OverrideType.CHANGE and override.value_type == ValueType.ELEMENT
-    return of_a_value and override.key_or_group not in addresses() and _is_plain_value(override.value())
+    return of_a_value and _is_plain_value(override.value())
 
 
 def _is_plain_value(value: Any) -> bool:
@@ -168,6 +168,6 @@ def _shared(spec: RunSpec) -> tuple[RunSpec, dict[str, Any]]:
 
 
 def _with_values(spec: RunSpec, plain: dict[str, Any], values: Values) -> RunSpec:
-    """Return the same run with other values; no address is among them, so that they are written as they are."""
+    """Return the same run with other values."""
     config = checked(changed(plain, values))
     return replace(spec, config=config, written=changed(spec.written, values))

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from simbal.errors import BUSY, BusyError, UserError, redacted
+from simbal.errors import BUSY, BusyError, UserError
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
@@ -17,11 +17,6 @@ TAIL, LONGEST = 1 << 20, 2000  # bytes of the output that are looked at, and let
 ERROR = re.compile(r"^error: (.*)", re.MULTILINE)
 # the line that ends a traceback: the first after its heading that is neither empty nor indented
 RAISED = re.compile(r"^Traceback \(most recent call last\).*\n(?:(?: .*)?\n)*([^ \n].*)", re.MULTILINE)
-VMSTAT = Path("/proc/vmstat")
-STARVED = (
-    ", while the kernel killed a process for want of memory: a smaller trainer.micro_batch needs less, and so do fewer "
-    "jobs at once (hydra.launcher.n_jobs)"
-)
 
 
 def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
@@ -40,7 +35,7 @@ def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
     return "pruned" if record["status"] == "pruned" else "failed", error_of(record)
 
 
-def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int, oom_kills_before: int) -> Outcome:
+def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int) -> Outcome:
     """Return the outcome of a job whose process has ended; write a record for a run that could not write its own.
 
     Args:
@@ -48,13 +43,12 @@ def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start:
         spec: the run.
         exit_code: of the process; negative: the signal that ended it.
         console_start: byte of console.log at which the job's output begins.
-        oom_kills_before: `oom_kills` when the job started.
     """
     if (recorded := recorded_outcome(folder, spec)) is not None:
         return recorded
     if exit_code == BUSY:  # another process was quicker, and may have ended since
         return ELSEWHERE
-    error = exit_reason(folder.path / CONSOLE_FILE, console_start, exit_code, oom_kills_before)
+    error = exit_reason(folder.path / CONSOLE_FILE, console_start, exit_code)
     status = "killed" if killed(exit_code) else "failed"  # the next sweep resumes a killed one without being asked
     record = {"status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
     try:
@@ -68,19 +62,7 @@ def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start:
     return recorded_outcome(folder, spec) or ("failed", error)
 
 
-def oom_kills() -> int:
-    """Return how many processes Linux has killed since its start as memory ran out, in any control group.
-
-    It is 0 if unknown.
-    """
-    try:
-        lines = VMSTAT.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def exit_reason(console: Path, start: int, exit_status: int, oom_kills_before: int | None = None) -> str:
+def exit_reason(console: Path, start: int, exit_status: int) -> str:
     """Return the exit reason in one line.
 
     It is the signal, else the last `error: ...`, else the last traceback's last line, else the exit code.
@@ -89,17 +71,14 @@ def exit_reason(console: Path, start: int, exit_status: int, oom_kills_before: i
         console: the job's output.
         start: byte at which this attempt's output begins.
         exit_status: as `Popen.returncode`: negative for a signal.
-        oom_kills_before: `oom_kills` when the job started; if it is more by now, a SIGKILL may have been one of them,
-            which nothing shows for certain.
     """
     if killed(exit_status):
-        starved = exit_status == -signal.SIGKILL and oom_kills_before is not None and oom_kills() > oom_kills_before
         number = -exit_status if exit_status < 0 else exit_status - 128
-        return f"killed by signal {number}{STARVED if starved else ''}"
+        return f"killed by signal {number}{', possibly out of memory' if number == signal.SIGKILL else ''}"
     text = _tail(console, start)
     said = ERROR.findall(text) or RAISED.findall(text)
     if said:
-        return redacted(said[-1])[:LONGEST]
+        return str(said[-1])[:LONGEST]
     return f"ended with exit code {exit_status} and no result"
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from simbal.processes.start import POLL_SECONDS, Process, Starter, end
 from simbal.sweep.attempt import Attempt, State
-from simbal.sweep.ending import oom_kills, record_exit
+from simbal.sweep.ending import record_exit
 from simbal.sweep.view import View
 from simbal.sweep.worker import Assignment
 
@@ -26,7 +26,6 @@ class _Running:
     slot: dict[str, str]
     process: Process
     console_start: int  # bytes that its console.log had before
-    oom_kills: int  # when it started
 
 
 class Pool:
@@ -78,9 +77,9 @@ class Pool:
                 self._change(attempt, *outcome)
 
     def _start(self, attempt: Attempt) -> None:
-        slot, start, before = self.free.pop(0), attempt.console_size(), oom_kills()
+        slot, start = self.free.pop(0), attempt.console_size()
         process = self.starter.start(asdict(Assignment.of(attempt.job.spec, os.getpid())), slot)
-        self.running.append(_Running(attempt, slot, process, start, before))
+        self.running.append(_Running(attempt, slot, process, start))
         self._note_begun(self.running[-1])
 
     def _look(self) -> None:
@@ -99,7 +98,7 @@ class Pool:
         self.free.append(running.slot)
         running.process.signal(signal.SIGKILL)  # what the job started and left behind
         folder, spec = running.attempt.folder, running.attempt.job.spec
-        outcome = record_exit(folder, spec, running.process.wait(), running.console_start, running.oom_kills)
+        outcome = record_exit(folder, spec, running.process.wait(), running.console_start)
         self._change(running.attempt, *outcome)
 
     def _change(self, attempt: Attempt, state: State, error: str = "") -> None:

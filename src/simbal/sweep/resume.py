@@ -12,7 +12,6 @@ from rich.console import Console
 
 from simbal.commands import typed
 from simbal.config.schema import as_dict
-from simbal.errors import redacted
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
@@ -73,9 +72,9 @@ def require_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
-    """Return each job's overrides as text, without those that all have and without the secrets of URLs."""
+    """Return each job's overrides as text, without those that all have."""
     common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else {line for line in jobs[0] if line in ASKED}
-    return [" ".join(redacted(o) for o in job if o not in common) or job.spec.path.name for job in jobs]
+    return [" ".join(o for o in job if o not in common) or job.spec.path.name for job in jobs]
 
 
 def summary(attempts: Sequence[Attempt]) -> str:
@@ -103,7 +102,7 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
     """
     with refusals_of_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(map(redacted, typed()))
+    command = shlex.join(typed())
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
 
 

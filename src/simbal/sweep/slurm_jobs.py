@@ -31,8 +31,7 @@ class SlurmStarter:
         """Make it.
 
         Args:
-            folder: of scripts and logs, which all nodes see; it is made for its owner alone, as a job's task in it may
-                hold a password.
+            folder: of scripts and logs, which all nodes see.
             parameters: of the script, as submitit names them.
             max_num_timeout: how often a job that is out of time is queued again.
 
@@ -41,7 +40,6 @@ class SlurmStarter:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)  # also one that was there before; it is refused if it is somebody else's
         except OSError as error:
             raise UserError(f"hydra/launcher=slurm: {folder}: {error.strerror}") from None
         try:

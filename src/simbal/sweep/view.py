@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from simbal.files.console import clock, new_grid
-from simbal.files.printable import printable
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, config_hash
 from simbal.sweep.attempt import Attempt, State
@@ -170,7 +169,7 @@ def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
     said = str(progress.get("phase", attempt.state))
     if attempt.state == "done":
         progress, said = progress | {"seconds_left": None}, "done"
-    state = f"failed: {attempt.error}" if attempt.state == "failed" else printable(said)
+    state = f"failed: {attempt.error}" if attempt.state == "failed" else said
     step = f"{progress['step']}/{progress['max_steps']}" if "step" in progress else ""
     loss, speed, left = (progress.get(key) for key in ("loss", "tokens_per_second", "seconds_left"))
     cells = [

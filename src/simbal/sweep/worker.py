@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,25 @@ class Assignment:
         directory: the folder that relative paths of the config start from.
         folder: the run's; its config.yaml is what is done.
         hash: the hash of that config.
-        secrets: addresses that config.yaml does not hold as they are, by dotted key.
         sweep: the process with which the job ends; None: it may outlive the sweep.
     """
 
     directory: str
     folder: str
     hash: str
-    secrets: dict[str, Any]
     sweep: int | None
 
     @classmethod
     def of(cls, spec: RunSpec, sweep: int | None) -> "Assignment":
         """Return the assignment for a run of this process's user, whose folder is written."""
-        return cls(str(Path.cwd()), str(spec.path), spec.hash, spec.secrets, sweep)
+        return cls(str(Path.cwd()), str(spec.path), spec.hash, sweep)
 
     def read(self) -> RunSpec:
-        """Return the run in the folder, with its secrets; `UserError` if that holds another one by now."""
+        """Return the run in the folder, as the user's own; `UserError` if that holds another one by now."""
         spec = RunFolder(Path(self.folder)).read_spec()
         if spec.hash != self.hash:
             raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
-        return spec.trusted_with(self.secrets)
+        return replace(spec, trusted=True)
 
 
 def work(assignment: Assignment) -> int:

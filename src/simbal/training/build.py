@@ -14,9 +14,8 @@ from simbal.model.init import initialise
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
-from simbal.training.free_memory import require_room
 from simbal.training.lit_moe import LitMoE
-from simbal.training.shortage import room_for_a_model
+from simbal.training.out_of_memory import memory_errors
 
 CPU_FLAGS = Path("/proc/cpuinfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on Arm
@@ -101,7 +100,7 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     )
 
 
-@room_for_a_model()
+@memory_errors()
 def build_module(spec: RunSpec, store: Store, device: torch.device, precision: str) -> LitMoE:
     """Return the model with its initial weights, the strategies and the optimizer settings.
 
@@ -110,7 +109,6 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     """
     optim, trainer = spec.config.optim, spec.config.trainer
     shape = transformer_shape(spec, store.meta["eot"])
-    require_room(shape)
     balancing = build_strategies(spec, shape)
     choice = choose_backend(spec, device, precision)
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)

@@ -7,37 +7,37 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simbal.config.schema import TrainerConfig
 from simbal.distributed import is_first
 from simbal.errors import BusyError, UserError
+from simbal.files.disk import refusals_of_disk
 from simbal.runs.folder import RunFolder
 from simbal.training.divergence import DivergedError
+from simbal.training.out_of_memory import memory_errors
 from simbal.training.ranks import Ranks
 from simbal.training.record import now
-from simbal.training.shortage import shortage
 from simbal.training.stop import PrunedError, StoppedError
 
 log = logging.getLogger("simbal")
 
 
 @contextmanager
-def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, ranks: Ranks) -> Iterator[None]:
+def recorded(folder: RunFolder, run: dict[str, Any], ranks: Ranks) -> Iterator[None]:
     """Record how training ended within the block, if it did not reach its last step; the first of several ranks writes.
 
     Args:
         folder: the run's folder.
         run: the entries of its record that are known in any case.
-        trainer: the config's group of that name.
         ranks: the ranks that train together, which report to the first why they failed.
 
     Raises:
-        UserError: the run has diverged, or was short of memory, disk space or open files.
+        UserError: the run has diverged, memory or the disk is full, or another rank has failed.
         StoppedError: a signal came; there is no record then, as the run is to go on.
         BusyError: another process has taken the run over, and records its end.
         Exception: any other error is recorded and passed on.
     """
     try:
-        yield
+        with refusals_of_disk(folder.path), memory_errors():
+            yield
     except PrunedError as stop:
         log.info("%s", stop)
         _write(folder, run, {"status": "pruned", "error": str(stop)})
@@ -56,20 +56,15 @@ def recorded(folder: RunFolder, run: dict[str, Any], trainer: TrainerConfig, ran
         raise UserError(str(end)) from None
     except Exception as error:
         log.exception("the run failed")
-        short = shortage(error, folder.path, trainer.micro_batch, trainer.global_batch // trainer.devices)
-        own = {"cause": short.cause, "error": short.sentence} if short else {"error": _named(error)}
-        other = None
+        own, other = _sentence(error), None
         if is_first():
             other = ranks.failure_of_others()
         else:
             ranks.report_failure(own)
-        failure = other or own
         with suppress(UserError):  # where nothing more can be written, the first error is the one to show
-            _write(folder, run, {"status": "failed", **failure})
-        if "cause" in failure:
-            raise UserError(failure["error"]) from error
+            _write(folder, run, {"status": "failed", "error": other or own})
         if other:
-            raise RuntimeError(failure["error"]) from error
+            raise UserError(other) from error
         raise
 
 
@@ -78,6 +73,8 @@ def _write(folder: RunFolder, run: dict[str, Any], how: dict[str, Any]) -> None:
         folder.write_record(run | how | {"ended": now()})
 
 
-def _named(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
     said = f"{type(error).__name__}: {error}"
     return said if is_first() else f"rank {dist.get_rank()}: {said}"

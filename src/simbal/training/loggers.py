@@ -29,14 +29,13 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.distributed import is_first
-from simbal.errors import UserError, redacted
-from simbal.files.disk import read_bytes, write_json
+from simbal.errors import UserError
+from simbal.files.disk import write_json
 from simbal.files.locks import Lock
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")
 IDS_FILE = "logger.json"  # in the run's folder: its ids where it is logged
-LARGEST_IDS = 1 << 16  # bytes
 Built = tuple[Logger, int]  # and the first step whose rows it lacks
 
 
@@ -164,7 +163,7 @@ class _ServedLogger(Logger):
         try:
             yield
         except Exception as error:  # of requests, a database or a process: each library has its own
-            said = f"{type(error).__name__}: {redacted(str(error).partition(chr(10))[0])}"
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             self.lost = self.lost or f"{self.server} has nothing {what} ({said:.200}); metrics.jsonl has it"
             log.warning("%s", self.lost)
 
@@ -247,7 +246,7 @@ BUILDERS: dict[str, Callable[[RunSpec, Path, int], Built]] = {
 
 def _ids(folder: Path) -> dict[str, str]:
     try:
-        return dict(orjson.loads(read_bytes(folder / IDS_FILE, LARGEST_IDS)))
+        return dict(orjson.loads((folder / IDS_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):  # absent or damaged: it is logged under a new id
         return {}
 

@@ -5,7 +5,6 @@ torchrun, or srun of Slurm, all of them are there already. Lightning's launcher 
 for each.
 """
 
-import json
 import os
 import signal
 import sys
@@ -51,19 +50,19 @@ class Ranks:
     store: Store | None = None
     parted: threading.Event = field(default_factory=threading.Event)
 
-    def report_failure(self, failure: Mapping[str, str]) -> None:
+    def report_failure(self, failure: str) -> None:
         """Store why this rank has failed, unless another rank has reported a failure before."""
         if self.store is not None:
             with suppress(RuntimeError):  # the first rank, and with it the store, may be gone
-                self.store.compare_set(KEY, "", json.dumps(dict(failure)))
+                self.store.compare_set(KEY, "", failure)
 
-    def failure_of_others(self) -> dict[str, str] | None:
+    def failure_of_others(self) -> str | None:
         """Return the failure that another rank has reported, or None if none does so within `WAIT_SECONDS`."""
         deadline = time.monotonic() + WAIT_SECONDS
         with suppress(RuntimeError):  # a launcher's store may be gone
             while self.store is not None and time.monotonic() < deadline:
                 if self.store.check([KEY]):
-                    return dict(json.loads(self.store.get(KEY)))
+                    return str(self.store.get(KEY).decode())
                 time.sleep(LOOK_SECONDS)
         return None
 
@@ -193,7 +192,7 @@ def _watch(others: list[SpawnProcess], ranks: Ranks) -> None:
             process.join()
             if process.exitcode:
                 error = f"the process of rank {others.index(process) + 1} has {_ended(process.exitcode)}"
-                ranks.report_failure({"error": error})
+                ranks.report_failure(error)
                 if not ranks.parted.wait(GRACE_SECONDS):
                     print(f"error: {error}", file=sys.stderr, flush=True)
                     os._exit(1)

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files.disk import refusals_of_disk, remedy, remove_parts, write_json
 from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
@@ -39,9 +39,8 @@ from simbal.training.build import (
     resolve_precision,
     transformer_shape,
 )
-from simbal.training.cautions import divided_gradients, few_documents, idle_router
+from simbal.training.cautions import divided_gradients
 from simbal.training.checkpoint import Saving
-from simbal.training.free_memory import memory_warning, require_room
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import DeviceCount, Joined, on_devices
 from simbal.training.ranks import Ranks, launched, local_devices, together
@@ -70,7 +69,6 @@ def train(spec: RunSpec) -> None:
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
     shape = transformer_shape(spec, end_of_text=0)  # what is wrong with it is said before data are prepared
-    require_room(shape)
     if not folder.finished(spec):  # of which a strategy may be gone by now
         build_strategies(spec, shape)
     store, stored, here = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec), launched()
@@ -102,19 +100,17 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             held.enter_context(refusals_of_disk(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
-            tight = memory_warning(spec, module.model.shape, module.model.backend, device, precision)
-            notices = [*([tight] if tight else ()), *idle_router(spec, module), *few_documents(spec, data.validation)]
-            announce(spec, run, notices)
+            announce(spec, run)
             notices += filter(None, (folder.set_aside_damaged_record(),))
-        with ending.recorded(folder, run, keys, ranks):
+        with ending.recorded(folder, run, ranks):
             measured = fit(spec, module, data, device.type, precision, stored)
             if is_first():
                 finish(folder, run | measured, notices + (stored.troubles if stored else []))
                 held.callback(tell, folder.path, measured)  # later, as this block takes any error for the run's
 
 
-def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
-    """Print and log what is about to be trained, with what to be careful of.
+def announce(spec: RunSpec, run: dict[str, Any]) -> None:
+    """Print and log what is about to be trained.
 
     A run that is too short for its warm-up gets a note: in a trial run that is no mistake, in a long one it may be.
     """
@@ -122,7 +118,7 @@ def announce(spec: RunSpec, run: dict[str, Any], cautions: list[str]) -> None:
     if warmup_steps >= max_steps:
         ends = f"trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}"
         lines.append(f"note: {ends}: the rate only rises")
-    for line in [*lines, *(f"warning: {caution}" for caution in cautions)]:
+    for line in lines:
         print(line)
         log.info(line)
 
@@ -134,10 +130,7 @@ def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
 
 
 def tell(folder: Path, measured: dict[str, Any]) -> None:
-    """Remove the checkpoints that a finished run needs no more, and print its result.
-
-    Print what was found while it trained, too: `announce` has printed what was known before.
-    """
+    """Remove the checkpoints that a finished run needs no more, and print its result and its warnings."""
     checkpoint.remove_periodic(folder / "checkpoints")
     for warning in measured["warnings"]:
         print(f"warning: {warning}")
@@ -151,7 +144,7 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
         False if another process has finished the run meanwhile.
 
     Raises:
-        UserError: the disk is too full, another process or run has the folder, or what is written would leave it.
+        UserError: the disk is too full, another process or run has the folder.
     """
     require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
@@ -160,7 +153,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
-    folder.require_no_detours()
     folder.write_spec(spec)
     with refusals_of_disk(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):
@@ -305,7 +297,7 @@ def build_trainer(
 def log_to(file: Path) -> Iterator[None]:
     """Append to `file` what this package logs within the block, and the errors that end threads of other packages."""
     handler = _RunLog(file)
-    handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.disabled = False  # Hydra disables every logger that is there when it starts a job, as in a forked process
@@ -327,11 +319,6 @@ class _RunLog(logging.FileHandler):
     def close(self) -> None:
         with suppress(OSError):
             super().close()
-
-
-class _WithoutSecrets(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
 
 
 def _log_end_of_thread(end: threading.ExceptHookArgs) -> None:

@@ -13,11 +13,9 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from simbal.distributed import from_first, is_first, largest
-from simbal.files.disk import read_bytes
 from simbal.runs.folder import PRUNE_FILE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal is one of the last two
-LARGEST = 1 << 16  # bytes of prune.json
 
 
 class StoppedError(SystemExit):
@@ -106,6 +104,6 @@ class TrialPruning(Callback):
             raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
 
     def _read(self) -> str:
-        reason = str(json.loads(read_bytes(self.file, LARGEST))["reason"])
+        reason = str(json.loads(self.file.read_bytes())["reason"])
         self.file.unlink()
         return reason

@@ -19,13 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simbal.data.loader import TokenData
 from simbal.distributed import from_first, is_first, sum_over_ranks
-from simbal.errors import UserError
-from simbal.files.disk import read_bytes, write_json, write_text
+from simbal.files.disk import write_json, write_text
 from simbal.metrics.routing import max_vio
 from simbal.metrics.table import SETTLING, SIMILARITY
 from simbal.model.expert_similarity import watched
 from simbal.runs import curves
-from simbal.runs.folder import CURVES_FILE, LARGEST_CURVES
+from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest, is_digest
 from simbal.training import loggers
 from simbal.training.lit_moe import LitMoE, StepResult
@@ -129,11 +128,8 @@ class Telemetry(Callback):
             write_text(self.file, self._written()[: state.get("bytes", 0)].decode("utf-8"))
 
     def _written(self) -> bytes:
-        """Return what metrics.jsonl holds; `UserError` if it is larger than any that a run writes."""
-        try:
-            return read_bytes(self.file, LARGEST_CURVES) if self.file.exists() else b""
-        except ValueError as error:
-            raise UserError(f"{self.file} is broken: {error}") from None
+        """Return what metrics.jsonl holds."""
+        return self.file.read_bytes() if self.file.exists() else b""
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""

@@ -183,7 +183,6 @@ def test_hostile_words_stay_words(base_spec, tmp_path, sweep, page, specs):
     assert found.scripts == harmless.scripts
     assert {tag for tag, _ in found.tags} <= {tag for tag, _ in harmless.tags} | {"span"}
     assert not set(found.data[0]) & {"<", ">", "&"}
-    assert not set(text) & {"\x1b", "\x01", "\u202e"}
 
 
 def test_broken_lines_and_files_do_not_stop_it(page, specs, sweep):

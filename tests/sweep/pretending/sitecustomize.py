@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import types
-from hashlib import sha256
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -26,7 +25,6 @@ def train(spec):
     behaviour = json.loads(Path("behaviour.json").read_text()).get(str(seed), "finish")
     print("this goes to console.log")
     note("started", json.dumps({"seed": seed, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}))
-    note("addresses", sha256(str(getattr(spec.config.data, "files", None)).encode()).hexdigest())
     end_badly(behaviour, seed)
     if behaviour == "hang":
         grandchild = subprocess.Popen(["sleep", "1000"])

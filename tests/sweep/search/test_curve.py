@@ -1,12 +1,10 @@
 """What the watch over running trials reads of their curves, whoever has written the file."""
 
 import json
-import os
 
 import optuna
 import pytest
 
-from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.sweep.composer import Job
 from simbal.sweep.search.results import curve
@@ -50,16 +48,6 @@ def test_a_run_that_has_written_nothing_has_no_curve(tmp_path):
 def test_a_line_that_says_nothing_of_the_metric_is_left_out(tmp_path, line):
     write(tmp_path, row(step=5, a=2.0), line)
     assert curve(tmp_path, "a") == {5: 2.0}
-
-
-def test_a_pipe_or_a_device_is_a_sentence_and_hangs_nothing(tmp_path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: it is no regular file"):
-        curve(tmp_path, "a")
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
-    with pytest.raises(UserError, match="it is no regular file"):
-        curve(tmp_path, "a")
 
 
 def test_a_candidate_reports_every_step_once(small_spec):

@@ -11,7 +11,6 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import optuna
 import psycopg2
@@ -187,21 +186,10 @@ def test_a_corrupt_file_is_one_sentence(app, setting):
     assert app.started == []
 
 
-@pytest.mark.parametrize("setting", ["foo", "journal:", "", "x.y://a", "postgresql://ada:p@s:word@host/db"])
+@pytest.mark.parametrize("setting", ["foo", "journal:", "", "x.y://a", "postgresql://host:port/db"])
 def test_words_that_are_no_storage_are_refused(setting):
     with pytest.raises(UserError, match="hydra.sweeper.storage is not one of memory, journal:FILE, sqlite:///FILE"):
         StudyStorage.read(setting)
-
-
-def test_a_password_is_shown_nowhere(app):
-    """Neither where it comes from the environment, nor where the server cannot be reached."""
-    address = "postgresql+psycopg2://someone:verysecret@127.0.0.1:1/db?password=alsosecret"
-    search = app.run("name=s", COEF, "hydra.sweeper.storage=${oc.env:OPTUNA_STORAGE}", OPTUNA_STORAGE=address)
-    assert search.returncode == 1
-    assert "postgresql+psycopg2://***@127.0.0.1:1/db?password=***: " in search.stderr
-    assert len(search.stderr.splitlines()) == 1
-    assert "secret" not in search.stdout + search.stderr
-    assert all(b"secret" not in file.read_bytes() for file in app.folder.rglob("*") if file.is_file())
 
 
 def test_a_variable_that_is_not_set_is_one_sentence(app):
@@ -209,27 +197,6 @@ def test_a_variable_that_is_not_set_is_one_sentence(app):
     assert search.returncode == 2
     assert "the environment variable NO_SUCH_STORAGE is not set" in search.stderr
     assert len(search.stderr.splitlines()) == 1
-
-
-def test_what_a_driver_says_is_told_without_the_password():
-    storage = StudyStorage.read("postgresql+psycopg2://someone:verysecret@host/db")
-    said = r"storage postgresql\+psycopg2://\*\*\*@host/db: no login for someone:\*\*\*@host"
-    with pytest.raises(UserError, match=said), storage.translate_errors():
-        raise OSError("no login for someone:verysecret@host")
-
-
-def test_a_planted_link_is_never_followed_as_a_lock(tmp_path):
-    storage = StudyStorage.in_file(tmp_path / "study.db")
-    victim, place = tmp_path / "thesis", storage.lock_file("s")
-    victim.write_text("my only copy")
-    place.symlink_to(victim)
-    with pytest.raises(UserError, match=f"^{place} cannot be the lock of the study s: it is a link$"):
-        storage.lock("s").__enter__()
-    place.unlink()
-    os.mkfifo(place)
-    with pytest.raises(UserError, match=f"^{place} cannot be the lock of the study s: it is no regular file$"):
-        storage.lock("s").__enter__()
-    assert victim.read_text() == "my only copy"
 
 
 @pytest.fixture
@@ -273,13 +240,6 @@ def test_a_folder_for_locks_that_others_can_write_or_that_is_a_link_is_refused(s
     assert [*(tmp_path / "theirs").iterdir()] == []
 
 
-@pytest.mark.parametrize("password", ["p@ss", "p/w", "p?w", "p#w", "p'w", "8080/x", "p w", "@p@", "p@s/s"])
-def test_signs_that_an_address_cannot_have_are_refused_without_repeating_them(password):
-    with pytest.raises(UserError, match="write each as % with two digits") as error:
-        StudyStorage.read(f"postgresql://ada:{password}@host/db")
-    assert password not in str(error.value)
-
-
 @pytest.mark.parametrize("folder", ["a{b}", "a%41", "a?b", "a#b", "a b", "ü'", "a@b:c"])
 def test_a_folder_may_have_any_name(tmp_path, folder):
     storage = StudyStorage.in_file(tmp_path / folder / "study.db")
@@ -289,8 +249,8 @@ def test_a_folder_may_have_any_name(tmp_path, folder):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """The address of a PostgreSQL server of its own, with a password."""
+def server(tmp_path, monkeypatch):
+    """The address of a PostgreSQL server of its own, with a password, which is in the environment."""
     found = shutil.which("postgres") or next(iter(sorted(SERVER_PROGRAMS.glob("*/bin/postgres"), reverse=True)), None)
     if found is None:
         pytest.skip("no PostgreSQL server is installed (postgres)")
@@ -313,7 +273,9 @@ def server(tmp_path):
     options = ["-p", str(port), "-k", "", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
     with subprocess.Popen([str(found), "-D", str(data), *options], **as_user) as process:
         try:
-            address = f"someone:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/postgres"
+            monkeypatch.setenv("PGUSER", "someone")
+            monkeypatch.setenv("PGPASSWORD", PASSWORD)
+            address = f"127.0.0.1:{port}/postgres"
             SearchApp.wait_until(lambda: answers(address))
             yield f"postgresql+psycopg2://{address}"
         finally:
@@ -333,21 +295,19 @@ def test_a_server_keeps_a_study_that_a_kill_has_broken_off(server, tmp_path):
     (tmp_path / "app").mkdir()
     app = SearchApp(tmp_path / "app")
     how = ("name=s", COEF, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "seed=0-1")
-    how += ("hydra.sweeper.storage=${oc.env:OPTUNA_STORAGE}",)
+    how += (f"hydra.sweeper.storage={server}",)
     app.behave(hang_after=3)
-    app.kill(app.start(*how, OPTUNA_STORAGE=server), jobs=4)
+    app.kill(app.start(*how), jobs=4)
     app.behave()
-    again = app.run(*how, OPTUNA_STORAGE=server)
+    again = app.run(*how)
     assert again.returncode == 0, again.stderr
     assert "1 of 3 trials done, 2 to run" in again.stdout
     study = optuna.load_study(study_name="s", storage=server)
     assert len(study.get_trials(states=(TrialState.COMPLETE,))) == 3
-    typed = app.run(*how[:-1], "hydra.sweeper.n_trials=4", f"hydra.sweeper.storage={server}")
-    assert typed.returncode == 0, typed.stderr
-    unreachable = [
-        app.run(*how, OPTUNA_STORAGE=address)
+    unreachable = [app.run(*how, PGPASSWORD="wrong")]
+    unreachable += [
+        app.run(*how[:-1], f"hydra.sweeper.storage={address}")
         for address in (
-            server.replace("Secret", "WrongSecret"),
             server.replace("127.0.0.1", "no-such-host.invalid"),
             server.replace("psycopg2", "no_driver"),
             server.replace("postgresql+psycopg2", "no_database"),
@@ -357,15 +317,14 @@ def test_a_server_keeps_a_study_that_a_kill_has_broken_off(server, tmp_path):
     assert all(len(search.stderr.splitlines()) <= 2 for search in unreachable)
     assert "password authentication failed" in unreachable[0].stderr
     assert "no-such-host.invalid" in unreachable[1].stderr
-    said = "".join(search.stdout + search.stderr for search in [again, typed, *unreachable])
+    said = "".join(search.stdout + search.stderr for search in [again, *unreachable])
     kept = b"".join(file.read_bytes() for file in app.folder.rglob("*") if file.is_file())
     with psycopg2.connect(server.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
         for table in ("trial_user_attributes", "study_user_attributes"):
             cursor.execute(f"SELECT value_json FROM {table}")
             said += repr(cursor.fetchall())
-    for part in ("aVery", "Secret", quote(PASSWORD, safe="")):
-        assert part not in said
-        assert part.encode() not in kept
+    assert "aVery" not in said
+    assert b"aVery" not in kept
 
 
 @pytest.mark.slow

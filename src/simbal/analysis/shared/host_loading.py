@@ -22,7 +22,6 @@ from simbal.errors import UserError
 from simbal.host.routers import HostRouter, find_backbone, find_routers
 from simbal.processes.heap import give_back_freed_memory
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
-from simbal.training.free_memory import free_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INSTALL = "pip install 'simbal[hf]'"
@@ -62,12 +61,11 @@ def load_host(
     computed = compute_dtype(folder, dtype, device)
     needed = folder.parameters * DTYPES[computed].itemsize
     with _quiet(), _one_by_one():
-        free = free_memory(device)
-        if free is None or needed * SPARE <= free:
+        if find_spec("accelerate") is None or needed * SPARE <= _free_memory(device):
             model = _loaded(folder, computed).to(device)
             routers = _routers(model)
         else:
-            model, routers = _offloaded(folder, computed, device, needed)
+            model, routers = _offloaded(folder, computed, device)
     if (ids := _ids(model)) < text.vocab_size:
         raise UserError(f"the tokenizer in {folder.path} has {text.vocab_size:,} ids, and the model {ids:,}")
     known = [] if isinstance(routers, UserError) else routers
@@ -104,19 +102,11 @@ def _routers(model: nn.Module) -> list[HostRouter] | UserError:
         return error if mixed or any("expert" in name for name, _ in model.named_parameters()) else []
 
 
-def _offloaded(
-    folder: HostFolder, dtype: str, device: torch.device, needed: int
-) -> tuple[nn.Module, list[HostRouter] | UserError]:
+def _offloaded(folder: HostFolder, dtype: str, device: torch.device) -> tuple[nn.Module, list[HostRouter] | UserError]:
     """Return the model with its weights where there is room: on the device, in memory, else on the disk.
 
     What a router does is found in a copy without weights, as those of the model come and go.
     """
-    if find_spec("accelerate") is None:
-        free = (free_memory(device) or 0) / 1e9
-        raise UserError(
-            f"{folder.source} has weights of {needed / 1e9:,.1f} GB in {dtype}, and {free:,.1f} GB are free: {INSTALL} "
-            "lets them stay on the disk, and dtype=bfloat16 halves those of float32"
-        )
     from transformers import AutoConfig, AutoModelForCausalLM
 
     library: Any = AutoModelForCausalLM
@@ -169,8 +159,14 @@ def _read(owner: nn.Module, name: str) -> Tensor:
 
 def _shares(device: torch.device) -> dict[int | str, int]:
     """Return the bytes that weights may take, by place; a pass needs the rest."""
-    places: dict[int | str, int] = {"cpu": int((free_memory(torch.device("cpu")) or 0) * 0.6)}
-    return places if device.type == "cpu" else {0: int((free_memory(device) or 0) * 0.8), **places}
+    places: dict[int | str, int] = {"cpu": int(_free_memory(torch.device("cpu")) * 0.6)}
+    return places if device.type == "cpu" else {0: int(_free_memory(device) * 0.8), **places}
+
+
+def _free_memory(device: torch.device) -> int:
+    from accelerate.utils import get_max_memory
+
+    return int(get_max_memory()["cpu" if device.type == "cpu" else 0])
 
 
 def _ids(model: nn.Module) -> int:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simbal.analysis.shared.finding import LARGEST
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes, refusals_of_disk, write_json
+from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.record import sealed, unsealed
 
 FILE = "model.json"
@@ -50,7 +49,7 @@ def read_host_record(path: Path) -> HostRecord:
     """Return what was measured in a folder; `UserError` if the file is broken."""
     file = path / FILE
     try:
-        content = unsealed(read_bytes(file, LARGEST))
+        content = unsealed(file.read_bytes())
         if not all(key in content for key in (*DECIDES, "source")) or not isinstance(content["data"], dict):
             raise ValueError("a part is missing")
     except OSError as error:

@@ -32,10 +32,9 @@ from simbal.model.router import Router, Steering
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.training.build import build_module, resolve_device, resolve_precision, transformer_shape
+from simbal.training.build import build_module, resolve_device, resolve_precision
 from simbal.training.checkpoint import read
 from simbal.training.checkpoint_file import DamagedCheckpointError
-from simbal.training.free_memory import require_room
 from simbal.training.lit_moe import LitMoE
 
 INPUT = {"files": "files", "dclm": "location"}  # the key of a source that says where its text is
@@ -186,7 +185,6 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces(
         path, checkpoint = path.parent.parent, path
     spec, record = finished(path)
     device = resolve_device(accelerator)
-    require_room(transformer_shape(spec, end_of_text=0))
     store = run_store(path, spec.config.data, record["data"]["tokens"], places)
     precision = resolve_precision("auto", device)
     module = build_module(spec, store, device, precision)

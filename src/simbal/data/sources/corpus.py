@@ -4,7 +4,6 @@
 """
 
 import codecs
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any, BinaryIO
 from simbal.data.document import SPLITS, Document, digest_of, split_of
 from simbal.data.sources.inputs import Input, extension_of
 from simbal.data.sources.records import (
-    LONGEST,
     BadRecord,
     BrokenFileError,
     Format,
@@ -30,8 +28,7 @@ from simbal.errors import UserError
 from simbal.files.remote import UnreachableError
 
 BAD_PER = 1000  # one bad record in so many may be left out
-ROWS = 1024  # decoded at once, at most
-DECODED = 1 << 28  # bytes that these may come to
+ROWS = 1024  # decoded at once
 BUFFER = 1 << 20  # bytes of the file that are read at once
 
 
@@ -40,7 +37,7 @@ class Corpus:
     """A list of inputs that are read one by one.
 
     Args:
-        inputs: all of them; each is a unit, named by its path or URL, secrets left out.
+        inputs: all of them; each is a unit, named by its path or URL.
         format: how the files are to be understood.
         on_bad_record: error | skip.
         validation_one_in: hold out one document in so many by its hash; None: an input's own split decides.
@@ -187,14 +184,10 @@ def read_parquet(file: BinaryIO, rules: Format) -> Iterator[Record]:
         table = ParquetFile(file, buffer_size=BUFFER)
         encoding = _encoding_of(table.schema_arrow, rules)
         rows = table.metadata.num_rows
-        for group in range(table.num_row_groups):
-            size = _rows_at_once(table.metadata.row_group(group))
-            for batch in table.iter_batches(size, row_groups=[group], columns=[rules.text_key], use_threads=False):
-                for value in _binary(batch.column(0)):
-                    number += 1
-                    if value.is_valid and value.as_buffer().size > LONGEST:  # before it is copied
-                        raise BrokenFileError(f"the text is longer than {LONGEST >> 20} MiB", f"record {number}")
-                    yield _text(value.as_py(), encoding, rules.text_key, f"record {number}"), number / rows
+        for batch in table.iter_batches(ROWS, columns=[rules.text_key], use_threads=False):
+            for value in _binary(batch.column(0)):
+                number += 1
+                yield _text(value.as_py(), encoding, rules.text_key, f"record {number}"), number / rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         reason = " ".join(str(error).split())[:200]
         where = f"record {number + 1}" if number else None
@@ -220,15 +213,6 @@ def _encoding_of(schema: Any, rules: Format) -> str:
     raise BrokenFileError(f"column {key!r} must hold text, not {kind}: set data.text_key")
 
 
-def _rows_at_once(group: Any) -> int:
-    """Return how many rows of a row group may be decoded at once.
-
-    They fit into memory though each were as long as the whole group: a dictionary repeats one text at will. The size of
-    the column does not decide: where the footer of a damaged file is asked for it, pyarrow ends the process.
-    """
-    return int(max(1, min(ROWS, DECODED // max(1, group.total_byte_size))))
-
-
 def _binary(column: Any) -> Any:
     """Return a column as one of bytes.
 
@@ -248,42 +232,24 @@ def _text(value: bytes | None, encoding: str, key: str, place: str) -> str | Bad
 
 
 def read_whole(file: BinaryIO, rules: Format) -> Iterator[Record]:
-    """Yield the one document of a file, which is held in memory.
-
-    Raises:
-        BrokenFileError: for a file that is too large for that.
-    """
-    if os.fstat(file.fileno()).st_size > LONGEST:
-        raise BrokenFileError(
-            f"the file is longer than {LONGEST >> 20} MiB, too long for one document: set data.txt_split=blank_lines, "
-            "which makes one of each run of lines without a blank line"
-        )
-    yield _decoded(file.read(LONGEST), 0, rules), 1.0
+    """Yield the one document of a file."""
+    yield _decoded(file.read(), 0, rules), 1.0
 
 
 def read_paragraphs(file: BinaryIO, rules: Format) -> Iterator[Record]:
-    """Yield runs of lines that are not blank, without the line ends around them.
-
-    Raises:
-        BrokenFileError: for a run that is too large to be held in memory.
-    """
+    """Yield runs of lines that are not blank, without the line ends around them."""
     if not rules.keeps_line_ends:
         raise BrokenFileError(f"data.encoding={rules.encoding} needs data.txt_split=file, or convert the file to utf-8")
     run = bytearray()  # its lines, each with its end: far smaller than a list of them
     start = position = 0  # of the run and of the line, in bytes
-    try:
-        for line in read_lines(file, ".txt"):
-            if line.strip() and line != codecs.BOM_UTF8:
-                start = start if run else position
-                run += line + b"\n"
-            elif run:
-                yield _decoded(_whole(run), start, rules), share_read(file)
-                run = bytearray()
-            if len(run) > LONGEST:
-                raise BrokenFileError(f"there is no blank line for {LONGEST >> 20} MiB")
-            position += len(line) + 1
-    except BrokenFileError as error:
-        raise BrokenFileError(str(error), f"byte {start if run else position}") from None
+    for line in read_lines(file, ".txt"):
+        if line.strip() and line != codecs.BOM_UTF8:
+            start = start if run else position
+            run += line + b"\n"
+        elif run:
+            yield _decoded(_whole(run), start, rules), share_read(file)
+            run = bytearray()
+        position += len(line) + 1
     if run:
         yield _decoded(_whole(run), start, rules), 1.0
 

@@ -16,7 +16,7 @@ from simbal.data.sources.corpus import Corpus, FileSource
 from simbal.data.sources.inputs import Input, local_path, name_of
 from simbal.data.sources.records import Format
 from simbal.data.sources.remote import hub_file, is_url, path_of
-from simbal.errors import HIDDEN, UserError
+from simbal.errors import UserError
 
 _SHARD = re.compile(r"\{shard(?::0(\d+)d)?\}")
 _FEW = 8  # shards that a command names one by one
@@ -73,7 +73,7 @@ class DCLM(FileSource):
         else:
             address = path_of(location)
             file = address.rpartition("/")[2]
-            file = file if _SHARD.search(file) else address.rpartition("://")[2].removeprefix(f"{HIDDEN}@")
+            file = file if _SHARD.search(file) else address.rpartition("://")[2]
             fetch = f"  fetch the {self.num_shards + 1} files of {location} into a folder DIR"
         keys = ("first_shard", "num_shards", "validation_shard")
         chosen = " ".join(f"data.{key}={getattr(self, key)}" for key in keys)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from simbal.data.document import SPLITS
 from simbal.data.sources import remote
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 
 EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
@@ -22,7 +22,7 @@ class Input:
     """A file to read, and what was known of it before it was read."""
 
     split: str  # one of SPLITS
-    location: str  # full path, or URL with all its secrets; may be a URL with a glob until `expanded`
+    location: str  # full path or URL; may be a URL with a glob until `expanded`
     stamp: tuple[int, int] | None  # bytes, and time of change in ns; None: remote, to be found out on a network only
 
     @classmethod
@@ -40,7 +40,7 @@ class Input:
 
     @property
     def name(self) -> str:
-        """The location as it is shown and written; two locations of one name are one input."""
+        """The location as it is shown and written."""
         return name_of(self.location)
 
     @property
@@ -82,7 +82,7 @@ class Input:
                 yield copy
             return
         try:
-            file = open(self.location, "rb", opener=_not_waiting)  # noqa: SIM115 - closed below
+            file = Path(self.location).open("rb")  # noqa: SIM115 - closed below
         except OSError as error:
             raise UserError(f"{self.name}: {error.strerror}") from None
         with file:
@@ -98,24 +98,19 @@ class Input:
 
     def by_hand(self) -> str:
         """Return the advice for a file that the network does not give."""
-        command = remote.fetched_by_hand(self.name)  # whoever types it knows the secrets
+        command = remote.fetched_by_hand(self.name)
         how = f"fetch it by hand ({command})" if command else "fetch it by hand"
         return f"{how} and give {_key(self.split)}=PATH"
 
 
-def _not_waiting(path: str, flags: int) -> int:
-    """Open without blocking, as a pipe may have taken the place of the file."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def name_of(location: str) -> str:
-    """Return a URL without its secrets, or a path as UTF-8 text.
+    """Return a URL, or a path as UTF-8 text.
 
     Bytes of a path that are not UTF-8 become `\\xe9` and the like, and a backslash two, so that no other path has the
     name; a path without them stays as it is, unless it spells `\\x` itself.
     """
     if remote.is_url(location):
-        return redacted(location)
+        return location
     path = os.fsencode(location)
     try:
         if b"\\x" not in path:
@@ -186,9 +181,8 @@ def _stamp(location: str) -> tuple[int, int]:
         about = Path(location).stat()
     except OSError as error:
         raise UserError(f"{name_of(location)}: {error.strerror}") from None
-    if not stat.S_ISREG(about.st_mode):
-        kind = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe or a device"
-        raise UserError(f"{name_of(location)} is {kind}: name files of text")
+    if stat.S_ISDIR(about.st_mode):
+        raise UserError(f"{name_of(location)} is a folder: name files of text")
     return about.st_size, about.st_mtime_ns
 
 

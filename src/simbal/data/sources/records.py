@@ -1,4 +1,4 @@
-"""The records of one file: lines of .jsonl (plain, .gz or .zst), what .txt and .parquet share, and the limits on JSON.
+"""The records of one file: lines of .jsonl (plain, .gz or .zst), and what .txt and .parquet share.
 
 A record that gives no text is a `BadRecord`, to be refused or left out; a broken file always ends the reading.
 """
@@ -6,7 +6,6 @@ A record that gives no text is a `BadRecord`, to be refused or left out; a broke
 import codecs
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,16 +20,7 @@ from simbal.errors import UserError
 MOST_NAMES, LONGEST_NAME = 20, 60  # of the keys of a record that are shown, and characters of each
 NO_TEXT = ("undefined", "idna", "punycode", "unicode-escape", "raw-unicode-escape")  # Python's own, for other things
 CHUNK = 1 << 18  # bytes read, and looked through for line ends, at once
-PIECE = 1 << 11  # bytes unpacked at once: in zstd they can stand for 64 MiB, four for 128 KiB
-LONGEST = 1 << 28  # bytes of one line
 LARGEST_WINDOW = 1 << 31  # bytes, as `zstd --ultra --long=31` writes: such a file takes that much memory to read
-LARGEST = 1 << 26  # bytes of a file of prepared data that is read whole
-SMALL = 1 << 20  # characters, of which any can be parsed
-MOST_VALUES = 1 << 20  # with 100 to 200 bytes each
-BEGINS_VALUE = ",[{"
-STRING = re.compile(
-    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL
-)  # or what is left of one: else each \" is tried
 
 
 @dataclass(frozen=True)
@@ -121,13 +111,7 @@ def _text(line: bytes, rules: Format, place: str) -> str | BadRecord:
     if isinstance(text, BadRecord):
         return text
     try:
-        require_readable(text)
-    except ValueError as error:
-        return BadRecord("too many values", place, f"the JSON is too large ({error})")
-    try:
         record = json.loads(text)
-    except RecursionError:
-        return BadRecord("nested too deeply", place, "the JSON is nested too deeply")
     except ValueError as error:
         return BadRecord("not JSON", place, f"this is not JSON ({error})")
     return _member(record, rules.text_key, place)
@@ -167,18 +151,13 @@ def read_lines(file: BinaryIO, extension: str) -> Iterator[bytes]:
         BrokenFileError: after the last whole line of a truncated or damaged file.
     """
     pending: list[bytes] = []  # of a line that is longer than a chunk
-    size = 0  # of those
     for unpacked in READERS.get(extension, _plain)(file):
-        for start in range(0, len(unpacked), CHUNK):
-            head, *rest = unpacked[start : start + CHUNK].split(b"\n")
-            for following in rest:
-                pending.append(head)
-                yield b"".join(pending)
-                head, pending, size = following, [], 0
+        head, *rest = unpacked.split(b"\n")
+        for following in rest:
             pending.append(head)
-            size += len(head)
-            if size > LONGEST:
-                raise BrokenFileError(f"the line is longer than {LONGEST >> 20} MiB")
+            yield b"".join(pending)
+            head, pending = following, []
+        pending.append(head)
     yield b"".join(pending)
 
 
@@ -194,7 +173,7 @@ def _packed(file: BinaryIO, kind: str, decompressor: Callable[[], Any]) -> Itera
     """
     member = None
     try:
-        while piece := file.read(PIECE):
+        while piece := file.read(CHUNK):
             while piece:
                 member = member or decompressor()  # zlib's and zstandard's have one interface
                 yield member.decompress(piece)
@@ -218,24 +197,3 @@ READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
     ".jsonl.gz": partial(_packed, kind="gzip", decompressor=_gzip_member),
     ".jsonl.zst": partial(_packed, kind="zstd", decompressor=_zstd_frame),
 }
-
-
-def require_readable(text: str) -> None:
-    """Raise `ValueError` for a JSON text that takes far more memory once parsed than it has characters.
-
-    Signs within a string do not count, so that a long document may hold any number of commas.
-    """
-    if len(text) <= SMALL or _signs(text, 0, len(text)) <= MOST_VALUES:
-        return
-    values = start = 0
-    for string in STRING.finditer(text):
-        values += _signs(text, start, string.start())
-        start = string.end()
-        if values > MOST_VALUES:
-            break
-    if values + _signs(text, start, len(text)) > MOST_VALUES:
-        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
-
-
-def _signs(text: str, start: int, end: int) -> int:
-    return sum(text.count(sign, start, end) for sign in BEGINS_VALUE)

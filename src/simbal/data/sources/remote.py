@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, BinaryIO
 
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files.remote import LostError, filesystem_of, persist
 
 CHUNK = 1 << 20  # bytes
@@ -66,7 +66,7 @@ def matches(pattern: str) -> list[str]:
         UserError: for a filesystem that has no list of its files, or needs a package that is not installed.
     """
     if _is_web(pattern):
-        raise UserError(f"{redacted(pattern)}: a web server has no list of files to match * with: name each file")
+        raise UserError(f"{pattern}: a web server has no list of files to match * with: name each file")
 
     def attempt() -> list[str]:
         filesystem, path = filesystem_of(pattern)

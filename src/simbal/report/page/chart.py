@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simbal.files.printable import printable
 from simbal.report.page.series import Curve
 from simbal.report.page.styles import COLORS
 
@@ -101,7 +100,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> dict[str, Any]:
 def _curve(curve: Curve) -> dict[str, Any]:
     ends = curve.band_ends if curve.bands else None
     return {
-        "arm": printable(curve.name),
+        "arm": curve.name,
         "color": curve.style % len(COLORS),
         "dashed": curve.style >= len(COLORS),
         "x": _rounded(curve.xs, 8),

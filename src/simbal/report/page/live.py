@@ -18,10 +18,9 @@ from typing import Any, Literal
 import orjson
 from markupsafe import Markup
 
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.files.console import clock
-from simbal.files.disk import read_bytes, write_text
-from simbal.files.printable import printable
+from simbal.files.disk import write_text
 from simbal.report.arms import group, label_columns
 from simbal.report.collect import Run
 from simbal.report.page import series
@@ -145,7 +144,7 @@ class Follower:
                 if lines := file.read(TAIL).decode(errors="replace").split("\n"):
                     said = [line.strip() for line in lines if line.strip()]
                     if said:
-                        return printable(redacted(said[-1]))
+                        return said[-1]
         return "there is none"
 
     def _read_curves(self) -> None:
@@ -182,7 +181,7 @@ class Follower:
 def is_followed(file: Path) -> bool:
     """Whether a page is that of a sweep that goes on writing it."""
     try:
-        found = FOLLOWED.search(read_bytes(file, LARGEST_PAGE))
+        found = FOLLOWED.search(file.read_bytes())
     except (OSError, ValueError):
         return False
     return found is not None and time.time() - float(found["written"]) < max(LATE_SECONDS, LATE * float(found["every"]))

@@ -14,8 +14,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from simbal.files.printable import printable
-
 HERE = Path(__file__).parent
 
 
@@ -24,20 +22,19 @@ def render(template: str, scripts: Sequence[str], **values: Any) -> str:
     sources = [_source(name) for name in scripts]
     digests = [b64encode(sha256(source.encode()).digest()).decode() for source in sources]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    text = _template(template).render(
+    return _template(template).render(
         css=_source("style.css") + _source("uplot/uPlot.min.css"),
         scripts=sources,
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
         licence=_source("uplot/LICENSE"),
         **values,
     )
-    return printable(text)
 
 
 @cache
 def _source(name: str) -> Markup:
     """Return a file of this package, to stand in the page as it is."""
-    return Markup(printable((HERE / name).read_text(encoding="utf-8")))
+    return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
 @cache

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
 from simbal.metrics.table import NUMBERS
 from simbal.report.arms import seed_spans
 from simbal.report.columns import ABSENT
 from simbal.report.conclusion import UNRESOLVED
 from simbal.report.reproduce.formulas import ALPHA, SAME, Paired
 from simbal.report.reproduce.printed import Checked, numbers
-from simbal.report.reproduce.rows import LARGEST, SHARE, ArmRows, of_a_study, read_rows, rival
+from simbal.report.reproduce.rows import SHARE, ArmRows, of_a_study, read_rows, rival
 from simbal.report.statistics import holm, summarize
 
 BASELINE = re.compile(r"difference to (.+) on the seeds")
@@ -34,7 +33,7 @@ def check_table(folder: Path) -> Checked:
     if arms is None:
         raise UserError(f"there is no {folder / 'rows.csv'}: reproduce the study")
     with of_a_study(folder):
-        table = json.loads(read_bytes(folder / "table.json", LARGEST))
+        table = json.loads((folder / "table.json").read_bytes())
         keys = {title: key for key, title in table["metrics"].items()}
         margin = table["equivalence_margin"]
         text = (folder / "table.md").read_text(encoding="utf-8")

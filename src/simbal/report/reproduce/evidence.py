@@ -11,13 +11,13 @@ from typing import Any
 
 from simbal.analysis.shared.finding import numbers_of
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes, write_json, write_text
+from simbal.files.disk import write_json, write_text
 from simbal.report.arms import Arm
 from simbal.report.collect import Run, collect
 from simbal.report.columns import ABSENT, choose, named_by_runs, refuse_unlike
 from simbal.report.export import as_json, escape, markdown, markdown_table, tidy_csv
 from simbal.report.reproduce.drawing import curves_of, draw, write_curves
-from simbal.report.reproduce.rows import LARGEST, ROWS, rows_csv
+from simbal.report.reproduce.rows import ROWS, rows_csv
 from simbal.report.sections import mean_cell
 from simbal.report.statistics import Summary, summarize
 from simbal.report.table import LastSweep, build
@@ -133,7 +133,7 @@ def spent(results: Path, key: str, names: Collection[str] | None = None) -> dict
     """
     files = [file for file in sorted(results.glob("*/origin.json")) if names is None or file.parent.name in names]
     try:
-        return {file.parent.name: json.loads(read_bytes(file, LARGEST))[key] for file in files}
+        return {file.parent.name: json.loads(file.read_bytes())[key] for file in files}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"an origin.json in {results} does not say {key}: reproduce its study") from None
 

@@ -7,8 +7,6 @@ from glob import escape
 from pathlib import Path
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
-from simbal.report.reproduce.rows import LARGEST
 
 
 def check_plan(study: Path) -> tuple[str, bool]:
@@ -35,7 +33,7 @@ def check_plan(study: Path) -> tuple[str, bool]:
 
 def _first_started(origin: Path) -> datetime:
     try:
-        return datetime.fromisoformat(json.loads(read_bytes(origin, LARGEST))["first_started"])
+        return datetime.fromisoformat(json.loads(origin.read_bytes())["first_started"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{origin} does not say when the first run began") from None
 

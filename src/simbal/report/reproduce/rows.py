@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simbal.errors import UserError
-from simbal.files.disk import read_bytes
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT
@@ -103,7 +102,7 @@ def baseline_of(folder: Path) -> str | None:
         UserError: table.json is not there or broken.
     """
     with of_a_study(folder):
-        baseline: str | None = json.loads(read_bytes(folder / "table.json", LARGEST))["baseline"]
+        baseline: str | None = json.loads((folder / "table.json").read_bytes())["baseline"]
     return baseline
 
 
@@ -114,7 +113,7 @@ def columns_of(folder: Path) -> list[str]:
         UserError: table.json is not there or broken.
     """
     with of_a_study(folder):
-        arms = json.loads(read_bytes(folder / "table.json", LARGEST))["arms"]
+        arms = json.loads((folder / "table.json").read_bytes())["arms"]
         return [*dict.fromkeys(column for arm in arms for column in arm["label"])]
 
 

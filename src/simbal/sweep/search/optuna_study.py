@@ -14,7 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from simbal.config.schema import can_change_result
-from simbal.errors import UserError, redacted
+from simbal.errors import UserError
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
 from simbal.sweep.search.storage import ContentError
@@ -121,7 +121,7 @@ class OptunaStudy:
 
     def _overrides(self) -> dict[str, str]:
         fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
-        return dict.fromkeys(sorted(map(redacted, fixed)), "")
+        return dict.fromkeys(sorted(fixed), "")
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in one of `states`, or all."""

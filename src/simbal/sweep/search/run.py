@@ -19,7 +19,6 @@ from simbal.config.schema import can_change_result
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.files.disk import write_text
-from simbal.files.printable import printable
 from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.spec import RunSpec, result_keys
@@ -219,9 +218,7 @@ def _table(study: OptunaStudy, trials: Sequence[FrozenTrial]) -> Table:
         values = [f"{value:.6g}" for value in _values(trial)] or [""] * len(study.settings.objectives)
         params = [_short(trial.params.get(key, "")) for key in keys]
         replicates = str(len(trial.user_attrs.get(REPLICATES, ())) or "")
-        grid.add_row(
-            str(trial.number), _state(trial), *values, *params, replicates, printable(trial.user_attrs.get(ERROR, ""))
-        )
+        grid.add_row(str(trial.number), _state(trial), *values, *params, replicates, trial.user_attrs.get(ERROR, ""))
     return grid
 
 

@@ -15,7 +15,6 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from simbal.config.schema import addresses
 from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.runs.record import is_number
@@ -102,8 +101,6 @@ def build(
     distributions: dict[str, BaseDistribution] = {}
     repeated: list[tuple[str, ...]] = [()]
     for key, override in last.items():
-        if key in addresses() and override.is_sweep_override():
-            raise UserError(f"{override.input_line}: a study keeps what it searches, and an address may hold a secret")
         if key == replicates and override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise UserError(f"{override.input_line}: hydra.sweeper.replicates={key} takes values one by one")

@@ -1,9 +1,7 @@
 """The storage of studies: memory, an SQLite file, a journal file or a database server; and the lock of each study."""
 
-import errno
 import hashlib
 import os
-import re
 import socket
 import sqlite3
 import stat
@@ -14,7 +12,7 @@ from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
@@ -22,15 +20,12 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 
-from simbal.errors import BusyError, UserError, is_credential, redacted
+from simbal.config.values import require_no_credentials
+from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.files.locks import LEASE_SECONDS, Lock, TakenError
-from simbal.files.printable import printable
 
-FORMS = (  # the example without a user: an error hides that of every address
-    "memory, journal:FILE, sqlite:///FILE, or a database's address such as postgresql+psycopg2://host/name, "
-    "with USER:PASSWORD and @ before the host"
-)
+FORMS = "memory, journal:FILE, sqlite:///FILE, or a database's address such as postgresql+psycopg2://host/name"
 CONNECT_SECONDS = 10
 LONGEST_REASON = 300  # characters
 SAFE = "/:@,=+()[]!~ "  # signs of a path that mean nothing in the address of an SQLite file
@@ -40,7 +35,6 @@ TROUBLE = {
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL,
 }  # fmt: skip
-WITH_USER = re.compile(r"[^:/]+://[^@/?#\s\"'\\]*@[^@]*")  # an address in which nobody can mistake what the password is
 BEGINNING = b'{"op_code":'  # begins every line of a journal
 Kind = Literal["memory", "sqlite", "journal", "server"]
 
@@ -50,7 +44,7 @@ class DamagedStudyError(UserError):
 
     def __init__(self, damage: str, way_out: str) -> None:
         super().__init__(f"{damage}: {way_out}")
-        self.damage = redacted(damage)
+        self.damage = damage
 
 
 class ContentError(ValueError):
@@ -59,7 +53,7 @@ class ContentError(ValueError):
 
 @dataclass(frozen=True)
 class StudyStorage:
-    """A storage of studies; `shown` is its name without its secrets, and all that is ever printed."""
+    """A storage of studies; `shown` is its name."""
 
     kind: Kind
     shown: str
@@ -74,6 +68,7 @@ class StudyStorage:
         scheme, _, rest = setting.partition(":")
         if scheme == "journal" and rest:
             return cls("journal", setting, Path(rest))
+        require_no_credentials("hydra.sweeper.storage", setting)
         try:
             url = make_url(setting)
         except (ArgumentError, ValueError):  # the latter of a port
@@ -83,13 +78,8 @@ class StudyStorage:
                 return cls("memory", "memory")
             if "uri" in url.query:
                 raise UserError(f"hydra.sweeper.storage is not one of {FORMS}: uri= is not understood here")
-            return cls("sqlite", redacted(setting), Path(url.database), setting)
-        if "@" in setting and not WITH_USER.fullmatch(setting):
-            raise UserError(
-                "hydra.sweeper.storage has signs in its user or password that its address cannot have: write each as % "
-                "with two digits, such as @ as %40, / as %2F, : as %3A, ? as %3F, # as %23 and % as %25"
-            )
-        return cls("server", redacted(url.render_as_string()), None, setting)
+            return cls("sqlite", setting, Path(url.database), setting)
+        return cls("server", setting, None, setting)
 
     @classmethod
     def in_file(cls, file: Path) -> "StudyStorage":
@@ -121,8 +111,6 @@ class StudyStorage:
         if self.kind == "memory":
             return InMemoryStorage()
         if self.file is not None:
-            if self.exists() and not self.file.is_file():
-                raise UserError(f"cannot use the study's storage {self.shown}: it is no regular file")
             with refusals_of_disk(self.file.parent):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
             if self.kind == "journal":
@@ -137,7 +125,7 @@ class StudyStorage:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise the errors of the storage within the block as a `UserError`, one sentence without its password."""
+        """Raise the errors of the storage within the block as a `UserError`, one sentence."""
         try:
             yield
         except UserError:
@@ -175,8 +163,7 @@ class StudyStorage:
         """Whether an error is about the file or the connection, and not about what is kept there."""
         if self.kind == "sqlite":
             return getattr(_driver_error(cause), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in TROUBLE
-        another_version = isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError)
-        return isinstance(cause, OperationalError | InterfaceError | ArgumentError) or another_version
+        return isinstance(cause, OperationalError | InterfaceError | ArgumentError | RuntimeError)
 
     def _damaged(self, study: str, error: Exception) -> DamagedStudyError:
         way_out = "choose another hydra.sweeper.study_name, or delete it with optuna delete-study"
@@ -189,21 +176,10 @@ class StudyStorage:
         """Return what the driver said, in one line."""
         original = _driver_error(_cause(error))
         text = str(original)
-        for secret in self._secrets():
-            for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret)):
-                text = text.replace(form, "***")
-        text = " ".join(printable(text).split())[:LONGEST_REASON]
+        text = " ".join(text.split())[:LONGEST_REASON]
         foreign = not isinstance(original, OSError | RuntimeError | sqlite3.Error | SQLAlchemyError)
         named = foreign and type(original).__module__ == "builtins"  # "KeyError: 'op_code'" says more than "'op_code'"
         return f"{type(original).__name__}: {text}" if named or not text else text
-
-    def _secrets(self) -> list[str]:
-        """Return the secrets that a driver could repeat as they are; `redacted` finds those in a URL."""
-        if self.kind != "server":
-            return []
-        url = make_url(self.url)
-        given = [value for key, values in url.normalized_query.items() if is_credential(key) for value in values]
-        return [secret for secret in (url.password, *given) if secret]
 
     @contextmanager
     def lock(self, study: str) -> Iterator[None]:
@@ -226,8 +202,7 @@ class StudyStorage:
                     said = f"the study {study} in {self.shown} is being run by {holder}"
                     raise BusyError(f"{said}: wait for it, or choose another name=") from None
                 except OSError as error:
-                    reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
-                    raise UserError(f"{file} cannot be the lock of the study {study}: {reason}") from None
+                    raise UserError(f"{file} cannot be the lock of the study {study}: {error.strerror}") from None
             yield
 
     def lock_file(self, study: str) -> Path:
