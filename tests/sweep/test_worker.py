@@ -103,11 +103,3 @@ def test_output_is_added_and_goes_where_it_went_afterwards(tmp_path, capfd):
         os.write(1, b"afterwards\n")
     assert file.read_text() == "first\nfirst of a child\nsecond\nsecond of a child\n"
     assert capfd.readouterr().out == "afterwards\nafterwards\n"
-
-
-def test_a_console_that_was_there_before_shows_by_its_time_that_a_job_has_begun(tmp_path):
-    file = tmp_path / CONSOLE_FILE
-    file.touch()
-    os.utime(file, (1.0, 1.0))
-    with output_to(file):
-        assert file.stat().st_mtime > 1.0
