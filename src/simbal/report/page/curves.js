@@ -107,9 +107,7 @@ function options(view, series, bands) {
     axes: [{ ...axis(chart.x, logX), size: 26 }, { ...axis(chart.y, logY), size: 54 }],
     series,
     bands,
-    hooks: {
-      setSelect: [(u) => zoomed(view, u)],
-    },
+    hooks: { setSelect: [(u) => zoomed(view, u)] },
   };
 }
 
@@ -133,13 +131,12 @@ function draw(view) {
   view.curves = panel.curves;
   view.xs = panel.x;
   view.legend.replaceChildren();
-  view.names = view.curves.map((curve) => {
+  for (const curve of view.curves) {
     const flip = () => { state.off[curve.arm] = !state.off[curve.arm]; };
     const name = toggle("", "name", view.legend, () => !state.off[curve.arm], flip);
     swatch(curve, name);
     element("span", "", curve.arm, name);
-    return name;
-  });
+  }
   const { data, series, bands } = lines(view);
   const plot = new uPlot(options(view, series, bands), data, box);
   plot.over.addEventListener("dblclick", () => unzoom(view));
@@ -163,7 +160,6 @@ function unzoom(view) {
 
 function drawAll() {
   views.forEach(draw);
-  for (const button of document.querySelectorAll(".controls button")) button.show();
 }
 
 function addView(chart) {
