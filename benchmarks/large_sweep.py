@@ -20,7 +20,6 @@ from benchmarks.composing import spec_of
 from simbal.config.check import checked
 from simbal.config.values import changed
 from simbal.files.disk import write_json
-from simbal.report.page.live import LivePage
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
@@ -57,7 +56,7 @@ def main(arms: int = 100, seeds: int = 100) -> None:
             write_run(spec, template)
         show("to the first claim, all but one done", measured("-c", CLAIMING, *command))
         sweep = Path(temporary, "outputs", "default")
-        show_polls(runs, sweep)
+        show_polls(runs)
         write_run(runs[0], template)
         del runs
         show("report.py", measured("report.py", str(sweep)))
@@ -103,20 +102,19 @@ def shifted(numbers: dict[str, Any], shift: float) -> dict[str, Any]:
     return numbers | {key: numbers[key] + shift for key in ("val/loss", "val/ppl", "train/ce") if key in numbers}
 
 
-def show_polls(runs: Sequence[RunSpec], sweep: Path) -> None:
-    """Print what the live view and the live page take each time while the first run goes on and all others are done."""
+def show_polls(runs: Sequence[RunSpec]) -> None:
+    """Print how long the live view takes to draw while the first run is training and all others are done."""
     attempts = [Attempt(Job([], spec), spec.path.name, "done") for spec in runs]
     attempts[0].state = "running"
-    tally, page = Tally(attempts), LivePage(sweep, [(spec.path.name, spec) for spec in runs])
+    tally = Tally(attempts)
     RunFolder(runs[0].path).write_spec(runs[0])
     write_json(runs[0].path / "progress.json", {"phase": "train", "step": 10, "max_steps": 500})
-    for what, look in (("live view", lambda: draw(tally, 2, 40)), ("live page", lambda: page.write(3.0))):
-        took = []
-        for _ in range(5):
-            before = time.process_time()
-            look()
-            took.append(time.process_time() - before)
-        print(f"{what}: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
+    took = []
+    for _ in range(5):
+        before = time.process_time()
+        draw(tally, 2, 40)
+        took.append(time.process_time() - before)
+    print(f"live view: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
 
 
 def measured(*command: str) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from simbal.errors import UserError, exit_on_user_error
 
 if TYPE_CHECKING:
     from simbal.sweep.composer import Job
-    from simbal.sweep.live import LivePages
 
 
 @dataclass
@@ -39,7 +38,6 @@ class GridSweeper(LaunchingSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
         from simbal.report.report import report
-        from simbal.sweep.live import LivePages
         from simbal.sweep.looks import require_decidable
 
         assert self.config and self.launcher  # noqa: PT018
@@ -52,14 +50,12 @@ class GridSweeper(LaunchingSweeper):
             if self.config.dry_run:
                 self._show_forecast(jobs)
                 return []
-            with LivePages() as pages:
-                if self.config.until == "decided":
-                    jobs, returns = self._until_decided(arguments, jobs, pages)
-                else:
-                    returns = self._launch(jobs, jobs, 0, pages)
-                pages.end()
-                for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
-                    report(folder, config.baseline, config.columns, False, config.equivalence_margin)
+            if self.config.until == "decided":
+                jobs, returns = self._until_decided(arguments, jobs)
+            else:
+                returns = self._launch(jobs, jobs, 0)
+            for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
+                report(folder, config.baseline, config.columns, False, config.equivalence_margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
@@ -104,19 +100,16 @@ class GridSweeper(LaunchingSweeper):
                 said += ": the table will show no difference"
                 console().print(said, markup=False, highlight=False, soft_wrap=True)
 
-    def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int, pages: "LivePages") -> Sequence[JobReturn]:
+    def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int) -> Sequence[JobReturn]:
         """Run jobs, the newest of all that were run, and return how they ended."""
         from simbal.sweep.resume import require_launch, write_sweep
 
         assert self.launcher
         require_launch(jobs, self.launcher)
         write_sweep(ran)
-        pages.follow(ran)
         return self.launcher.launch(jobs, initial_job_idx=first)
 
-    def _until_decided(
-        self, arguments: list[str], jobs: "list[Job]", pages: "LivePages"
-    ) -> "tuple[list[Job], Sequence[JobReturn]]":
+    def _until_decided(self, arguments: list[str], jobs: "list[Job]") -> "tuple[list[Job], Sequence[JobReturn]]":
         """Run the jobs, and then as many further seeds at a time as these have, until a look decides every arm.
 
         Returns:
@@ -134,7 +127,7 @@ class GridSweeper(LaunchingSweeper):
         for pairs, further in zip(looks, seeds, strict=True):
             jobs = self._jobs([*arguments, f"seed={','.join(map(str, further))}"])
             ran += jobs
-            returns += self._launch(jobs, ran, len(returns), pages)
+            returns += self._launch(jobs, ran, len(returns))
             decisions = look(ran, looks, most)
             console().print(sentence(decisions, pairs, most), highlight=False)
             if all(decisions.values()):

@@ -1,15 +1,17 @@
 """A pool that runs jobs as processes, here or elsewhere, as many at once as it has slots, and polls them."""
 
+import math
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
+from simbal.errors import UserError
 from simbal.processes.start import POLL_SECONDS, Process, Starter, end
 from simbal.sweep.attempt import Attempt, State
 from simbal.sweep.ending import record_exit
@@ -18,6 +20,7 @@ from simbal.sweep.worker import Assignment
 
 CLAIMS = 16  # that fail at a poll: another process may hold very many folders
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+PAGE_SECONDS = 30.0  # between two writings of index.html, which takes time from the jobs; as often as it reloads
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Pool:
         self.view = view
         self.running: list[_Running] = []
         self.waiting: deque[Attempt] = deque()  # not claimed, in the order of their next claims
+        self.page_outdated, self.page_written = False, -math.inf  # when, in seconds of the monotonic clock
 
     def run(self, attempts: Sequence[Attempt]) -> None:
         """Run the queued attempts to their end, one way or another; those of another sweep are waited for.
@@ -50,6 +54,8 @@ class Pool:
                     self._run(attempts)
             except (KeyboardInterrupt, SystemExit):
                 self.view.interrupted()
+                if self.page_written > -math.inf:
+                    _write_pages(attempts, running=False)
                 raise
 
     def _run(self, attempts: Sequence[Attempt]) -> None:
@@ -60,6 +66,9 @@ class Pool:
                 time.sleep(POLL_SECONDS)
                 self._look()
                 self.view.refresh()
+                if self.running and self.page_outdated and time.monotonic() - self.page_written >= PAGE_SECONDS:
+                    _write_pages(attempts, running=True)
+                    self.page_outdated, self.page_written = False, time.monotonic()
         finally:
             self._stop()
 
@@ -95,6 +104,7 @@ class Pool:
 
     def _end(self, running: _Running) -> None:
         self.running.remove(running)
+        self.page_outdated = True
         self.free.append(running.slot)
         running.process.signal(signal.SIGKILL)  # what the job started and left behind
         folder, spec = running.attempt.folder, running.attempt.job.spec
@@ -120,6 +130,16 @@ class Pool:
         end([running.process for running in self.running], GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _write_pages(attempts: Sequence[Attempt], running: bool) -> None:
+    """Write index.html of each folder of runs; an error in it does not end the sweep."""
+    from simbal.report.page import page
+    from simbal.report.report import read_table
+
+    for folder in {attempt.folder.path.parent for attempt in attempts}:
+        with suppress(UserError):
+            page.write(read_table(folder), folder, running)
 
 
 @contextmanager

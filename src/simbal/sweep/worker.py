@@ -79,7 +79,6 @@ def work_on(task: dict[str, Any]) -> int:
 def output_to(file: Path) -> Iterator[None]:
     """Append what this process and its children print to `file`; the process may be used again afterwards."""
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.utime(output)  # who looks at it sees that the job has begun, also before it prints
     _flush()
     kept = {stream: os.dup(stream) for stream in (1, 2)}
     try:

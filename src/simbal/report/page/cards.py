@@ -1,7 +1,7 @@
 """The figures of a sweep, each as the curves that it shows, from which it is drawn, and what to read beside it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
@@ -37,15 +37,14 @@ class Card:
         return self.shows.figure() if isinstance(self.shows, Chart) else figures.load_maps(self.shows)
 
 
-def cards(arms: Sequence[ShownArm], by_key: Sequence[Curve], folder: str) -> list[Card]:
+def cards(arms: Sequence[ShownArm], folder: str) -> list[Card]:
     """Return every figure of a sweep.
 
     Args:
         arms: with the curves of their runs.
-        by_key: the curves that `sensitivity` has found; nothing leaves that figure out.
         folder: outputs/<name>, as a command names it.
     """
-    return [*_losses(arms), *_sensitivity(by_key), *_load(arms, folder), *_redundancy(arms), *_analyses(arms, folder)]
+    return [*_losses(arms), *_load(arms, folder), *_redundancy(arms), *_analyses(arms, folder)]
 
 
 def _losses(arms: Sequence[ShownArm]) -> list[Card]:
@@ -53,20 +52,10 @@ def _losses(arms: Sequence[ShownArm]) -> list[Card]:
     axes, how = ("training tokens", "nats per token"), "train a run to its end"
     caption = "Cross-entropy on the validation split against training tokens."
     trained = f"Cross-entropy on the training batches, averaged over at most {series.BINS} spans of steps."
-    found = [
+    return [
         _card("loss", "Validation loss", caption, loss, axes, how),
         _card("training-loss", "Training loss", trained, training, axes, how),
     ]
-    if half := series.second_half(loss):
-        caption = "The same from half of the tokens on, where arms lie closer."
-        found.insert(1, _card("loss-late", "Validation loss, second half", caption, half, axes, ""))
-    return found
-
-
-def _sensitivity(lines: Sequence[Curve]) -> list[Card]:
-    caption = "Perplexity at the end of training against a key that arms differ in; a baseline without it is level."
-    axes = ("value of the key", "perplexity")
-    return [_card("sensitivity", "Sensitivity", caption, lines, axes, "", log=True, log_x=True)] if lines else []
 
 
 def _load(arms: Sequence[ShownArm], folder: str) -> list[Card]:
@@ -96,7 +85,7 @@ def _redundancy(arms: Sequence[ShownArm]) -> list[Card]:
     by_layer = series.pes_by_layer(arms)
     chosen = spread(len(by_layer), max(2, min(MOST_PANELS, MOST_LINES // max(1, len(arms)))))
     note = f" {len(chosen)} of {len(by_layer)} layers." if len(chosen) < len(by_layer) else ""
-    titled = [(f"layer {layer}", [replace(line, seeds={}) for line in by_layer[layer]]) for layer in chosen]
+    titled = [(f"layer {layer}", by_layer[layer]) for layer in chosen]
     axes = ("training tokens", "PES per million tokens")
     speeds = {key: [c for c in series.rate(arms, f"val/{key}_pes") if c.xs] for key in ("mean", "min")}
     slope = "Difference of two measurements by the tokens between them."
@@ -142,12 +131,11 @@ def _card(
     axes: tuple[str, str],
     missing: str,
     log: bool = False,
-    log_x: bool = False,
     zero: bool = False,
 ) -> Card:
     """Return a card of curves."""
     caption = f"{caption} {_band(curves)}"
-    return Card(name, title, caption, Chart([("", curves)], *axes, log, log_x, zero) if curves else None, missing)
+    return Card(name, title, caption, Chart([("", curves)], *axes, log, zero) if curves else None, missing)
 
 
 def _band(curves: Sequence[Curve]) -> str:

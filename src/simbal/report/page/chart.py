@@ -22,17 +22,16 @@ class Chart:
     x_label: str
     y_label: str
     log: bool = False  # a logarithmic y where values differ much
-    log_x: bool = False
     zero: bool = False  # a line at y = 0
 
     def figure(self) -> "Figure":
         """Draw it."""
-        from simbal.report.page import figures  # matplotlib, which the page of a running sweep does without
+        from simbal.report.page import figures
 
         (title, lines), *others = self.panels
         if title or others:
             return figures.panels(self.panels, self.x_label, self.y_label)
-        return figures.curves(lines, self.x_label, self.y_label, self.log, self.log_x, self.zero)
+        return figures.curves(lines, self.x_label, self.y_label, self.log, zero=self.zero)
 
 
 def thinned(charts: Sequence[tuple[str, Chart]], most_numbers: int) -> list[tuple[str, Chart]]:
@@ -58,7 +57,6 @@ def _thin(curve: Curve, most: int) -> Curve:
         xs=[curve.xs[place] for place in kept],
         means=[curve.means[place] for place in kept],
         bands=curve.bands and [curve.bands[place] for place in kept],
-        seeds={seed: [points[place] for place in spread(len(points), most)] for seed, points in curve.seeds.items()},
     )
 
 
@@ -73,7 +71,7 @@ def _curves(chart: Chart) -> Iterable[Curve]:
 
 
 def _columns(curve: Curve) -> int:
-    return 1 + 2 * (curve.bands is not None) + len(curve.seeds)
+    return 1 + 2 * (curve.bands is not None)
 
 
 def _chart(name: str, chart: Chart) -> dict[str, Any]:
@@ -81,7 +79,6 @@ def _chart(name: str, chart: Chart) -> dict[str, Any]:
         "name": name,
         "x": chart.x_label,
         "y": chart.y_label,
-        "logX": chart.log_x and spans([x for curve in _curves(chart) for x in curve.xs]),
         "logY": chart.log and spans([mean for curve in _curves(chart) for mean in curve.means]),
         "panels": [_panel(title, curves) for title, curves in chart.panels],
     }
@@ -89,11 +86,11 @@ def _chart(name: str, chart: Chart) -> dict[str, Any]:
 
 def _panel(title: str, curves: Sequence[Curve]) -> dict[str, Any]:
     """Return a panel; what has the same xs as the first curve has none of its own."""
-    made = [_curve(curve) for curve in curves]
+    made = [*map(_curve, curves)]
     xs = made[0]["x"] if made else []
-    for line in (line for curve in made for line in (curve, *curve["seeds"].values())):
-        if line["x"] == xs:
-            del line["x"]
+    for curve in made:
+        if curve["x"] == xs:
+            del curve["x"]
     return {"title": title, "x": xs, "curves": made}
 
 
@@ -107,10 +104,6 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "y": _rounded(curve.means),
         "low": ends and _rounded([low for low, _ in ends]),
         "high": ends and _rounded([high for _, high in ends]),
-        "seeds": {
-            str(seed): {"x": _rounded([x for x, _ in points], 8), "y": _rounded([y for _, y in points])}
-            for seed, points in curve.seeds.items()
-        },
     }
 
 

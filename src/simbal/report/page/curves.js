@@ -1,12 +1,11 @@
 // Draws the curves in #curves over the static figures, which stay for paper and where no script runs.
 // What a reader has chosen stands in history.state, so that it outlives a reload.
 const charts = JSON.parse(document.getElementById("curves").textContent);
-const state = { off: {}, seeds: {}, logX: {}, logY: {}, zoom: {}, panel: {}, ...history.state };
+const state = { off: {}, logX: {}, logY: {}, zoom: {}, panel: {}, ...history.state };
 const views = [];
 
 const keep = () => history.replaceState(state, "");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const seedsShown = () => Object.keys(state.seeds).filter((seed) => state.seeds[seed]);
 
 function element(tag, className, text, parent) {
   const made = document.createElement(tag);
@@ -65,28 +64,20 @@ function table(xs, columns, logX, logY) {
   return [kept.map((place) => xs[place]), ...columns.map((column) => kept.map((place) => value(column, place)))];
 }
 
-// uPlot's data, and its series: of each arm the mean, the ends of its band, and the seeds that are asked for.
+// uPlot's data, and its series: of each arm the mean and the ends of its band.
 function lines(view) {
   const { chart, curves, logX, logY } = view;
-  const tables = [], series = [{}], bands = [], seeds = seedsShown();
-  view.means = [];
+  const tables = [], series = [{}], bands = [];
   for (const curve of curves) {
     const stroke = css(`--arm${curve.color}`), show = !state.off[curve.arm];
     const dash = curve.dashed ? [6, 4] : undefined;
     const columns = curve.low ? [curve.y, curve.low, curve.high] : [curve.y];
     tables.push(table(curve.x ?? view.xs, columns, logX, logY));
-    view.means.push(series.length);
     series.push({ label: curve.arm, stroke, show, dash, width: 2, spanGaps: true, points: { size: 5 } });
     if (curve.low) {
       bands.push({ series: [series.length + 1, series.length], fill: stroke + "29" });
       const end = { label: "", show, width: 0, spanGaps: true, points: { show: false } };
       series.push({ ...end }, { ...end });
-    }
-    for (const seed of seeds.filter((seed) => curve.seeds[seed])) {
-      const { x, y } = curve.seeds[seed];
-      tables.push(table(x ?? view.xs, [y], logX, logY));
-      series.push({ label: `${curve.arm} seed=${seed}`, stroke, show, dash, width: 0.8, alpha: 0.8, spanGaps: true,
-        points: { show: false } });
     }
   }
   return { data: uPlot.join(tables), series, bands };
@@ -111,17 +102,12 @@ function options(view, series, bands) {
     width,
     height: Math.max(200, Math.min(300, Math.round(width * 0.58))),
     legend: { show: false },
-    cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 20 }, points: { size: 7 } },
-    focus: { alpha: 1 },
+    cursor: { drag: { x: true, y: true, uni: 24 }, points: { size: 7 } },
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, range: margin } },
     axes: [{ ...axis(chart.x, logX), size: 26 }, { ...axis(chart.y, logY), size: 54 }],
     series,
     bands,
-    hooks: {
-      setCursor: [() => read(view)],
-      setSeries: [(u, index) => { view.nearest = index; read(view); }],
-      setSelect: [(u) => zoomed(view, u)],
-    },
+    hooks: { setSelect: [(u) => zoomed(view, u)] },
   };
 }
 
@@ -135,47 +121,22 @@ function zoomed(view, u) {
   view.buttons.forEach((button) => button.show());
 }
 
-// The values under the pointer: beside each name its mean there, and below the line that is nearest.
-function read(view) {
-  const { plot } = view;
-  if (!plot) return;
-  const at = plot.cursor.idx, here = at !== null && at !== undefined;
-  const near = (column) => {
-    for (let away = 0; here && away < column.length; away++) {
-      for (const place of [at - away, at + away]) {
-        if (column[place] !== null && column[place] !== undefined) return column[place];
-      }
-    }
-    return null;
-  };
-  view.names.forEach((name, place) => {
-    const value = near(plot.data[view.means[place]]);
-    name.said.textContent = value === null || state.off[view.curves[place].arm] ? "" : Number(value.toPrecision(5));
-  });
-  const line = plot.series[view.nearest ?? 0];
-  const value = view.nearest && line?.label ? near(plot.data[view.nearest]) : null;
-  const nearest = value === null ? "" : `; nearest: ${line.label} ${Number(value.toPrecision(5))}`;
-  view.readout.textContent = here ? `at ${short(plot.data[0][at])}${nearest}` : "\u00a0";
-}
-
 function draw(view) {
   const { chart, box } = view;
   view.plot?.destroy();
-  view.plot = view.nearest = null;
-  view.logX = state.logX[chart.name] ?? chart.logX;
+  view.plot = null;
+  view.logX = state.logX[chart.name] ?? false;
   view.logY = state.logY[chart.name] ?? chart.logY;
   const panel = chart.panels[Math.min(state.panel[chart.name] ?? 0, chart.panels.length - 1)];
   view.curves = panel.curves;
   view.xs = panel.x;
   view.legend.replaceChildren();
-  view.names = view.curves.map((curve) => {
+  for (const curve of view.curves) {
     const flip = () => { state.off[curve.arm] = !state.off[curve.arm]; };
     const name = toggle("", "name", view.legend, () => !state.off[curve.arm], flip);
     swatch(curve, name);
     element("span", "", curve.arm, name);
-    name.said = element("output", "", "", name);
-    return name;
-  });
+  }
   const { data, series, bands } = lines(view);
   const plot = new uPlot(options(view, series, bands), data, box);
   plot.over.addEventListener("dblclick", () => unzoom(view));
@@ -189,7 +150,6 @@ function draw(view) {
   view.plot = plot;
   view.drawnWidth = box.clientWidth;
   view.buttons.forEach((button) => button.show());
-  read(view);
 }
 
 function unzoom(view) {
@@ -200,14 +160,13 @@ function unzoom(view) {
 
 function drawAll() {
   views.forEach(draw);
-  for (const button of document.querySelectorAll(".controls button")) button.show();
 }
 
 function addView(chart) {
   const figure = document.getElementById(`figure-${chart.name}`);
   const tools = element("div", "tools", ""), legend = element("div", "legend", "");
-  const box = element("div", "chart", ""), readout = element("div", "readout", "");
-  const view = { chart, box, legend, readout, buttons: [] };
+  const box = element("div", "chart", "");
+  const view = { chart, box, legend, buttons: [] };
   const log = (name, key, own) => toggle(name, "", tools, () => state[key][chart.name] ?? own, () => {
     state[key][chart.name] = !(state[key][chart.name] ?? own);
     delete state.zoom[chart.name];
@@ -223,7 +182,7 @@ function addView(chart) {
       draw(view);
     });
   }
-  view.buttons = [log("log x", "logX", chart.logX), log("log y", "logY", chart.logY)];
+  view.buttons = [log("log x", "logX", false), log("log y", "logY", chart.logY)];
   const whole = element("button", "", "whole", tools);
   whole.type = "button";
   whole.show = () => { whole.hidden = !state.zoom[chart.name]; };
@@ -232,33 +191,12 @@ function addView(chart) {
     draw(view);
   });
   view.buttons.push(whole);
-  figure.querySelector("h3").after(tools, legend, box, readout);
+  figure.querySelector("h3").after(tools, legend, box);
   figure.classList.add("drawn");
   views.push(view);
 }
 
-// One row of buttons above the figures: single seeds as thin lines beside the means.
-function addControls() {
-  const curves = charts.flatMap((chart) => chart.panels.flatMap((panel) => panel.curves));
-  const seeds = [...new Set(curves.flatMap((curve) => Object.keys(curve.seeds)))].sort((a, b) => a - b);
-  const controls = element("div", "controls", "");
-  element("span", "", "Drag to zoom, double-click for the whole; a click on a name hides the arm everywhere.", controls);
-  if (seeds.length) element("span", "", "Single seeds:", controls);
-  const all = () => seeds.every((seed) => state.seeds[seed]);
-  if (seeds.length > 1) {
-    toggle("all", "", controls, all, () => {
-      const on = !all();
-      for (const seed of seeds) state.seeds[seed] = on;
-    });
-  }
-  for (const seed of seeds) {
-    toggle(seed, "", controls, () => Boolean(state.seeds[seed]), () => { state.seeds[seed] = !state.seeds[seed]; });
-  }
-  document.querySelector(".figures").before(controls);
-}
-
 if (charts.length) {
-  addControls();
   charts.forEach(addView);
   drawAll();
   addEventListener("resize", () => views.filter((view) => view.box.clientWidth !== view.drawnWidth).forEach(draw));

@@ -9,7 +9,7 @@ from itertools import islice
 from math import ceil
 from typing import Any
 
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
@@ -54,7 +54,7 @@ def loads(arms: Sequence[ShownArm]) -> list[LoadMap]:
     for arm in arms:
         found = ((history.run, counts) for history in arm.histories if (counts := _counts(history.run)))
         for run, counts_LE in islice(found, 1):
-            maps.append(LoadMap(f"{arm.name} seed={run.seed}", [relative(counts_E) for counts_E in counts_LE]))
+            maps.append(LoadMap(f"{arm.name} seed={run.seed}", [_relative(counts_E) for counts_E in counts_LE]))
     return maps
 
 
@@ -161,19 +161,13 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def relative(counts_E: Sequence[float]) -> list[float]:
+def _relative(counts_E: Sequence[float]) -> list[float]:
     """Return counts by their mean."""
     even = sum(counts_E) / len(counts_E)
     return [count / even if even else 0.0 for count in counts_E]
 
 
-def load_colors(shades: int) -> list[bytes]:
-    """Return the colours of load from none to the largest, the even load in the middle."""
-    colors = colormaps[LOAD_MAP]([(place + 0.5) / shades for place in range(shades)], bytes=True)
-    return [color[:3].tobytes() for color in colors]
-
-
-def checked_counts(counts: Any, run: Run) -> list[list[int]]:
+def _checked_counts(counts: Any, run: Run) -> list[list[int]]:
     """Return the tokens per expert of each layer; `UserError` if they are something else."""
     try:
         if counts and all(counts_E and all(number(n, run) >= 0 for n in counts_E) for counts_E in counts):
@@ -188,7 +182,7 @@ def _counts(run: Run) -> list[list[int]] | None:
     for layers in (run.result.get("layers", {}), run.analyses.get("routing", {}).get("layers", {})):
         for key in ("val/tokens_per_expert", "tokens_per_expert"):
             if isinstance(layers, dict) and key in layers:
-                return checked_counts(layers[key], run)
+                return _checked_counts(layers[key], run)
     return None
 
 

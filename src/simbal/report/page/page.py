@@ -5,7 +5,6 @@ in as it is are the figures, which matplotlib has escaped.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,8 @@ from simbal.report.arms import Arm
 from simbal.report.notes import notes
 from simbal.report.page import tables
 from simbal.report.page.cards import Card, cards
-from simbal.report.page.chart import Chart, curves_json, thinned
-from simbal.report.page.figures import count
-from simbal.report.page.heat import heat_maps, scale
-from simbal.report.page.sensitivity import sensitivity
-from simbal.report.page.series import MOST_RUNS, ShownArm, read
+from simbal.report.page.chart import curves_json, thinned
+from simbal.report.page.series import MOST_RUNS, read
 from simbal.report.page.styles import COLORS, MOST_ARMS
 from simbal.report.page.svg import inline, svg
 from simbal.report.page.template import render
@@ -29,26 +25,30 @@ from simbal.report.table import LastSweep, Table
 
 SCRIPTS = ("sort.js", "uplot/uPlot.iife.min.js", "curves.js")
 
-# numbers of all curves, of some 8 bytes each: for the script, and in static figures, which are read where none runs
-MOST_NUMBERS, MOST_DRAWN = 18_000, 9_000
+MOST_NUMBERS = 12_000  # of all curves
 
 
-def write(table: Table, folder: Path) -> None:
-    """Write index.html into `folder`, outputs/<name>; `UserError` if one of its files is broken."""
-    write_text(folder / "index.html", html(table, folder))
+def write(table: Table, folder: Path, running: bool = False) -> None:
+    """Write index.html to `folder`, outputs/<name>; `UserError` if one of its files is broken."""
+    write_text(folder / "index.html", html(table, folder, running))
 
 
-def html(table: Table, folder: Path) -> str:
-    """Return the page of a table whose runs lie in `folder`; the same text for the same folder."""
+def html(table: Table, folder: Path, running: bool = False) -> str:
+    """Return the page of a table whose runs lie in `folder`; the same text for the same folder.
+
+    The page of a running sweep reloads itself.
+    """
     shown = figure_arms(table)
     means, compared = table.of_best(tables.MOST_MEANS), table.of_best(tables.MOST_COMPARED)
-    absent, folders = sections.absent(table), tables.folders(table)
+    absent = sections.absent(table)
     differences, bars, left_out = tables.differences(table)
     drawn = read(shown, table.baseline)
-    found = _cards(table, drawn, folder)
+    found = cards(drawn, f"{folder}")
+    charts = dict(thinned([(card.name, card.chart) for card in found if card.chart], MOST_NUMBERS))
+    figures = [replace(card, shows=charts.get(card.name, card.shows)) for card in found if card.shows]
     return render(
-        "template.html",
         SCRIPTS,
+        running=running,
         table=table,
         notes=notes(table),
         command=LastSweep.of(folder).command,
@@ -63,48 +63,26 @@ def html(table: Table, folder: Path) -> str:
         more_compared=len(table.rows) - len(compared.rows),
         without_result=replace(absent, rows=absent.rows[: tables.MOST_ROWS]),
         more_without_result=len(absent.rows[tables.MOST_ROWS :]),
-        folders=folders,
-        runs=None if folders else tables.runs(table),
+        folders=tables.folders(table),
         config=tables.config_differences(shown),
-        figures=_drawn([card for card in found if card.shows]),
-        heat=heat_maps(drawn),
-        heat_scale=scale(),
-        count=count,
+        figures=[(card, inline(svg(card.figure(), card.name), card.name, card.title)) for card in figures],
         missing=[card for card in found if not card.shows],
         shown=shown,
         first_seeds=MOST_RUNS if any(len(arm.runs) > MOST_RUNS for arm in shown) else 0,
         styles={arm.name: arm.style for arm in drawn},
         num_colors=len(COLORS),
-        curves=Markup(curves_json(thinned(_charts(found), MOST_NUMBERS))),
+        curves=Markup(curves_json([*charts.items()])),
     )
 
 
 def cards_of(table: Table, folder: Path) -> list[Card]:
     """Return the figures of the page, those for which there are data."""
-    return [card for card in _cards(table, read(figure_arms(table), table.baseline), folder) if card.shows]
+    return [card for card in cards(read(figure_arms(table), table.baseline), f"{folder}") if card.shows]
 
 
 def figure_arms(table: Table) -> list[Arm]:
     """Return the arms that figures show: all, or of too many the best by loss and what they are compared with."""
     return [row.arm for row in table.of_best(MOST_ARMS).rows]
-
-
-def _cards(table: Table, drawn: Sequence[ShownArm], folder: Path) -> list[Card]:
-    return cards(drawn, sensitivity([row.arm for row in table.rows], table.baseline), f"{folder}")
-
-
-def _charts(found: Sequence[Card]) -> list[tuple[str, Chart]]:
-    return [(card.name, card.chart) for card in found if card.chart]
-
-
-def _drawn(found: Sequence[Card]) -> list[tuple[Card, Markup]]:
-    """Return the cards with their static figures."""
-    thin = dict(thinned(_charts(found), MOST_DRAWN))
-    return [(card, _markup(replace(card, shows=thin.get(card.name, card.shows)))) for card in found]
-
-
-def _markup(card: Card) -> Markup:
-    return inline(svg(card.figure(), card.name), card.name, card.title)
 
 
 def _tiles(table: Table) -> list[tuple[str, str]]:

@@ -1,9 +1,10 @@
 """The curves of a sweep's arms as plain numbers, each a mean over seeds, which the figures draw."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -18,9 +19,7 @@ from simbal.runs.curves import rows
 Point = tuple[float, float]
 MOST_RUNS = 100  # of an arm that its lines are of: the first
 PER = 1e6  # tokens; of rates of change
-MOST_SEEDS = 20  # of an arm that can be drawn beside its mean; all others are in the mean alone
 BINS = 200  # of the training loss, as many as a figure has room for
-ANY, PERPLEXITIES = (-math.inf, math.inf), (1.0, math.inf)  # limits of what can be measured
 
 
 @dataclass(frozen=True)
@@ -29,34 +28,7 @@ class History:
 
     run: Run
     rows: list[dict[str, Any]]
-    training: list[Point] = field(default_factory=list)  # of `Bins`
-
-
-class Bins:
-    """The mean training loss of each of at most `BINS` equal spans of steps.
-
-    The spans are the same in every run of as many steps, so that seeds can be averaged.
-    """
-
-    def __init__(self, max_steps: int) -> None:
-        """Make the spans of a run that has `max_steps` in all."""
-        self.max_steps, self.span = max_steps, max(1, math.ceil(max_steps / BINS))
-        self.sums: dict[int, tuple[float, int]] = {}  # of losses, and their number, by the last step of the span
-        self.last_step, self.tokens_per_step = 0, 0.0
-
-    def add(self, row: Mapping[str, Any], run: Run) -> None:
-        """Add a row of metrics.jsonl, in which a validation has no training loss."""
-        if "train/ce" not in row or row["step"] == 0:
-            return
-        self.last_step, self.tokens_per_step = row["step"], row["tokens"] / row["step"]
-        end = min(math.ceil(row["step"] / self.span) * self.span, self.max_steps)
-        total, count = self.sums.get(end, (0.0, 0))
-        self.sums[end] = total + number(row["train/ce"], run), count + 1
-
-    def points(self) -> list[Point]:
-        """Return the mean of each span that is over, at the tokens of its last step."""
-        whole = ((end, total / count) for end, (total, count) in self.sums.items() if end <= self.last_step)
-        return [(end * self.tokens_per_step, mean) for end, mean in whole]
+    training: list[Point] = field(default_factory=list)  # of `_training`
 
 
 @dataclass(frozen=True)
@@ -83,17 +55,11 @@ class Curve:
     means: list[float]
     bands: list[float] | None  # half their height: a standard deviation over seeds, or with `rival` what `_paired` says
     rival: str | None = None  # the name of the arm that the bands are of the differences to
-    seeds: Mapping[int, Sequence[Point]] = field(default_factory=dict)  # the points of each of the first seeds
-    limits: tuple[float, float] = ANY  # of what can be measured
 
     @property
     def band_ends(self) -> list[Point]:
-        """The lower and the upper end of the band at each x; it passes no limit that the line itself keeps to."""
-        low, high = self.limits
-        return [
-            (min(mean, max(low, mean - band)), max(mean, min(high, mean + band)))
-            for mean, band in zip(self.means, self.bands or (), strict=True)
-        ]
+        """The lower and the upper end of the band at each x."""
+        return [(mean - band, mean + band) for mean, band in zip(self.means, self.bands or (), strict=True)]
 
 
 def read(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
@@ -130,31 +96,34 @@ def _history(run: Run) -> History:
     """Return what figures show of metrics.jsonl: the rows of training steps, most of a file, for their loss alone."""
     found = sorted(rows(run.path), key=lambda row: row["tokens"])
     kept = [row for row in found if "val/loss" in row or "val/min_pes" in row]
-    bins = Bins(found[-1]["step"] if found else 0)
-    for row in found:
-        bins.add(row, run)
-    return History(run, kept, bins.points())
+    return History(run, kept, _training(run, found))
+
+
+def _training(run: Run, found: Sequence[dict[str, Any]]) -> list[Point]:
+    """Return the mean training loss of each of at most `BINS` equal spans of steps, at the tokens of its last step.
+
+    The spans are the same in every run of as many steps, so that seeds can be averaged.
+    """
+    steps = [row for row in found if "train/ce" in row and row["step"]]  # a validation has no training loss
+    if not steps:
+        return []
+    max_steps, last = found[-1]["step"], steps[-1]
+    span = max(1, math.ceil(max_steps / BINS))
+    losses: dict[int, list[float]] = defaultdict(list)  # by the last step of the span
+    for row in steps:
+        losses[min(math.ceil(row["step"] / span) * span, max_steps)].append(number(row["train/ce"], run))
+    tokens_per_step = last["tokens"] / last["step"]
+    return [(end * tokens_per_step, fmean(each)) for end, each in losses.items() if end <= last["step"]]
 
 
 def over_tokens(arms: Sequence[ShownArm], key: str) -> list[Curve]:
     """Return the curves of a number of the validations, or of PES, against training tokens."""
-    return _curves(arms, lambda history: _points(history, key), lambda arm: _limits(arm, key))
+    return _curves(arms, lambda history: _points(history, key))
 
 
 def training_loss(arms: Sequence[ShownArm]) -> list[Curve]:
     """Return the curves of the training loss against training tokens, averaged over short spans of steps."""
-    return _curves(arms, lambda history: history.training, lambda arm: (0.0, math.inf))
-
-
-def second_half(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the curves where they lie close together; those with less than three points there are left out."""
-    halves = []
-    for curve in curves:
-        first = next(place for place, x in enumerate(curve.xs) if x >= curve.xs[-1] / 2)
-        of_half = curve.bands and curve.bands[first:]
-        seeds = {seed: [(x, y) for x, y in points if x >= curve.xs[first]] for seed, points in curve.seeds.items()}
-        halves.append(replace(curve, xs=curve.xs[first:], means=curve.means[first:], bands=of_half, seeds=seeds))
-    return [half for half in halves if len(half.xs) >= 3]
+    return _curves(arms, lambda history: history.training)
 
 
 def rate(arms: Sequence[ShownArm], key: str) -> list[Curve]:
@@ -177,7 +146,6 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
             lambda history: [
                 (row["tokens"], pes[layer]) for row in _pes_rows(history) if layer < len(pes := _pes(history, row))
             ],
-            lambda arm: _limits(arm, "val/pes"),
         )
 
     return [of_layer(layer) for layer in range(max(depths, default=0))]
@@ -185,12 +153,12 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
 
 def dropping(arms: Sequence[ShownArm]) -> list[Curve]:
     """Return the curves of perplexity against the number of best experts that every token lost."""
-    return _curves(arms, lambda history: _analysed(history, "dropping", "curve", "drop"), lambda arm: PERPLEXITIES)
+    return _curves(arms, lambda history: _analysed(history, "dropping", "curve", "drop"))
 
 
 def pruning(arms: Sequence[ShownArm]) -> list[Curve]:
     """Return the curves of perplexity against the threshold below which chosen experts are not computed."""
-    return _curves(arms, lambda history: _analysed(history, "pruning", "arms", "threshold"), lambda arm: PERPLEXITIES)
+    return _curves(arms, lambda history: _analysed(history, "pruning", "arms", "threshold"))
 
 
 def alike(arms: Sequence[ShownArm], analysis: str) -> bool:
@@ -212,19 +180,7 @@ def broken(run: Run) -> UserError:
     return UserError(f"{run.path} has a value that is no number in metrics.jsonl, record.json or analysis/")
 
 
-def _limits(arm: ShownArm, key: str) -> tuple[float, float]:
-    """Return the least and the largest value that a number of this arm's models can have."""
-    model = arm.histories[0].run.spec.config.model
-    if key.endswith("pes"):  # the cosines of E vectors are on average at least -1 / (E-1)
-        return -1 / max(1, model.num_experts - 1), 1.0
-    return 0.0, float(model.num_layers * model.num_experts) if key == "val/unique_experts" else math.inf
-
-
-def _curves(
-    arms: Sequence[ShownArm],
-    points: Callable[[History], list[Point]],
-    limits: Callable[[ShownArm], tuple[float, float]] = lambda arm: ANY,
-) -> list[Curve]:
+def _curves(arms: Sequence[ShownArm], points: Callable[[History], list[Point]]) -> list[Curve]:
     """Return the mean curve of each arm, at the places that all its runs with any points have.
 
     A mean over other seeds at each place would jump.
@@ -236,8 +192,7 @@ def _curves(
         if not xs:
             continue
         means = [fmean(of_seed[x] for of_seed in by_seed.values()) for x in xs]
-        seeds = {seed: [*of_seed.items()] for seed, of_seed in islice(by_seed.items(), MOST_SEEDS)}
-        curve = Curve(arm.name, arm.style, xs, means, None, seeds=seeds, limits=limits(arm))
+        curve = Curve(arm.name, arm.style, xs, means, None)
         if len(by_seed) > 1:
             paired = arm.rival and _paired(xs, by_seed, _by_seed(arm.rival, points))
             sds = [standard_deviation([of_seed[x] for of_seed in by_seed.values()]) for x in xs]

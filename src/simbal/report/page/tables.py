@@ -10,16 +10,14 @@ from markupsafe import Markup
 
 from simbal.report import sections
 from simbal.report.arms import Arm
-from simbal.report.collect import Run
-from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
+from simbal.report.columns import ABSENT, NAMED, Cell
 from simbal.report.comparison import Row
 from simbal.report.sections import Section
 from simbal.report.statistics import summarize
 from simbal.report.table import Table
 from simbal.runs.spec import result_keys
 
-FILES = ("config.yaml", "metrics.jsonl", "train.log")
-MOST_ROWS, MOST_LINKED = 250, 300  # differences, and runs that have a row each, with links to their files
+MOST_ROWS = 250  # of differences
 MOST_MEANS, MOST_COMPARED = 300, 100  # arms whose numbers stand in the page, and whose differences do
 PLAIN = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?")
 
@@ -54,7 +52,7 @@ def differences(table: Table) -> tuple[Section, list[Bar | None], int]:
 
 @dataclass(frozen=True)
 class Folders:
-    """The runs of an arm where runs are very many."""
+    """The run folders of an arm."""
 
     arm: str
     ppl: Cell  # their mean
@@ -62,9 +60,7 @@ class Folders:
 
 
 def folders(table: Table) -> list[Folders]:
-    """Return the runs of each arm if they are too many for a row each; else nothing."""
-    if sum(len(row.arm.runs) for row in table.rows) <= MOST_LINKED:
-        return []
+    """Return the run folders of each arm."""
     ppl = NAMED["ppl"]
     return [
         Folders(
@@ -74,24 +70,6 @@ def folders(table: Table) -> list[Folders]:
         )
         for row in table.rows
     ]
-
-
-def runs(table: Table) -> Section:
-    """Return the table of finished runs, each with links to its folder and its files."""
-    metrics = [NAMED["ppl"], NAMED["tokens_per_second"]]
-    rows, arms = [], []
-    for row in table.rows:
-        for run in row.arm.runs:
-            folder = Cell(run.path.name, href=sections.folder_link(run))
-            numbers = [number_cell(metric.number, run.value(metric.key)) for metric in metrics]
-            files = [_file_link(run, name) for name in FILES]
-            rows.append([Cell(row.arm.name), folder, number_cell("{}", run.seed), *numbers, *files])
-            arms.append(row.arm.name)
-    return Section("runs", ["arm", "folder", "seed", *(metric.heading for metric in metrics), *FILES], rows, 2, arms)
-
-
-def _file_link(run: Run, name: str) -> Cell:
-    return Cell(name, href=f"{sections.folder_link(run)}{name}") if (run.path / name).is_file() else Cell(ABSENT)
 
 
 def sort_key(cell: Cell) -> Markup:

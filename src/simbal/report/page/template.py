@@ -1,6 +1,6 @@
-"""Fills in the templates of the pages: one file of HTML with its styles and scripts, which asks for nothing else.
+"""Fills in the template of the page: one file of HTML with its styles and scripts, which asks for nothing else.
 
-Every text comes from files that anybody may have written, and the templates escape them all; a browser runs no script
+Every text comes from files that anybody may have written, and the template escapes them all; a browser runs no script
 but those whose digests the page's policy has.
 """
 
@@ -17,12 +17,12 @@ from markupsafe import Markup
 HERE = Path(__file__).parent
 
 
-def render(template: str, scripts: Sequence[str], **values: Any) -> str:
-    """Return the page of a template and scripts of this package, with values for the template's variables."""
+def render(scripts: Sequence[str], **values: Any) -> str:
+    """Return the page with scripts of this package and values for the template's variables."""
     sources = [_source(name) for name in scripts]
     digests = [b64encode(sha256(source.encode()).digest()).decode() for source in sources]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return _template(template).render(
+    return _template().render(
         css=_source("style.css") + _source("uplot/uPlot.min.css"),
         scripts=sources,
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
@@ -38,8 +38,8 @@ def _source(name: str) -> Markup:
 
 
 @cache
-def _template(name: str) -> Template:
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template(name)
+    return environment.get_template("template.html")

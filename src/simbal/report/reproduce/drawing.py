@@ -13,7 +13,6 @@ from simbal.errors import UserError
 from simbal.files.disk import write_text
 from simbal.report.page import figures, series
 from simbal.report.page.page import figure_arms
-from simbal.report.page.sensitivity import sensitivity
 from simbal.report.page.series import Curve
 from simbal.report.page.styles import MOST_ARMS
 from simbal.report.page.svg import svg
@@ -60,11 +59,8 @@ def curves_of(table: Table) -> dict[str, list[Curve]]:
         UserError: the file of a run's curve is broken.
     """
     arms = series.read(figure_arms(table), table.baseline)
-    loss = series.over_tokens(arms, "val/loss")
     return {
-        "loss": loss,
-        "loss-late": series.second_half(loss),
-        "sensitivity": sensitivity([row.arm for row in table.rows], table.baseline),
+        "loss": series.over_tokens(arms, "val/loss"),
         "experts": series.over_tokens(arms, "val/unique_experts"),
         "max-vio": series.over_tokens(arms, "val/max_vio"),
         "pes": series.over_tokens(arms, "val/min_pes"),
