@@ -5,7 +5,6 @@ Examples:
     simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
     simbal runs 'balancing=lbl and val/ppl<30'         # and, or, not, brackets; = != < <= > >=
     simbal runs 'status!=finished' --json              # for scripts
-    simbal runs move outputs/default outputs/lbl       # another name for a sweep
     simbal runs archive RUN ... --to runs.tar.gz
     simbal runs fetch s3://bucket/runs/default         # of a store=, whole, with weights and checkpoints
     simbal runs delete RUN ...
@@ -22,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simbal.commands import as_typed
 from simbal.errors import UserError, exit_on_user_error, redacted
 from simbal.files.printable import printable
 
@@ -32,7 +30,7 @@ SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
 
 def main(argv: list[str]) -> None:
     """List runs, or do what the first argument says with some."""
-    actions = {"move": move, "archive": archive, "fetch": fetch, "delete": delete}
+    actions = {"archive": archive, "fetch": fetch, "delete": delete}
     action = actions.get(argv[0]) if argv else None
     if action is None:
         show(argv)
@@ -69,19 +67,6 @@ def show(argv: list[str]) -> None:
         from simbal.report.listing_table import show as draw
 
         draw(shown, len(ordered) - len(shown), console())
-
-
-def move(argv: list[str]) -> None:
-    """Rename a sweep's folder."""
-    parser = ArgumentParser(prog="simbal runs move", description="Rename a sweep's folder, with its studies.")
-    parser.add_argument("source", type=Path, metavar="FROM", help="outputs/<name>")
-    parser.add_argument("target", type=Path, metavar="TO", help="a folder that is not there yet")
-    args = parser.parse_args(argv)
-    with exit_on_user_error():
-        from simbal.sweep.moving import move_sweep
-
-        for sentence in move_sweep(args.source, args.target):
-            print(printable(as_typed(sentence)))
 
 
 def archive(argv: list[str]) -> None:
