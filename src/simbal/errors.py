@@ -78,11 +78,6 @@ def redacted(text: str) -> str:
     return URL.sub(_without, text) if "://" in text else text
 
 
-def is_credential(key: str) -> bool:
-    """Whether a value with this name, in the query of a URL, is a secret."""
-    return re.fullmatch(CREDENTIAL, key, re.IGNORECASE) is not None
-
-
 def _without(url: re.Match[str]) -> str:
     return QUERY.sub(_hidden, USER.sub(f"{HIDDEN}@", url[0]))
 
