@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simbal.errors import UserError, is_credential, redacted
+from simbal.errors import UserError, redacted
 
 SPECIAL = "/@:%?#&'\"\\ ;$ü"
 # long enough to be no part of the rest by chance
@@ -80,8 +80,3 @@ def test_every_url_of_a_line_is_redacted():
 
 def test_a_sentence_for_a_user_holds_no_secret():
     assert str(UserError("cannot open http://ada:secret@host/x")) == "cannot open http://***@host/x"
-
-
-@pytest.mark.parametrize(("key", "secret"), [("password", True), ("PGPASS", True), ("sslmode", False), ("host", False)])
-def test_a_credential_is_known_by_its_name(key, secret):
-    assert is_credential(key) is secret
