@@ -1,4 +1,4 @@
-"""`simbal runs`: lists, moves, archives and deletes; a mistake is one sentence, and scripts are asked nothing."""
+"""`simbal runs`: lists, archives and deletes; a mistake is one sentence, and scripts are asked nothing."""
 
 import json
 
@@ -69,7 +69,6 @@ def test_none_is_no_mistake(outputs, capsys):
         (["--sort", "los"], "error: runs have no los; did you mean val/loss?"),
         (["--limit", "0"], "error: --limit 0 must be at least 1"),
         (["delete", "outputs/none"], "error: there is no folder outputs/none"),
-        (["move", "outputs/fake", "outputs/fake"], "error: outputs/fake is there already"),
         (["archive", "outputs"], "error: outputs is no run, and holds none"),
         (["delete", "outputs/fake"], "error: 4 runs would be deleted: give --yes where nobody can be asked"),
     ],
@@ -77,12 +76,6 @@ def test_none_is_no_mistake(outputs, capsys):
 def test_a_mistake_is_one_sentence(outputs, capsys, arguments, said):
     assert said in refused(capsys, *arguments)
     assert len([*(outputs / "fake").iterdir()]) == 4
-
-
-def test_a_sweep_is_moved(outputs, capsys):
-    main(["move", "outputs/fake", "outputs/new"])
-    assert "moved: outputs/fake is outputs/new now" in capsys.readouterr().out
-    assert {run["name"] for run in listed(capsys)} == {"new"}
 
 
 def test_runs_are_archived_and_deleted(outputs, capsys):

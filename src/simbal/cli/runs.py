@@ -4,7 +4,6 @@ Examples:
     simbal runs                                        # all below outputs/
     simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
     simbal runs --json                                 # for scripts: all that is known of each run
-    simbal runs move outputs/default outputs/lbl       # another name for a sweep
     simbal runs archive RUN ... --to runs.tar.gz
     simbal runs fetch s3://bucket/runs/default         # of a store=, whole, with weights and checkpoints
     simbal runs delete RUN ...
@@ -20,7 +19,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from simbal.commands import as_typed
 from simbal.errors import UserError, exit_on_user_error
 
 OUTPUTS = Path("outputs")
@@ -29,7 +27,7 @@ SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
 
 def main(argv: list[str]) -> None:
     """List runs, or do what the first argument says with some."""
-    actions = {"move": move, "archive": archive, "fetch": fetch, "delete": delete}
+    actions = {"archive": archive, "fetch": fetch, "delete": delete}
     action = actions.get(argv[0]) if argv else None
     if action is None:
         show(argv)
@@ -70,19 +68,6 @@ def show(argv: list[str]) -> None:
         from simbal.report.listing_table import show as draw
 
         draw(shown, len(ordered) - len(shown), console())
-
-
-def move(argv: list[str]) -> None:
-    """Rename a sweep's folder."""
-    parser = ArgumentParser(prog="simbal runs move", description="Rename a sweep's folder, with its studies.")
-    parser.add_argument("source", type=Path, metavar="FROM", help="outputs/<name>")
-    parser.add_argument("target", type=Path, metavar="TO", help="a folder that is not there yet")
-    args = parser.parse_args(argv)
-    with exit_on_user_error():
-        from simbal.sweep.moving import move_sweep
-
-        for sentence in move_sweep(args.source, args.target):
-            print(as_typed(sentence))
 
 
 def archive(argv: list[str]) -> None:

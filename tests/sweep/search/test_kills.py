@@ -106,22 +106,6 @@ def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_left_alone
     assert complete(search) == expected
 
 
-def test_a_rebuilding_that_is_killed_at_any_write_leaves_the_damaged_file(place, kill_at):
-    search = place("s")
-    search.run(storage=JOURNAL)
-    expected, file = complete(search), search.folder / "s.log"
-    damaged = file.read_bytes().replace(b'"values":[1', b'"values":[2')
-    for number in range(1, 9):
-        file.write_bytes(damaged)
-        kill_at(number, number % 2 == 0)
-        with pytest.raises(Killed):
-            search.run(storage=JOURNAL, take_over=True)
-        assert file.read_bytes() == damaged
-    kill_at(0, False)
-    search.run(storage=JOURNAL, take_over=True)
-    assert complete(search) == expected
-
-
 @pytest.mark.slow
 def test_kill_9_at_random_moments_changes_no_trial(tmp_path):
     how = ("name=s", COEF, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler=random")

@@ -3,9 +3,7 @@
 `n_trials` counts all of its trials, so that the same command given again does what is missing.
 """
 
-import os
 import random
-import socket
 from typing import Any
 
 import optuna
@@ -13,28 +11,22 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from simbal.config.schema import can_change_result
 from simbal.errors import UserError
 from simbal.sweep.search.settings import TRIALS, SearchSettings
 from simbal.sweep.search.space import SearchSpace
-from simbal.sweep.search.storage import ContentError
 
 # user attributes of a trial
 RUNS, REPLICATES = "runs", "replicates"  # the run folders, and the values of each
 ERROR = "error"  # why it failed or was pruned
 RETRY_OF = "retry_of"  # the number of the trial whose parameters this one has
-HOST, PID = "host", "pid"  # who runs it
-OVERRIDES = "fixed"  # of a study by a version that compared overrides, not what they compose to
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters with which a trial was queued
 VALUES = (TrialState.COMPLETE, TrialState.PRUNED)
-LONGEST_TEXT = 1 << 16  # characters of a user attribute
 _PARTS = {
     "directions": "directions",
     "objectives": "objectives",
     "space": "search space",
     "replicates": "replicates",
     "config": "keys",
-    OVERRIDES: "overrides",
 }
 
 
@@ -47,81 +39,47 @@ class OptunaStudy:
 
     inner: optuna.Study
 
-    def __init__(
-        self, name: str, space: SearchSpace, settings: SearchSettings, shared: bool, config: dict[str, str]
-    ) -> None:
+    def __init__(self, name: str, space: SearchSpace, settings: SearchSettings, config: dict[str, str]) -> None:
         """Set what is searched and how.
 
         Args:
             name: of the study in its storage.
             space: what is searched.
             settings: how.
-            shared: whether other machines may work on it at the same time.
             config: the options and keys that all of its runs have, as texts.
         """
-        self.name, self.space, self.settings, self.shared, self.config = name, space, settings, shared, config
+        self.name, self.space, self.settings, self.config = name, space, settings, config
 
     def open(self, storage: BaseStorage) -> None:
-        """Load the study from its storage, or begin it there.
+        """Load the study from its storage, or create it there.
 
         Raises:
-            UserError: if there is one of this name that searches something else.
-            ContentError: if it lacks what a search has written of itself.
+            UserError: a study of this name searches something else.
         """
-        if not self.look(storage):
-            self.inner = optuna.create_study(
-                storage=storage,
-                study_name=self.name,
-                directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
-                load_if_exists=True,  # another machine may have been quicker
-            )
-        for part, value in self._require_same().items():
-            self.inner.set_user_attr(part, value)
-
-    def look(self, storage: BaseStorage) -> bool:
-        """Load the study as it is; return False if there is none. Raises as `open`."""
-        if self.name not in optuna.get_all_study_names(storage):
-            return False
-        self.inner = optuna.load_study(storage=storage, study_name=self.name)
-        self._require_same()
-        return True
-
-    def _require_same(self) -> dict[str, dict[str, str]]:
-        """Return what the study does not say of itself yet; `UserError` if it searches something else."""
-        if not self.inner.directions:
-            raise ContentError("it has no directions")
-        kept = dict(self.inner.user_attrs)
-        older = OVERRIDES in kept and "config" not in kept
-        asked = self._asked() | ({OVERRIDES: self._overrides()} if older else {})
-        missing = {part: value for part, value in asked.items() if part not in kept}
-        if missing and self.trials() and not (older and missing.keys() == {"config"}):
-            if not any(RUNS in trial.user_attrs for trial in self.trials()):
-                raise UserError(f"the study {self.name} is not one of simbal: choose another hydra.sweeper.study_name")
-            raise ContentError(f"its {_PARTS[next(iter(missing))]} are missing")
-        asked["directions"] = {"directions": ",".join(self.settings.directions)}
-        kept["directions"] = {"directions": ",".join(d.name.lower() for d in self.inner.directions)}
-        for part, title in _PARTS.items():
-            if part in missing or part not in asked:
-                continue
-            before, now = kept[part], asked[part]
-            if before != now:
+        self.inner = optuna.create_study(
+            storage=storage,
+            study_name=self.name,
+            directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
+            load_if_exists=True,
+        )
+        for part, asked in self._asked().items():
+            kept = self.inner.user_attrs.get(part, {})
+            if not kept and not self.trials():
+                self.inner.set_user_attr(part, asked)
+            elif kept != asked:
                 raise UserError(
-                    f"the study {self.name} has other {title}: {_differences(before, now)}; "
+                    f"the study {self.name} has other {_PARTS[part]}: {_differences(kept, asked)}; "
                     "give the command that began it, or choose another hydra.sweeper.study_name"
                 )
-        return missing
 
     def _asked(self) -> dict[str, dict[str, str]]:
         return {
+            "directions": {"directions": ",".join(self.settings.directions)},
             "objectives": {"objectives": ",".join(self.settings.objectives)},
             "space": self.space.describe(),
             "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
             "config": self.config,
         }
-
-    def _overrides(self) -> dict[str, str]:
-        fixed = [line for line in self.space.fixed if can_change_result(line.lstrip("+~").partition("=")[0])]
-        return dict.fromkeys(sorted(fixed), "")
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in one of `states`, or all."""
@@ -147,15 +105,10 @@ class OptunaStudy:
         if self.missing() == 0:
             return
         for trial in self.trials(TrialState.RUNNING):
-            if not self._is_elsewhere(trial):
-                self._queue_again(trial)
+            self._queue_again(trial)
         if grid:
             for point in self.space.grid():
-                self.inner.enqueue_trial(point, user_attrs=this_process(), skip_if_exists=True)
-
-    def elsewhere(self) -> list[FrozenTrial]:
-        """Return the trials that other machines run, or ran when they stopped."""
-        return [trial for trial in self.trials(TrialState.RUNNING) if self._is_elsewhere(trial)]
+                self.inner.enqueue_trial(point, skip_if_exists=True)
 
     def failed(self) -> list[FrozenTrial]:
         """Return failed trials that were not queued again, without those broken off before they had a point."""
@@ -170,8 +123,8 @@ class OptunaStudy:
         return len(self.trials(*VALUES)) + (len(self.failed()) if self.settings.sampler == "grid" else 0)
 
     def missing(self) -> int:
-        """Return the number of trials still to run here."""
-        return max(0, self.n_trials - self.done() - len(self.elsewhere()))
+        """Return the number of trials still to run."""
+        return max(0, self.n_trials - self.done())
 
     def ask(self) -> optuna.Trial | None:
         """Return the next trial: one that is queued, or a new point; None if a grid has no more."""
@@ -180,12 +133,7 @@ class OptunaStudy:
             return None
         drawn = sum(RETRY_OF not in trial.user_attrs and self.has_point(trial) for trial in trials)
         self.inner.sampler = make_sampler(self.settings, drawn)
-        if not any(trial.state == TrialState.WAITING for trial in trials):
-            self.inner.enqueue_trial({}, user_attrs=this_process())  # so that its process is always known
-        trial = self.inner.ask(fixed_distributions=dict(self.space.distributions))
-        for key, value in this_process().items():
-            trial.set_user_attr(key, value)
-        return trial
+        return self.inner.ask(fixed_distributions=dict(self.space.distributions))
 
     def has_point(self, trial: FrozenTrial) -> bool:
         """Whether all of a trial's parameters are known; a kill can break off the drawing of a point."""
@@ -193,15 +141,8 @@ class OptunaStudy:
 
     def fail(self, trial: optuna.Trial, error: str) -> None:
         """Mark a trial as failed, with the reason."""
-        trial.set_user_attr(ERROR, error[:LONGEST_TEXT])
+        trial.set_user_attr(ERROR, error)
         self.inner.tell(trial, state=TrialState.FAIL)
-
-    def _is_elsewhere(self, trial: FrozenTrial) -> bool:
-        """Whether another machine runs a trial.
-
-        One of this machine is not running: the lock says that nobody here runs it.
-        """
-        return self.shared and not self.settings.take_over and trial.user_attrs.get(HOST) != socket.gethostname()
 
     def _queue_again(self, trial: FrozenTrial) -> None:
         """Queue a trial's point again, and end the trial.
@@ -211,14 +152,9 @@ class OptunaStudy:
         """
         queued = {waiting.user_attrs.get(RETRY_OF) for waiting in self.trials(TrialState.WAITING)}
         if trial.number not in queued and self.has_point(trial):
-            self.inner.enqueue_trial(_point(trial), user_attrs={RETRY_OF: trial.number, **this_process()})
+            self.inner.enqueue_trial(_point(trial), user_attrs={RETRY_OF: trial.number})
         if trial.state == TrialState.RUNNING:
             self.inner.tell(trial.number, state=TrialState.FAIL)
-
-
-def this_process() -> dict[str, Any]:
-    """Return the user attributes by which a trial says who runs it."""
-    return {HOST: socket.gethostname(), PID: os.getpid()}
 
 
 def shown(params: dict[str, Any]) -> str:

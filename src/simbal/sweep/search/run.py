@@ -3,8 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,21 @@ from rich.console import Console
 from rich.table import Table
 
 from simbal.config.schema import can_change_result
-from simbal.errors import UserError
+from simbal.errors import BusyError, UserError
 from simbal.files.console import new_grid
-from simbal.files.disk import write_text
+from simbal.files.disk import refusals_of_disk, write_text
+from simbal.files.locks import LEASE_SECONDS, Lock, TakenError
 from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import check_columns, require_one_table
 from simbal.sweep.resume import require_launch, write_sweep_json
-from simbal.sweep.search.damage import check_content, check_results, rebuild
 from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RUNS, OptunaStudy, shown
 from simbal.sweep.search.search import Search, make_pruner
 from simbal.sweep.search.settings import SearchSettings
 from simbal.sweep.search.space import SearchSpace
-from simbal.sweep.search.storage import DamagedStudyError, StudyStorage
+from simbal.sweep.search.storage import format_storage, open_storage, storage_errors, storage_exists
 
 UNNAMED = "default"  # the name of a sweep that was given none: its study is not kept
 MOST_ROWS = 50  # on the screen; the file has all
@@ -56,20 +56,23 @@ def run_searches(
         UserError: before any job starts, for what cannot be searched, opened or run; later as `Search.run`.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    searches = [_make_search(arm, space, settings, compose, launcher) for arm, space in spaces.items()]
+    first = next(iter(spaces.values()))
+    sweep = compose(first.jobs(next(first.probes()))[0]).spec
+    storage = settings.storage or _default_storage(settings, sweep)
+    shown = format_storage(storage)
+    searches = [_make_search(arm, space, settings, shown, compose, launcher) for arm, space in spaces.items()]
     jobs = [job for search in searches for job in search.check()]
     require_one_table(jobs)
     check_columns(jobs)
     spec = searches[-1].first_jobs[0].spec
     folder, config = spec.path.parent, spec.config
     if config.dry_run:
-        for search in searches:
-            out.print(f"dry run: {_forecast(search)}", soft_wrap=True)
+        with storage_errors(shown):
+            for search in searches:
+                out.print(f"dry run: {_forecast(search, storage)}", soft_wrap=True)
         return
-    with ExitStack() as locks:
-        for search in searches:
-            locks.enter_context(search.storage.lock(search.study.name))
-        _open(searches, folder, out)
+    with _lock(folder), storage_errors(shown):
+        _open(searches, storage)
         if any(search.study.missing() for search in searches):
             require_launch(jobs, launcher)
         write_sweep_json(folder, {})
@@ -115,13 +118,16 @@ def write_trials(studies: Sequence[OptunaStudy], folder: Path) -> None:
 
 
 def _make_search(
-    arm: str, space: SearchSpace, settings: SearchSettings, compose: Callable[[list[str]], Job], launcher: Launcher
+    arm: str,
+    space: SearchSpace,
+    settings: SearchSettings,
+    storage: str,
+    compose: Callable[[list[str]], Job],
+    launcher: Launcher,
 ) -> Search:
     spec = compose(space.jobs(next(space.probes()))[0]).spec
-    folder, sweep = spec.path.parent, spec.config.name
-    storage = StudyStorage.read(settings.storage or _default_storage(settings, folder, sweep))
-    name = "/".join(filter(None, [settings.study_name or sweep, arm]))
-    study = OptunaStudy(name, space, settings, storage.shared, _shared_config(spec, space, settings.replicates))
+    name = "/".join(filter(None, [settings.study_name or spec.config.name, arm]))
+    study = OptunaStudy(name, space, settings, _shared_config(spec, space, settings.replicates))
     return Search(study, storage, compose, launcher)
 
 
@@ -133,54 +139,42 @@ def _shared_config(spec: RunSpec, space: SearchSpace, replicates: str | None) ->
     return {key: json.dumps(value) for key, value in values.items() if key not in own}
 
 
-def _default_storage(settings: SearchSettings, folder: Path, name: str) -> str:
-    if name == UNNAMED and settings.study_name is None:
+def _default_storage(settings: SearchSettings, spec: RunSpec) -> str:
+    if spec.config.name == UNNAMED and settings.study_name is None:
         return "memory"
-    return StudyStorage.in_file(folder / "study.db").url
+    return f"sqlite:///{spec.path.parent / 'study.db'}"
 
 
-def _open(searches: Sequence[Search], folder: Path, out: Console) -> None:
-    """Open every study; with `take_over`, rebuild a damaged file first."""
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other searches out of the sweep's folder within the block; `BusyError` if one is running."""
+    with refusals_of_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
-        _open_all(searches)
-    except DamagedStudyError as damage:
-        if searches[0].storage.file is None or not searches[0].settings.take_over:
-            raise
-        out.print(f"{damage.damage}, so it is rebuilt", soft_wrap=True)
-        rebuild(searches, folder, out)
-        _open_all(searches)
+        with Lock(folder / ".search.lock").held(2 * LEASE_SECONDS):
+            yield
+    except TakenError as holder:
+        raise BusyError(f"{folder} is being searched by {holder}: wait for it, or choose another name=") from None
 
 
-def _open_all(searches: Sequence[Search]) -> None:
-    """Load or begin every study, and queue again what was broken off.
-
-    Raises:
-        UserError: a study searches something else.
-        DamagedStudyError: one is not what a search has written, or not what the folders of its runs say.
-    """
-    storage = searches[0].storage
-    with storage.content(searches[0].study.name):
-        opened = storage.open()
+def _open(searches: Sequence[Search], storage: str) -> None:
+    """Load or create every study, and queue again the trials that a killed search left running."""
+    opened = open_storage(storage)
     for search in searches:
         config, study = search.first_jobs[0].spec.config, search.study
-        with storage.content(study.name):
+        study.open(opened)
+        study.inner.pruner = make_pruner(search.settings, config)
+        study.requeue(config.retry_failed)
+
+
+def _forecast(search: Search, storage: str) -> str:
+    """Return a sentence on how many trials are done; nothing is created."""
+    study, done = search.study, 0
+    if storage_exists(storage):
+        opened = open_storage(storage)
+        if study.name in optuna.get_all_study_names(opened):
             study.open(opened)
-            check_content(study)
-            search.runs_not_here = check_results(study)
-        with storage.translate_errors():
-            study.inner.pruner = make_pruner(search.settings, config)
-            study.requeue(config.retry_failed)
-
-
-def _forecast(search: Search) -> str:
-    """Return a sentence on how many trials are done, from a look at the study that changes nothing."""
-    study, storage, done = search.study, search.storage, 0
-    if storage.exists():
-        with storage.content(study.name):
-            if study.look(storage.open()):
-                check_content(study)
-                check_results(study)
-                done = study.done()
+            done = study.done()
     return search.progress(done)
 
 
@@ -196,11 +190,10 @@ def _run(searches: Sequence[Search], settings: SearchSettings, folder: Path, out
 def _show(searches: Sequence[Search], folder: Path, out: Console) -> None:
     if not folder.is_dir():
         return
-    with searches[0].storage.translate_errors():
-        write_trials([search.study for search in searches], folder)
-        for search in searches:
-            show(search.study, out)
-        out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
+    write_trials([search.study for search in searches], folder)
+    for search in searches:
+        show(search.study, out)
+    out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
 
 
 def _table(study: OptunaStudy, trials: Sequence[FrozenTrial]) -> Table:

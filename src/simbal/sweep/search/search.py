@@ -26,7 +26,6 @@ from simbal.sweep.composer import Job
 from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RETRY_OF, RUNS, OptunaStudy, shown
 from simbal.sweep.search.results import curve, means, result, status
 from simbal.sweep.search.settings import SearchSettings
-from simbal.sweep.search.storage import StudyStorage
 
 POLL_SECONDS = 0.2
 ENOUGH = 4  # trials that may all fail before the search is given up, whatever max_failure_rate says
@@ -75,16 +74,15 @@ class Candidate:
 
 
 class Search:
-    """The search of one arm: its study, where that is stored, and the jobs of its trials."""
+    """The search of one arm: its study, the name of its storage, and the jobs of its trials."""
 
     def __init__(
-        self, study: OptunaStudy, storage: StudyStorage, compose: Callable[[list[str]], Job], launcher: Launcher
+        self, study: OptunaStudy, storage: str, compose: Callable[[list[str]], Job], launcher: Launcher
     ) -> None:
         self.study, self.storage, self.compose, self.launcher = study, storage, compose, launcher
         self.settings, self.space = study.settings, study.space
         self.ended = self.failures = 0  # trials of this command
         self.first_jobs: list[Job] = []  # the jobs of one point: for its folder, and for what all jobs share
-        self.runs_not_here = 0
 
     def check(self) -> list[Job]:
         """Return jobs that show every choice and every end of an interval, or every point of a grid.
@@ -108,18 +106,12 @@ class Search:
 
     def progress(self, done: int) -> str:
         """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done`."""
-        return f"study {self.study.name} in {self.storage.shown}: {done} of {self.study.n_trials} trials done"
+        return f"study {self.study.name} in {self.storage}: {done} of {self.study.n_trials} trials done"
 
     def state(self) -> str:
-        """Return `progress` with what is left to run, what runs elsewhere and what could not be compared."""
-        study, missing = self.study, self.study.missing()
-        said = self.progress(study.done()) + (f", {missing} to run" if missing else "")
-        if elsewhere := study.elsewhere():
-            hosts = ", ".join(sorted({str(trial.user_attrs.get("host", "unknown")) for trial in elsewhere}))
-            said += f", {len(elsewhere)} running on {hosts} (if not any more: hydra.sweeper.take_over=true)"
-        if self.runs_not_here:
-            said += f"; {self.runs_not_here} folders of its runs are not here, so that their values were not compared"
-        return said
+        """Return `progress` with the number of trials left to run."""
+        missing = self.study.missing()
+        return self.progress(self.study.done()) + (f", {missing} to run" if missing else "")
 
     def at_once(self) -> int:
         """Return the number of trials in a batch: `n_jobs`, or if that is null as many as keep the launcher busy.
@@ -135,22 +127,20 @@ class Search:
         """Run what is missing, batch by batch.
 
         Raises:
-            UserError: the storage is lost, a point cannot be run, or too much fails.
+            UserError: a point cannot be run, or too much fails.
         """
         at_once = self.at_once()
         while True:
-            with self.storage.translate_errors():
-                candidates = self._ask(min(at_once, self.study.missing()))
+            candidates = self._ask(min(at_once, self.study.missing()))
             if not candidates:
                 return
             for candidate in candidates:
                 out.print(f"trial {candidate.trial.number}: {shown(candidate.trial.params)}", soft_wrap=True)
             self._launch(candidates)
-            with self.storage.translate_errors():
-                for candidate in candidates:
-                    self._store_result(candidate)
-                after_batch()
-                self._require_success()
+            for candidate in candidates:
+                self._store_result(candidate)
+            after_batch()
+            self._require_success()
 
     def jobs(self, params: dict[str, Any]) -> list[Job]:
         """Return the jobs of a trial with these parameters; `UserError` if one cannot be run."""
@@ -177,7 +167,7 @@ class Search:
         jobs = [job for candidate in waiting for job in candidate.jobs]
         if jobs:
             pruning = self.settings.pruner != "none"
-            watching = watch(waiting, self.settings.objectives[0], self.storage) if pruning else nullcontext()
+            watching = watch(waiting, self.settings.objectives[0]) if pruning else nullcontext()
             with watching:
                 self.launcher.launch(jobs, initial_job_idx=self.ended * len(self.space.replicates))
 
@@ -213,7 +203,7 @@ class Search:
 
 
 @contextmanager
-def watch(candidates: Sequence[Candidate], objective: str, storage: StudyStorage) -> Iterator[None]:
+def watch(candidates: Sequence[Candidate], objective: str) -> Iterator[None]:
     """Watch the candidates in a thread within the block, while the launcher runs their jobs.
 
     An error in the thread is raised at the end: the jobs themselves are none the worse for it.
@@ -225,8 +215,7 @@ def watch(candidates: Sequence[Candidate], objective: str, storage: StudyStorage
         try:
             while not over.wait(POLL_SECONDS):
                 for candidate in candidates:
-                    with storage.translate_errors():
-                        candidate.look(objective)
+                    candidate.look(objective)
         except Exception as error:
             errors.append(error)
 

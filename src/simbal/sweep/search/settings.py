@@ -30,8 +30,7 @@ class SearchSettings:
     pruner: str = "none"  # none | median | hyperband | successive_halving
     pruner_startup_trials: int = 5  # trials that run to their end before `median` stops one
     study_name: str | None = None  # null: the sweep's name
-    storage: str | None = None  # null | memory | journal:FILE | sqlite:///FILE | postgresql+psycopg2://...
-    take_over: bool = False  # run again what other machines left running, and rebuild a damaged file from the runs
+    storage: str | None = None  # null | memory | journal:FILE | sqlite:///FILE | URL of another database
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed."""

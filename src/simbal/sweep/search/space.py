@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
 from optuna.distributions import (
     BaseDistribution,
@@ -15,10 +14,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.runs.record import is_number
-from simbal.runs.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -50,32 +46,6 @@ class SearchSpace:
         for key, distribution in self.distributions.items():
             for value in _extremes(distribution)[1:]:
                 yield first | {key: value}
-
-    def contains(self, key: str, value: Any) -> bool:
-        """Whether `value` is one of those that are searched for the key."""
-        distribution = self.distributions[key]
-        if isinstance(distribution, CategoricalDistribution):
-            return value in distribution.choices
-        assert isinstance(distribution, IntDistribution | FloatDistribution)
-        if not is_number(value) or not distribution.low <= value <= distribution.high:
-            return False
-        return isinstance(distribution, FloatDistribution) or (value - distribution.low) % distribution.step == 0
-
-    def candidates(self, key: str, run: RunSpec) -> Sequence[Any]:
-        """Return the values of a searched key that a run of this config can have been given, by its config.
-
-        Among choices they are those that it shows, or all if it shows none of them as it was written: a path may have
-        become another. In an interval it is the one number, or nothing if the config has none there.
-        """
-        distribution, name = self.distributions[key], key.lstrip("+")
-        value: Any = run.choices[name] if name in run.choices else flatten(run.written).get(name)
-        if isinstance(distribution, FloatDistribution):
-            return [float(value)] if is_number(value) else []
-        if isinstance(distribution, IntDistribution):
-            return [int(value)] if is_number(value) and value == int(value) else []
-        assert isinstance(distribution, CategoricalDistribution)
-        chosen = [choice for choice in distribution.choices if _shows(value, f"{name}={choice}", name in run.choices)]
-        return chosen or distribution.choices
 
     def describe(self) -> dict[str, str]:
         """Return each key with what it may be, as text that two equal spaces share."""
@@ -170,17 +140,6 @@ def _unique(values: Iterable[str], line: str | None) -> list[str]:
 
 def _is_whole(*numbers: Any) -> bool:
     return all(isinstance(number, int) for number in numbers)
-
-
-def _shows(value: Any, line: str, option: bool) -> bool:
-    """Whether a config that was composed with the override `line` has `value` there.
-
-    For a group, `value` is its options' names.
-    """
-    given = OverridesParser.create().parse_override(line).value()
-    if option:
-        given = "_".join(map(str, given)) if isinstance(given, list) else str(given)
-    return bool(given == value)
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:
