@@ -10,7 +10,6 @@ Examples:
     python report.py outputs/default figures=true                             # SVG and PDF for a paper, and curves.csv
     python report.py outputs/default explain=true                             # with what the numbers mean
     python report.py outputs/default outputs/changed                          # what differs, and a table of both
-    python report.py s3://bucket/runs/default                                 # of a store=, fetched to outputs/default
     python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # numbers of analyses, and the paper's
 """
 
@@ -20,8 +19,6 @@ from pathlib import Path
 
 from simbal.commands import as_typed
 from simbal.errors import UserError, exit_on_user_error
-
-OUTPUTS = Path("outputs")
 
 
 def main(argv: list[str]) -> None:
@@ -44,19 +41,8 @@ def main(argv: list[str]) -> None:
         )  # what makes tables, which --help does not pay
 
         keys = report_keys([text for text in args.more if text not in others])
-        folder = near(args.folder)
+        folder = Path(args.folder)
         if others:
-            report_both(folder, near(others[0]), **keys)
+            report_both(folder, Path(others[0]), **keys)
         else:
             report(folder, **keys)
-
-
-def near(place: str) -> Path:
-    """Return the folder that `place` is; what lies at a URL is fetched to outputs/, without checkpoints."""
-    if "://" not in place:
-        return Path(place)
-    from simbal.store.many import fetch_runs
-
-    folder = fetch_runs(place, OUTPUTS)
-    print(f"fetched: {place} to {folder}")
-    return folder

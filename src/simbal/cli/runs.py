@@ -5,7 +5,6 @@ Examples:
     simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
     simbal runs --json                                 # for scripts: all that is known of each run
     simbal runs archive RUN ... --to runs.tar.gz
-    simbal runs fetch s3://bucket/runs/default         # of a store=, whole, with weights and checkpoints
     simbal runs delete RUN ...
 
 A status is finished, failed, diverged, pruned, killed, running, unfinished, damaged or foreign (no run).
@@ -27,7 +26,7 @@ SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
 
 def main(argv: list[str]) -> None:
     """List runs, or do what the first argument says with some."""
-    actions = {"archive": archive, "fetch": fetch, "delete": delete}
+    actions = {"archive": archive, "delete": delete}
     action = actions.get(argv[0]) if argv else None
     if action is None:
         show(argv)
@@ -84,20 +83,6 @@ def archive(argv: list[str]) -> None:
         file = args.to or Path(f"{args.runs[0].absolute().name}.tar.gz")
         count = write_archive(args.runs, file)
         print(f"written: {file}, with {_runs(count)}; tar -xzf {file} -C {OUTPUTS} brings them back")
-
-
-def fetch(argv: list[str]) -> None:
-    """Fetch runs from a store."""
-    parser = ArgumentParser(
-        prog="simbal runs fetch", description="Fetch runs from a store= to <to>/<name>, with weights and checkpoints."
-    )
-    parser.add_argument("url", metavar="URL", help="<store>/<name>")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", default=OUTPUTS, help="of all runs; else outputs/")
-    args = parser.parse_args(argv)
-    with exit_on_user_error():
-        from simbal.store.many import fetch_runs
-
-        print(f"fetched: {args.url} to {fetch_runs(args.url, args.to, whole=True)}")
 
 
 def delete(argv: list[str]) -> None:

@@ -43,9 +43,6 @@ from simbal.config.values import (
 from simbal.errors import UserError
 
 EXTRAS = ("mlflow", "wandb")  # loggers that are modules, which extras of the same names install
-# by the beginning of store=, the module that fsspec needs for it, and how it is installed. Only where an object can be
-# created on the condition that there is none yet, two machines are kept from one run
-STORES = {"s3": ("s3fs", "'simbal[s3]'"), "gs": ("gcsfs", "gcsfs"), "file": ("fsspec", "fsspec")}
 FAULTS = {
     re.compile("Environment variable '(.*)' not found"): "the environment variable {} is not set",
     re.compile("Interpolation key '(.*)' not found"): "${{{}}} names no key; a whole one is ${{optim.lr}}",
@@ -110,19 +107,6 @@ def check_together(config: Config) -> None:
         raise UserError("output_dir is empty: give the path of a folder")
     if isinstance(config.logger, MLFlowConfig):
         require_no_credentials("logger.tracking_uri", config.logger.tracking_uri)
-    if config.store is not None:
-        check_store(config.store)
-
-
-def check_store(url: str) -> None:
-    """Raise `UserError` unless runs can be stored at the URL, and what fsspec needs for it is installed."""
-    scheme, separator, place = url.partition("://")
-    if not separator or scheme not in STORES or not place.strip("/"):
-        known = ", ".join(f"{scheme}://" for scheme in STORES)
-        raise UserError(f"store={url} is no place for runs: give null, or a URL that begins with {known}")
-    module, package = STORES[scheme]
-    if find_spec(module) is None:
-        raise UserError(f"store={url} needs {module}, which is not installed: pip install {package}")
 
 
 def checked_data(plain: Any) -> DataConfig:

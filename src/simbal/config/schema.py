@@ -280,7 +280,6 @@ class Config:
     max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False)]
     retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False)]
     output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
-    store: Annotated[str | None, Key("URL of a bucket where runs are kept too; null: none", hashed=False)]
     model: Annotated[ModelConfig, Key("the decoder's sizes")]
     router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
     balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from simbal.errors import BusyError, UserError
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.progress import read_progress
-from simbal.store.stored_run import StoredRun
 from simbal.sweep.composer import Job
 from simbal.sweep.ending import Outcome, recorded_outcome
 
@@ -30,10 +29,9 @@ class Attempt:
     note: str = ""  # a sentence for people, if there is anything to know
     tokens: str = ""  # the fingerprint of the data that a finished run was trained on
     folder: RunFolder = field(init=False)
-    stored: StoredRun | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.folder, self.stored = RunFolder(self.job.spec.path), StoredRun.of(self.job.spec)
+        self.folder = RunFolder(self.job.spec.path)
 
     @property
     def seconds(self) -> float:
@@ -50,10 +48,6 @@ class Attempt:
         """
         folder, spec = self.folder, self.job.spec
         try:
-            if self.stored:
-                if holder := self.stored.holder():
-                    return "elsewhere", f"{holder} has it"
-                self.stored.look()
             with folder.lock():
                 folder.belongs_to(spec)
                 folder.set_aside_damaged_record()

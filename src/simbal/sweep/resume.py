@@ -15,7 +15,6 @@ from simbal.config.schema import as_dict
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
-from simbal.store.many import deliver, look_at_stores
 from simbal.sweep.attempt import Attempt, Kind
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import require_one_table
@@ -29,12 +28,11 @@ def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:
     """Return one attempt for each run, in order; jobs that compose to the same run share one.
 
     Raises:
-        UserError: a folder belongs to another config, or cannot be read; a store cannot be reached.
+        UserError: a folder belongs to another config, or cannot be read.
     """
     unique: dict[str, tuple[Job, str]] = {}
     for job, label in zip(jobs, labels(jobs), strict=True):
         unique.setdefault(str(job.spec.path), (job, label))
-    look_at_stores(job.spec for job, _ in unique.values())
     return [_found(job, label, retry_failed) for job, label in unique.values()]
 
 
@@ -59,7 +57,6 @@ def launch(jobs: Sequence[Job], runner: Callable[[Sequence[Attempt]], Pool], con
     console.print(summary(attempts), highlight=False)
     if ready:
         ready.run(waiting)
-    _deliver(attempts, console)
     by_path = {attempt.folder.path: attempt for attempt in attempts}
     return [by_path[job.spec.path] for job in jobs]
 
@@ -104,15 +101,6 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(typed())
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
-
-
-def _deliver(attempts: Sequence[Attempt], console: Console) -> None:
-    """Bring finished runs to their stores where those have them not; a run that cannot be brought away has failed."""
-    done = [attempt for attempt in attempts if attempt.state == "done" and attempt.stored]
-    for attempt, trouble in zip(done, deliver([attempt.stored for attempt in done if attempt.stored]), strict=True):
-        if trouble:
-            attempt.state, attempt.error = "failed", trouble
-            console.print(f"failed {attempt.label}: {trouble}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _found(job: Job, label: str, retry_failed: bool) -> Attempt:

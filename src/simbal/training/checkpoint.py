@@ -168,7 +168,6 @@ class Saving(Checkpoint):
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
         self.start = 0  # the step from which the run goes on
-        self.saved: Callable[[], None] = lambda: None  # called on the first rank, for all, once a checkpoint is there
         self.request = StopRequest()
         self._listening = ExitStack()
 
@@ -242,4 +241,3 @@ class Saving(Checkpoint):
         if is_first():
             for old in in_folder(self.folder)[KEPT:]:
                 shards.remove(old)
-        from_first(self.saved)

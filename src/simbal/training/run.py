@@ -29,7 +29,6 @@ from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
-from simbal.store.stored_run import StoredRun
 from simbal.training import checkpoint, ending, loggers, record
 from simbal.training.build import (
     build_data,
@@ -43,7 +42,7 @@ from simbal.training.cautions import divided_gradients
 from simbal.training.checkpoint import Saving
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import DeviceCount, Joined, on_devices
-from simbal.training.ranks import Ranks, launched, local_devices, together
+from simbal.training.ranks import Ranks, local_devices, together
 from simbal.training.rounding import Rounding
 from simbal.training.stop import TrialPruning
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
@@ -71,13 +70,9 @@ def train(spec: RunSpec) -> None:
     shape = transformer_shape(spec, end_of_text=0)  # what is wrong with it is said before data are prepared
     if not folder.finished(spec):  # of which a strategy may be gone by now
         build_strategies(spec, shape)
-    store, stored, here = prepare(spec.config.data, progress=keys.progress_bar), StoredRun.of(spec), launched()
-    if stored and here is None:  # ranks that a launcher has started must all see the same, and look together later
-        stored.look_for_end()
+    store = prepare(spec.config.data, progress=keys.progress_bar)
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
-        if stored and (here is None or here.rank == 0):
-            stored.deliver()
         print(f"finished before: {folder.path}")
         return
     device = resolve_device(keys.accelerator, local_devices(keys.devices))
@@ -87,15 +82,15 @@ def train(spec: RunSpec) -> None:
 def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) -> None:
     """Do the work of one of the run's processes; the first holds the folder, writes and prints."""
     keep_freed_memory()
-    folder, keys, stored = RunFolder(spec.path), spec.config.trainer, StoredRun.of(spec)
+    folder, keys = RunFolder(spec.path), spec.config.trainer
     precision = resolve_precision(keys.precision, device, keys.force_precision)
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     run: dict[str, Any] = {}
     notices: list[str] = []
     with ExitStack() as held:
-        if not from_first(partial(claim, folder, spec, module, stored, held)):
+        if not from_first(partial(claim, folder, spec, module, held)):
             return
-        held.callback(ranks.parted.set)  # what is held is let go alone, and a large run is brought away for long
+        held.callback(ranks.parted.set)
         if is_first():
             held.enter_context(refusals_of_disk(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))
@@ -103,9 +98,9 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
             announce(spec, run)
             notices += filter(None, (folder.set_aside_damaged_record(),))
         with ending.recorded(folder, run, ranks):
-            measured = fit(spec, module, data, device.type, precision, stored)
+            measured = fit(spec, module, data, device.type, precision)
             if is_first():
-                finish(folder, run | measured, notices + (stored.troubles if stored else []))
+                finish(folder, run | measured, notices)
                 held.callback(tell, folder.path, measured)  # later, as this block takes any error for the run's
 
 
@@ -137,8 +132,8 @@ def tell(folder: Path, measured: dict[str, Any]) -> None:
     print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
-def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | None, held: ExitStack) -> bool:
-    """Take the folder, and the run in the store, for as long as `held` lasts.
+def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> bool:
+    """Take the folder for as long as `held` lasts.
 
     Returns:
         False if another process has finished the run meanwhile.
@@ -148,8 +143,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, stored: StoredRun | 
     """
     require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
-    if stored:
-        held.enter_context(stored.held())
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
@@ -176,12 +169,8 @@ def require_space(folder: Path, module: LitMoE) -> None:
         )
 
 
-def fit(
-    spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precision: str, stored: StoredRun | None
-) -> dict[str, Any]:
+def fit(spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precision: str) -> dict[str, Any]:
     """Train to the last step, on every rank alike; validate along the way, and at last on the whole validation split.
-
-    The first rank brings the run to its store, if it has one, after each checkpoint.
 
     Returns:
         The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`,
@@ -199,8 +188,6 @@ def fit(
     rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
     count = DeviceCount()
     saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
-    if stored:
-        saving.saved = stored.bring_away
     trainer = build_trainer(spec, folder, telemetry, [saving, rounding, count], accelerator, precision)
     started = time.perf_counter()
 
