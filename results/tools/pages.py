@@ -110,12 +110,14 @@ class Shown:
         column, _, name = column.partition(" @ ")
         name = name or row
         column, _, baseline = column.partition(" less ")
+        if not {name, baseline or name} <= self.arms.keys():
+            return [f"{where}: rows.csv has no such arm"]
         kind, _, key = column.rpartition(" ") if column.startswith(("word ", "range ")) else ("", "", column)
         if kind == "word":
-            difference = self.concluded[name]["differences"][key]
-            word = difference["conclusion"]
-            bad = [] if word == NUMBER.sub("", cell).strip(" *,") else [f"{where}: {cell!r}, the rows give {word!r}"]
-            return bad + check_numbers(cell, [difference["detectable"]][: len(NUMBER.findall(cell))], where)
+            found = self.concluded[name]["differences"].get(key, {"conclusion": "no difference", "detectable": None})
+            wrong = check_numbers(cell, [found["detectable"]][: len(NUMBER.findall(cell))], where)
+            right = NUMBER.sub("", cell).strip(" *,") == found["conclusion"]
+            return wrong if right else [*wrong, f"{where}: {cell!r} is printed, the rows give {found['conclusion']!r}"]
         values = [self.arms[name].values(part) for part in key.split(", ")]
         if kind == "range":
             return check_numbers(cell, [min(values[0].values()), max(values[0].values())], where)

@@ -132,6 +132,6 @@ def _unlike(printed: Any, computed: Any, where: str, skipped: set[str]) -> list[
         numbers = isinstance(printed, float | int) and isinstance(computed, float | int)
         if where.endswith("folder"):
             printed = printed.rpartition("/")[2]
-        same = math.isclose(printed, computed, rel_tol=1e-9, abs_tol=1e-12) if numbers else printed == computed
+        same = math.isclose(printed, computed, rel_tol=1e-6, abs_tol=1e-12) if numbers else printed == computed
         return [] if same else [f"{where}: table.json has {printed}, rows.csv gives {computed}"]
     return [line for key, *pair in pairs for line in _unlike(*pair, f"{where} {key}", skipped)]

@@ -14,7 +14,7 @@ from simbal.cost.hardware import Hardware
 from tests.conftest import CONF
 
 SCHEMAS = schemas({"hardware": Hardware})
-OTHER_ROOTS = {"evaluate", "export", "prepare", "reproduce"}  # their keys have no types
+OTHER_ROOTS = {"evaluate", "export", "prepare"}  # their keys have no types
 GROUPS = sorted({file.parent.name for file in CONF.glob("*/*.yaml")} - {"scale"})  # which are studies, not settings
 FILES = [CONF / "config.yaml", *(file for group in GROUPS for file in sorted((CONF / group).glob("*.yaml")))]
 

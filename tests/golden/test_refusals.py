@@ -27,7 +27,7 @@ def test_everyday_mistakes_of_every_program_are_one_sentence_each():
     entries = PINNED["everyday mistakes"]
     assert len(entries) >= 70
     assert {entry["program"] for entry in entries} == {
-        f"{program}.py" for program in ("train", "prepare", "evaluate", "report", "export", "reproduce")
+        f"{program}.py" for program in ("train", "prepare", "evaluate", "report", "export")
     }
     for entry in entries:
         assert entry["sentence"].startswith("error: "), entry
