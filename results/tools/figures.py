@@ -13,16 +13,11 @@ from simbal.report.page.svg import svg
 
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
 AXES = {
-    "loss": (TOKENS, LOSS),
-    "loss-late": (TOKENS, LOSS),
-    "sensitivity": ("value of the key", "perplexity"),
-    "experts": (TOKENS, "experts in use"),
-    "max-vio": (TOKENS, "MaxVio"),
-    "pes": (TOKENS, "smallest PES of the layers"),
-    "pes-rate": (TOKENS, "change of PES per million tokens"),
-    "dropping": ("experts dropped", "perplexity"),
+    "loss": (TOKENS, LOSS), "loss-late": (TOKENS, LOSS), "sensitivity": ("value of the key", "perplexity"),
+    "experts": (TOKENS, "experts in use"), "max-vio": (TOKENS, "MaxVio"), "pes": (TOKENS, "smallest PES of the layers"),
+    "pes-rate": (TOKENS, "change of PES per million tokens"), "dropping": ("experts dropped", "perplexity"),
     "pruning": ("threshold of weight", "perplexity"),
-}
+}  # fmt: skip
 
 
 def draw(folder: Path) -> None:
@@ -53,10 +48,10 @@ def _figure(name: str, curves: list[Curve]) -> Figure:
     if name == "differences":
         return figures.intervals(curves, "difference in validation loss, nats per token")
     if name.startswith("gap-"):
-        rival = name.removeprefix("gap-")
-        return figures.curves(curves, "tokens per expert parameter", f"nats above {rival}", log_x=True, zero=True)
-    log = name in ("sensitivity", "dropping", "pruning")
-    return figures.curves(curves, *AXES[name], log=log, log_x=name == "sensitivity", zero=name == "pes-rate")
+        labels = "tokens per expert parameter", f"nats above {name.removeprefix('gap-')}"
+        return figures.curves(curves, *labels, log_x=True, zero=True)
+    log, log_x = name in ("sensitivity", "dropping", "pruning"), name == "sensitivity"
+    return figures.curves(curves, *AXES[name], log=log, log_x=log_x, zero=name == "pes-rate")
 
 
 if __name__ == "__main__":

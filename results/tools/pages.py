@@ -127,8 +127,7 @@ class Shown:
         elif len(values) > 1:
             shown = [fmean(each.values()) for each in values]
         else:
-            numbers = [*values[0].values()]
-            shown = [fmean(numbers), stdev(numbers) if len(numbers) > 1 else None]
+            shown = [fmean(values[0].values()), stdev(values[0].values()) if len(values[0]) > 1 else None]
         return check_numbers(cell, shown[: max(1, len(NUMBER.findall(cell)))], where)
 
 
@@ -182,14 +181,9 @@ def _check_tokens(line: Line, arm: Mapping[str, Any]) -> list[str]:
     by_slope = {key: None if slope[key] is None else -100 * math.expm1(-slope[key]) for key in ("mean", "low", "high")}
     saving, low, high = (None if found[key] is None else 100 * found[key] for key in ("saving", "low", "high"))
     expected = {
-        "seeds": [count],
-        "not reached": [missed, count] if missed else [],
-        "tokens needed": [None if saving is None else 100 - saving],
-        "saved": [saving],
-        "95% interval": [low, high],
-        "saved by slope": [by_slope["mean"]],
-        "its interval": [by_slope["low"], by_slope["high"]],
-    }
-    shown = [heading for heading in expected if heading in line]
-    where = f"{line['arm']} tokens"
-    return [wrong for heading in shown for wrong in check_numbers(line[heading], expected[heading], where)]
+        "seeds": [count], "not reached": [missed, count] if missed else [],
+        "tokens needed": [None if saving is None else 100 - saving], "saved": [saving], "95% interval": [low, high],
+        "saved by slope": [by_slope["mean"]], "its interval": [by_slope["low"], by_slope["high"]],
+    }  # fmt: skip
+    shown = [(line[heading], expected[heading]) for heading in expected if heading in line]
+    return [wrong for cell, values in shown for wrong in check_numbers(cell, values, f"{line['arm']} tokens")]

@@ -20,11 +20,9 @@ from simbal.report.page.page import figure_arms
 from simbal.report.page.sensitivity import sensitivity
 from simbal.report.table import Table, build
 
-TABLES = ("table.md", "table.csv", "table.json")
-
 
 def overrides(study: Path) -> list[str]:
-    """Return the arguments of `train.py -m`: sweep.yaml as overrides, or the command of origin.json without its name."""
+    """Return the arguments of `train.py -m`: its sweep.yaml as overrides, or the command of origin.json."""
     if not (study / "sweep.yaml").exists():
         command = json.loads((study / "origin.json").read_text(encoding="utf-8"))["command"]
         words = [word for word in shlex.split(command)[3:] if not word.startswith(("name=", "output_dir="))]
@@ -42,18 +40,17 @@ def overrides(study: Path) -> list[str]:
 
 def run(study: Path, more: list[str]) -> None:
     """Train what is not finished, then write the study's tables, CSV files, origin.json and figures."""
-    arguments = ["-m", *overrides(study), *more]
-    command = shlex.join(["python", "train.py", *arguments])
-    print(command, flush=True)
-    code = subprocess.run([sys.executable, "train.py", *arguments], check=False).returncode
+    arguments = ["train.py", "-m", *overrides(study), *more]
+    print(f"python {shlex.join(arguments)}", flush=True)
+    code = subprocess.run([sys.executable, *arguments], check=False).returncode
     if code or "dry_run=true" in more:
         sys.exit(code)
     outputs = Path("outputs", study.name)
-    for name in TABLES:
-        shutil.copy(outputs / name, study)
+    for file in outputs.glob("table.*"):
+        shutil.copy(file, study)
     table = build(study.name, collect(outputs))
     write(table, study)
-    write_origin([run.result for row in table.rows for run in row.arm.runs], command, study)
+    write_origin([run.result for row in table.rows for run in row.arm.runs], f"python {shlex.join(arguments)}", study)
     draw(study)
 
 

@@ -11,7 +11,6 @@ from simbal.config.catalogue import Catalogue, first_comment
 from tests.conftest import CONF, MARKOV
 from tests.golden import pins
 from tests.programs import run
-from tests.report.reproduce.test_results import STUDIES
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -21,17 +20,14 @@ SHORT = (  # as wide as there are most experts, or a frozen router has no orthon
     "model.d_model=64", "model.d_expert=8", "model.num_heads=2",
 )  # fmt: skip
 PINNED = pins.read(pins.COMMANDS)["commands"]  # tests/golden composes them
-SEARCHES = {"bench_tuning", "coefficient_search"}  # of which not every run is pinned
+SEARCHES = {"coefficient_search"}  # of which not every run is pinned
 GRIDS = [name for name in NAMES if name not in SEARCHES]
 WORDS = {"six": 6, "nine": 9, "ten": 10, "twelve": 12, "fifteen": 15, "eighteen": 18, "thirty": 30}
-WHOLE = {  # those with a study in results/, of which tests/report/reproduce compares command, runs and table
-    override.removeprefix("sweeps=")
-    for study, keys in yaml.safe_load((CONF / "scale/cpu.yaml").read_text())["studies"].items()
-    if study in STUDIES
-    for override in keys["command"]
-    if override.startswith("sweeps=")
-}
-EVERY_STRATEGY = {"league", "league_tuning"}  # too many runs; strategies are tested one by one
+WHOLE = {  # tests/results composes their studies and compares the runs
+    "coefficient", "collapse", "language_modeling", "loss_free", "router_precision", "scale_or_direction",
+    "significance",
+}  # fmt: skip
+EVERY_STRATEGY = {"league"}  # too many runs; strategies are tested one by one
 FEWER = {"experts_grid": ["model.num_experts=16"]}  # rows, as the others differ from them by a number
 
 
