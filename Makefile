@@ -5,19 +5,19 @@ STAMP := .venv/.up-to-date
 # ARGS is read by the shell as if it were typed there: quotes, $ and ; mean in it what they mean on any command line.
 ARGS ?=
 NAME ?= default
-SCALE ?= cpu
+STUDY ?=
 # Not the shell's own variable of this name, which counts up: make puts its value into the command.
 SECONDS ?= 600
 # The other values are text, in which neither make nor the shell finds a command.
 text = '$(subst ','\'',$(value $(1)))'
-unexport NAME SCALE SECONDS
+unexport NAME STUDY SECONDS
 # What is compiled is kept, or each of two workers would compile the project and its tests anew, for a tenth of the time.
 unexport PYTHONDONTWRITEBYTECODE
 # One thread a process: sweeps and tests run one process per core, and results do not depend on the core count.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-all mutants chaos reproduce figures verify-results lint format docs dashboard setup-gpu gpu-check clean
+.PHONY: help setup sweep test test-all mutants chaos study verify-results lint format docs dashboard setup-gpu gpu-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,14 +46,11 @@ mutants: $(STAMP) ## does `make test` see each of 118 deliberate mistakes? (some
 chaos: $(STAMP) ## random kills, damaged files, a full disk: nothing may be lost (SECONDS=600)
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
-reproduce: $(STAMP) ## the paper's claims, tested again: runs, analyses, results/ (SCALE=cpu, ARGS="only=[collapse]")
-	$(BIN)/python reproduce.py scale=$(call text,SCALE) $(ARGS)
+study: $(STAMP) ## run a study or continue it, then write its tables and figures (STUDY=results/collapse)
+	$(BIN)/python -m results.tools.study $(call text,STUDY) $(ARGS)
 
-figures: $(STAMP) ## draw the figures in results/ again from their numbers (SCALE=cpu)
-	$(BIN)/python reproduce.py scale=$(call text,SCALE) figures=true $(ARGS)
-
-verify-results: $(STAMP) ## compute the numbers that results/ prints again from those of every run (SCALE=cpu)
-	$(BIN)/python reproduce.py scale=$(call text,SCALE) verify=true $(ARGS)
+verify-results: $(STAMP) ## recompute the numbers of the tables in results/ from rows.csv
+	$(BIN)/python -m results.tools.verify
 
 lint: $(STAMP) ## linter, formatter check, order of imports and type checker
 	$(BIN)/ruff check

@@ -12,8 +12,7 @@ MAKES_OWN = {"ARGS", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"}  # of 
 WITH_VALUE = [
     ("dashboard", "NAME", "--logdir outputs/{}"),
     ("chaos", "SECONDS", "-m tests.chaos.campaign --seconds {}"),
-    ("reproduce", "SCALE", "reproduce.py scale={}"),
-    ("figures", "SCALE", "reproduce.py scale={} figures=true"),
+    ("study", "STUDY", "-m results.tools.study {}"),
 ]
 
 
@@ -56,7 +55,6 @@ def test_a_value_reaches_the_program_as_it_is(project, target, variable, command
 def test_without_values_there_are_defaults(project):
     assert given(project, "dashboard") == "--logdir outputs/default"
     assert given(project, "chaos") == "-m tests.chaos.campaign --seconds 600"
-    assert given(project, "reproduce") == "reproduce.py scale=cpu"
 
 
 def test_args_are_read_by_the_shell(project):

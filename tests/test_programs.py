@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import MARKOV, SMALL
 
 REPOSITORY = Path(__file__).parents[1]
-PROGRAMS = ("train", "prepare", "evaluate", "report", "export", "reproduce")
+PROGRAMS = ("train", "prepare", "evaluate", "report", "export")
 # imported by us, by what we import, by Python for a program, and by Python for the children of one
 NAMES = ("optuna", "hydra", "torch", "simbal", "hydra_plugins", "pathlib", "argparse", "multiprocessing", "pickle")
 

@@ -21,7 +21,7 @@ DOORS = " ".join(
 )  # fmt: skip
 FILES = {"index.md": "README.md", "measured.md": "benchmarks/RESULTS.md", "changes.md": "CHANGELOG.md"}
 GUIDES = (  # in the order in which a user meets them
-    "how_to", "installing", "running", "sweeps", "outputs", "runs", "statistics", "resuming", "strategies",
+    "how_to", "installing", "running", "sweeps", "paper", "outputs", "runs", "statistics", "resuming", "strategies",
     "own_strategy", "own_threshold", "own_model", "architectures", "python", "analyses", "measuring", "search",
     "models", "experts", "text", "scaling", "export", "developing",
 )  # fmt: skip
@@ -77,7 +77,7 @@ def _results(root: Path) -> dict[str, str]:
     files = {
         file.relative_to(root).as_posix(): file
         for file in sorted((root / "results").rglob("*"))
-        if file.is_file() and file.suffix != ".xz"  # runs, for no browser
+        if file.is_file() and file.suffix in (".md", ".csv", ".json", ".svg", ".yaml", ".txt")
     }
     return {path: WIDE * path.endswith(".md") + file.read_text(encoding="utf-8") for path, file in files.items()}
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
+from simbal.report.reproduce.rows import rows_csv
 
 from simbal.report.report import read_table
-from simbal.report.reproduce.rows import rows_csv
 
 
 def processor() -> str:

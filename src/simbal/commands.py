@@ -6,7 +6,7 @@ import sys
 
 STARTED_BY_NAME = "SIMBAL_COMMAND"  # a variable, so that the processes that a program starts know too
 NAME = "simbal"
-_PROGRAM = re.compile(r"(?<![\w./-])(?:python )?(train|prepare|evaluate|report|export|reproduce)\.py(?![\w/])")
+_PROGRAM = re.compile(r"(?<![\w./-])(?:python )?(train|prepare|evaluate|report|export)\.py(?![\w/])")
 
 
 def as_typed(text: str) -> str:

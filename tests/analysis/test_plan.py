@@ -38,7 +38,7 @@ def test_the_papers_medium_run_by_hand():
 
 
 def test_validations_on_a_whole_shard_every_25_steps_are_seen_to_take_half_of_the_time():
-    """The sweep balance_over_time at the paper's size: 58.7B tokens are validated where 19.9B are trained on."""
+    """At the paper's size: 58.7B tokens are validated where 19.9B are trained on."""
     many = {"val_every": 25, "validation_tokens": 77_000_000, "final_validation_tokens": 77_000_000, "val_at": "none"}
     finding = planned(pes_every=25, pes_tokens=131_072, **many)
     found = finding.record["metrics"]

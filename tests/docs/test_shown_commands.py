@@ -16,7 +16,7 @@ ROOT = CONF.parent
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
 _COMMAND = re.compile(
-    r"^(?: {4}|\$ )?(?:python|torchrun .*?) (train|evaluate|prepare|export|reproduce)\.py (.*?)(?:  +#.*)?$", re.M
+    r"^(?: {4}|\$ )?(?:python|torchrun .*?) (train|evaluate|prepare|export)\.py (.*?)(?:  +#.*)?$", re.M
 )
 WRITTEN = ("importance", "my_threshold")  # strategies that a reader has written, by the guides
 OF_RUNS = ("--", "run=", "from=", "-m from=")  # of none, or of one that is there: tested with the command line

@@ -11,7 +11,6 @@ from simbal.config.catalogue import Catalogue, first_comment
 from tests.composing import compose
 from tests.conftest import CONF, MARKOV
 from tests.programs import run
-from tests.report.reproduce.test_results import STUDIES
 
 ROOT = CONF.parent
 NAMES = sorted(file.stem for file in (ROOT / "sweeps").glob("*.yaml"))
@@ -20,17 +19,14 @@ SHORT = (  # as wide as there are most experts, or a frozen router has no orthon
     "trainer.global_batch=2", "trainer.micro_batch=2", "optim.warmup_steps=1", "logger=none", "model.num_layers=1",
     "model.d_model=64", "model.d_expert=8", "model.num_heads=2",
 )  # fmt: skip
-SEARCHES = {"bench_tuning", "coefficient_search"}  # whose runs are chosen as they go
+SEARCHES = {"coefficient_search"}  # whose runs are chosen as they go
 GRIDS = [name for name in NAMES if name not in SEARCHES]
 WORDS = {"six": 6, "nine": 9, "ten": 10, "twelve": 12, "fifteen": 15, "eighteen": 18, "thirty": 30}
-WHOLE = {  # those with a study in results/, of which tests/report/reproduce compares command, runs and table
-    override.removeprefix("sweeps=")
-    for study, keys in yaml.safe_load((CONF / "scale/cpu.yaml").read_text())["studies"].items()
-    if study in STUDIES
-    for override in keys["command"]
-    if override.startswith("sweeps=")
-}
-EVERY_STRATEGY = {"league", "league_tuning"}  # too many runs; strategies are tested one by one
+WHOLE = {  # tests/results composes their studies and compares the runs
+    "coefficient", "collapse", "language_modeling", "loss_free", "router_precision", "scale_or_direction",
+    "significance",
+}  # fmt: skip
+EVERY_STRATEGY = {"league"}  # too many runs; strategies are tested one by one
 FEWER = {"experts_grid": ["model.num_experts=16"]}  # rows, as the others differ from them by a number
 
 

@@ -1,8 +1,11 @@
 """What could not stand in one table is refused before anything is trained."""
 
 import json
+import shutil
 
 import pytest
+
+from tests.conftest import CONF
 
 SWEEP = ("-m", "balancing=simbal,lbl", "seed=0")
 
@@ -93,11 +96,14 @@ def test_a_baseline_may_be_an_arm_or_a_run_that_is_there_already(app):
 
 
 def test_a_named_sweep_that_is_narrowed_beside_its_baseline_says_so_and_runs(app):
-    narrowed = app.run("-m", "sweeps=significance_retuned", "router.init=normal", "seed=10")
+    (app.folder / "sweeps").mkdir()
+    study = CONF.parent / "results/significance_retuned_whole/sweep.yaml"
+    shutil.copy(study, app.folder / "sweeps/retuned.yaml")
+    narrowed = app.run("-m", "sweeps=retuned", "router.init=normal", "seed=10")
     said = " ".join(narrowed.stdout.split())
     assert "baseline=lbl init=normal eps=3e-05: no arm is that; there is lbl eps=3e-05, " in said
     assert "the table will show no difference" in said
     assert narrowed.returncode == 0
     assert len(app.started) == 4
-    named = app.run("-m", "sweeps=significance_retuned", "router.init=normal", "seed=10", "baseline=lbl")
+    named = app.run("-m", "sweeps=retuned", "router.init=normal", "seed=10", "baseline=lbl")
     assert "no arm is that" not in named.stdout

@@ -27,11 +27,11 @@ def test_it_is_the_one_of_the_files_that_run(repository, monkeypatch):
     assert found["dirty"] is True  # .venv is not ignored there
 
 
-def test_what_a_reproduction_keeps_of_its_runs_is_no_change_of_the_code(repository, monkeypatch):
+def test_the_files_of_a_study_are_no_change_of_the_code(repository, monkeypatch):
     monkeypatch.setattr(record, "__file__", str(repository / "tracked.py"))
     (repository / ".gitignore").write_text(".venv\n.gitignore\n")
     (repository / "results").mkdir()
-    (repository / "results/runs.tar.xz").write_text("")
+    (repository / "results/rows.csv").write_text("")
     assert record.code_version()["dirty"] is False
     (repository / "conf").mkdir()
     (repository / "conf/results").write_text("")

@@ -28,7 +28,6 @@ PROGRAMS = {  # in the order of their use
     "evaluate": Program("simbal.cli.evaluate", "run analyses of trained models, or of no model at all", True),
     "export": Program("simbal.cli.export", "write trained models in the format of Hugging Face", True),
     "prepare": Program("simbal.cli.prepare", "turn text into tokens on disk", True),
-    "reproduce": Program("simbal.cli.reproduce", "test the paper's claims again", True),
     "new": Program("simbal.cli.new", "write a project of one's own: a strategy, its config, its test, a sweep"),
 }
 

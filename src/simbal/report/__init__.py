@@ -1,1 +1,1 @@
-"""Reports on the folders of a sweep, as pure functions of their files: tables, a page, and results/."""
+"""Reports on the folders of a sweep, as pure functions of their files: tables and a page."""

@@ -99,7 +99,7 @@ def lines(run: dict[str, Any]) -> list[str]:
 def code_version() -> dict[str, str | bool | None]:
     """Return the package's version, and the commit of a git checkout.
 
-    `dirty`: with uncommitted changes, but for results/, which a reproduction fills while its runs go on.
+    `dirty`: with uncommitted changes, except in results/, which `make study` writes.
     """
     version = importlib.metadata.version(package)
     folder = Path(__file__).parent

@@ -1,0 +1,137 @@
+"""Read a study's rows.csv, documents.csv and table.json, and recompute the numbers of table.json."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simbal.metrics.table import NUMBERS
+from simbal.report.comparison import Row, conclude, differences, rivals
+from simbal.report.statistics import ROUNDING, interval, summarize
+from simbal.runs.documents import DocumentSums
+
+LABELS = ["arm", "balancing", "setting", "seed", "run"]  # the columns before the numbers
+SHARE, NEVER = "tokens_to_loss", "never"
+NOT_IN_ROWS = {"label", "config_hash", "paper", "by_slope", "validations"}  # keys of table.json
+METRICS = {metric.key: metric for metric in NUMBERS}
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One finished run, as the comparison of arms reads it."""
+
+    record: str  # name of its folder
+    seed: int
+    numbers: dict[str, float]
+    documents: DocumentSums | None
+
+    @property
+    def spec(self) -> SimpleNamespace:
+        """The hash by which copies of a run are told apart."""
+        return SimpleNamespace(hash=self.record)
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    """The runs of one arm."""
+
+    name: str
+    balancing: str
+    setting: str
+    runs: tuple[StudyRun, ...]
+
+    def values(self, key: str) -> dict[int, float]:
+        """Return a number by seed, for the runs that have it."""
+        return {run.seed: run.numbers[key] for run in self.runs if key in run.numbers}
+
+
+def read_rows(folder: Path) -> dict[str, StudyArm]:
+    """Return the arms of rows.csv by name, in the order of the table."""
+    arms, documents = dict[str, StudyArm](), _read_documents(folder / "documents.csv")
+    with (folder / "rows.csv").open(encoding="utf-8", newline="") as text:
+        for row in csv.DictReader(text, strict=True):
+            name, balancing, setting, seed, run = (row.pop(label) for label in LABELS)
+            numbers = {key: math.inf if value == NEVER else float(value) for key, value in row.items() if value}
+            before = arms[name].runs if name in arms else ()
+            added = StudyRun(run, int(seed), numbers, documents.get(run))
+            arms[name] = StudyArm(name, balancing, setting, (*before, added))
+    return arms
+
+
+def read_table(folder: Path) -> dict[str, Any]:
+    """Return the content of table.json."""
+    return json.loads((folder / "table.json").read_text(encoding="utf-8"))
+
+
+def check_json(folder: Path) -> list[str]:
+    """Return a sentence for each number of table.json that rows.csv and documents.csv do not give."""
+    table = read_table(folder)
+    skipped = NOT_IN_ROWS if (folder / "documents.csv").exists() else {*NOT_IN_ROWS, "over_documents"}
+    return _unlike(table["arms"], _recompute([*read_rows(folder).values()], table), "arms", skipped)
+
+
+def _recompute(arms: Sequence[StudyArm], table: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the arms of table.json."""
+    metrics = [METRICS[key] for key in table["metrics"]]
+    rows = []
+    for arm, others in zip(arms, rivals(arms, table["baseline"]), strict=True):
+        other = others[0] if len(others) == 1 and others[0] is not arm else None
+        found = differences(arm, other, metrics) if other else {}
+        rows.append(Row(arm, {key: summarize([*arm.values(key).values()]) for key in table["metrics"]}, other, found))
+    conclude(rows, metrics, table["equivalence_margin"])
+    return [
+        {
+            "runs": [
+                {"folder": run.record, "seed": run.seed, "values": {key: run.numbers.get(key) for key in row.summaries}}
+                for run in row.arm.runs
+            ],
+            "summaries": {key: asdict(summary) if summary else None for key, summary in row.summaries.items()},
+            "differences": {key: asdict(difference) for key, difference in row.differences.items()},
+            "tokens_to_loss": _tokens_to_loss(row.arm.values(SHARE)),
+        }
+        for row in rows
+    ]
+
+
+def _tokens_to_loss(shares: dict[int, float]) -> dict[str, Any] | None:
+    """Return the tokens to the baseline's final loss as shares of the baseline's tokens, and what they save."""
+    if not shares:
+        return None
+    saving, low, high = None, None, None
+    if all(map(math.isfinite, shares.values())) and (saved := summarize([1 - share for share in shares.values()])):
+        saving = saved.mean
+        low, high = interval(saved) if saved.sd is not None and saved.sd > ROUNDING else (None, None)
+    reached = {str(seed): share if math.isfinite(share) else None for seed, share in shares.items()}
+    return {"shares": reached, "saving": saving, "low": low, "high": high}
+
+
+def _read_documents(file: Path) -> dict[str, DocumentSums]:
+    found: dict[str, tuple[list[float], list[int]]] = {}
+    if file.exists():
+        with file.open(encoding="utf-8", newline="") as text:
+            for row in csv.DictReader(text):
+                nats, tokens = found.setdefault(row["run"], ([], []))
+                nats.append(float(row["nats"]))
+                tokens.append(int(row["tokens"]))
+    return {run: DocumentSums(*sums) for run, sums in found.items()}
+
+
+def _unlike(printed: Any, computed: Any, where: str, skipped: set[str]) -> list[str]:
+    """Return where a value of table.json is not what was recomputed."""
+    if isinstance(printed, dict) and isinstance(computed, dict):
+        keys = [key for key in {**printed, **computed} if key not in skipped]
+        pairs = [(key, printed.get(key, "absent"), computed.get(key, "absent")) for key in keys]
+    elif isinstance(printed, list) and isinstance(computed, list) and len(printed) == len(computed):
+        pairs = [(str(place), *pair) for place, pair in enumerate(zip(printed, computed, strict=True))]
+    else:
+        numbers = isinstance(printed, float | int) and isinstance(computed, float | int)
+        if where.endswith("folder"):
+            printed = printed.rpartition("/")[2]
+        close = numbers and " values " not in where and math.isclose(printed, computed, rel_tol=1e-6, abs_tol=1e-12)
+        same = close or printed == computed
+        return [] if same else [f"{where}: table.json has {printed}, rows.csv gives {computed}"]
+    return [line for key, *pair in pairs for line in _unlike(*pair, f"{where} {key}", skipped)]

@@ -1,1 +1,0 @@
-"""The studies behind results/, which one command trains, analyses and writes down."""

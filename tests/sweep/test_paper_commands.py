@@ -1,0 +1,33 @@
+"""Every table and figure of the paper has a command, and each command composes."""
+
+import re
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from simbal.cli.arguments import check_overrides
+from simbal.config.catalogue import Catalogue
+from simbal.sweep import spans
+from tests.conftest import CONF
+
+LINE = re.compile(r"^\| (Table|Figure) (\d+) \| .* \| `python (train|evaluate)\.py (.*)` \|$", re.M)
+COMMANDS = LINE.findall((CONF.parent / "docs/guide/paper.md").read_text(encoding="utf-8"))
+
+
+def test_each_table_and_figure_has_one():
+    assert [(kind, int(number)) for kind, number, _, _ in COMMANDS] == [
+        *(("Table", number) for number in range(1, 11)),
+        *(("Figure", number) for number in range(1, 7)),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "number", "program", "line"), COMMANDS)
+def test_it_composes(kind, number, program, line, app):
+    if program == "train":
+        done = app.run(*shlex.split(line), "dry_run=true")
+        assert done.returncode == 0, done.stderr
+        assert app.started == []
+    else:  # reads trained runs, so that only its keys are checked
+        overrides = spans.parse(shlex.split(line), set(), OverridesParser.create())
+        check_overrides(overrides, Catalogue([CONF], program))
