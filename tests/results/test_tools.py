@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.golden.composing import compose
+from tests.composing import compose
 
 from results.tools.figures import draw
 from results.tools.pages import MARKED
