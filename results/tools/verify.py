@@ -6,8 +6,6 @@ from pathlib import Path
 from results.tools.pages import check_readme, check_table
 from results.tools.rows import check_json, read_rows, read_table
 
-RESULTS = Path(__file__).parents[1]
-
 
 def verify(results: Path) -> list[str]:
     """Return a sentence for each number that is not as the rows give it; a study without rows.csv is left out."""
@@ -23,6 +21,6 @@ def verify(results: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sentences = verify(RESULTS)
+    sentences = verify(Path(__file__).parents[1])
     print(*sentences, sep="\n", end="\n" if sentences else "")
     sys.exit(f"error: {len(sentences)} numbers in results/ do not follow from rows.csv" if sentences else 0)
