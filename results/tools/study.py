@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from simbal.report.page.sensitivity import sensitivity
 
 from results.tools.figures import draw
 from results.tools.rows import LABELS, NEVER, SHARE
@@ -76,11 +75,8 @@ def write(table: Table, study: Path) -> None:
             pairs = enumerate(zip(run.documents.tokens, run.documents.nats, strict=True))
             documents += [[run.path.name, place, tokens, nats] for place, (tokens, nats) in pairs]
     arms = series.read(figure_arms(table), table.baseline)
-    loss = series.over_tokens(arms, "val/loss")
     curves = {
-        "loss": loss,
-        "loss-late": series.second_half(loss),
-        "sensitivity": sensitivity([row.arm for row in table.rows], table.baseline),
+        "loss": series.over_tokens(arms, "val/loss"),
         "experts": series.over_tokens(arms, "val/unique_experts"),
         "max-vio": series.over_tokens(arms, "val/max_vio"),
         "pes": series.over_tokens(arms, "val/min_pes"),

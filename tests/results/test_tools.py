@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.composing import compose
 
 from results.tools.figures import draw
 from results.tools.pages import MARKED
 from results.tools.study import overrides
 from results.tools.verify import verify
+from tests.composing import compose
 from tests.conftest import CONF
 
 RESULTS = CONF.parent / "results"
