@@ -1,17 +1,30 @@
 """A sweep rewrites index.html when a job ends; the page reloads itself until the sweep has ended or was stopped."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
+from simbal.processes.start import Local
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
 from simbal.sweep.pool import Pool
 from simbal.sweep.view import View
-from tests.sweep.test_ending import Code
 
 REFRESH = '<meta http-equiv="refresh" content="30">'
+
+
+class Code:
+    """Starts a Python with a program of its own for each run, by hash."""
+
+    def __init__(self, programs):
+        self.programs = programs
+
+    def start(self, task, environment):
+        program = [sys.executable, "-c", self.programs[task["hash"]]]
+        return Local(subprocess.Popen(program, start_new_session=True))
 
 
 def test_the_page_is_written_when_a_job_ends_and_reloads_until_the_sweep_is_stopped(small_spec):
