@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_while_it_saves_loses_nothing(small_spec, finished
 
     with monkeypatch.context() as patch:
         patch.setattr(shards._Writer, "write_data", write)
-        with pytest.raises(RuntimeError, match="rank 1 has been killed by SIGKILL"):
+        with pytest.raises(UserError, match="rank 1 has been killed by SIGKILL"):
             train(broken)
     assert "step-00000004.ckpt" in saved(broken)
     shutil.rmtree(broken.path / "checkpoints" / "step-00000008.ckpt", ignore_errors=True)  # the kill may have come late
