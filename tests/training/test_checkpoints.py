@@ -14,7 +14,7 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
 from simbal.training import checkpoint as saving
-from simbal.training.checkpoint_file import DamagedCheckpointError
+from simbal.training.checkpoint import DamagedCheckpointError
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run

@@ -12,7 +12,7 @@ import torch
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import ranks
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.conftest import CONF, MARKOV, SMALL

@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.summary.writer import event_file_writer
 
 from simbal.runs.folder import RunFolder
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from tests.conftest import MARKOV, SMALL
 from tests.programs import run

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from simbal.training import checkpoint, shards
-from simbal.training.checkpoint_file import DamagedCheckpointError, write_file
+from simbal.training.checkpoint import DamagedCheckpointError, write_file
 
 HASH, STEP = "hash", 8
 WEIGHT, BIAS, MOMENT = torch.arange(12.0).reshape(6, 2), torch.arange(3), torch.arange(12.0).reshape(6, 2) / 7

@@ -16,7 +16,7 @@ from simbal.errors import UserError
 from simbal.hub.export import export
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, run, shards
-from simbal.training.checkpoint_file import opened_file, write_file
+from simbal.training.checkpoint import opened_file, write_file
 from simbal.training.run import train
 from tests.training.run_files import assert_same_run, weights, without_speed
 from tests.training.test_devices import leaves

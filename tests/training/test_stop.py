@@ -7,9 +7,9 @@ import pytest
 
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
-from simbal.training.stop import StopRequest
+from simbal.training.signals import StopRequest
 from tests.child_processes import in_a_fork, wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.programs import Program

@@ -11,7 +11,7 @@ from simbal.conformance.case import SIZES, Case
 from simbal.distributed import sum_over_ranks, world_size
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import LitMoE, StepResult
+from simbal.training.module import LitMoE, StepResult
 
 B, S, V = 4, 8, 32
 LR = 0.1

@@ -144,7 +144,7 @@ def device_memory(strategy: str, shape: TransformerShape, step: Step, gpus: int)
     """Return the memory of one of `gpus` devices.
 
     ddp: gradients are summed in buckets as large as all of them together (torch's DistributedDataParallel, unless
-    gradient_as_bucket_view). fsdp, as simbal.training.parallel cuts the model: each device holds its rows of every
+    gradient_as_bucket_view). fsdp, as simbal.training.strategies cuts the model: each device holds its rows of every
     parameter, gradient and moment; beside them whole weights and gradients of all but the feed-forwards, and of two
     feed-forwards, the one in use and the next.
 
