@@ -8,7 +8,7 @@ import torch
 from simbal.errors import UserError
 from simbal.training import build
 from simbal.training.build import resolve_precision
-from simbal.training.parallel import DeviceCount
+from simbal.training.callbacks import DeviceChanges
 from simbal.training.run import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -53,7 +53,7 @@ def test_a_refused_run_leaves_no_folder_and_force_does_not_change_its_name(small
 
 def test_a_run_that_goes_on_in_another_precision_says_so():
     """`auto` is 32-true on a CPU and bf16-mixed on CUDA."""
-    first, second = DeviceCount(), DeviceCount()
+    first, second = DeviceChanges(), DeviceChanges()
     for step in (0, 3):
         first.on_train_start(SimpleNamespace(global_step=step, precision="32-true"))
     assert first.warnings == []

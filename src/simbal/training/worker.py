@@ -1,4 +1,4 @@
-"""Trains the run in one folder on several devices: `python -m simbal.training.worker FOLDER`.
+"""Trains the run in one folder on several devices: `python -m simbal.training.worker FOLDER DEVICES STRATEGY`.
 
 Lightning starts this command once more for every other rank. From the process of a sweep or a notebook it would start
 that program's command instead.
@@ -29,11 +29,11 @@ def run_worker(spec: RunSpec) -> None:
         SystemExit: with the worker's exit code, if that is not 0; the worker has printed why.
         UserError: one of the processes was killed.
     """
-    folder = RunFolder(spec.path)
+    folder, keys = RunFolder(spec.path), spec.config.trainer
     with folder.lock():
         folder.write_spec(spec)
         (folder.path / RANK_ERROR).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "simbal.training.worker", str(folder.path)]
+    command = [sys.executable, "-m", "simbal.training.worker", str(folder.path), str(keys.devices), keys.strategy]
     worker = subprocess.Popen(command, start_new_session=True)
     with passed_on(worker):
         code = worker.wait()
@@ -68,13 +68,18 @@ def passed_on(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
             handler(number, None)
 
 
-def main(folder: Path) -> None:
-    """Be a rank of the run in `folder`; rank zero alone prints and starts the others."""
+def main(folder: Path, devices: int, strategy: str) -> None:
+    """Be a rank of the run in `folder`; rank zero alone prints and starts the others.
+
+    `devices` and `strategy` may be others than in its config.yaml: a run can resume on other devices.
+    """
     from simbal.data.store import prepare
     from simbal.training.run import train_rank  # which imports this module
 
     other = int(os.environ.get("LOCAL_RANK", "0")) > 0
-    spec = replace(RunFolder(folder).read_spec(), trusted=True)
+    saved = RunFolder(folder).read_spec()
+    trainer = replace(saved.config.trainer, devices=devices, strategy=strategy)
+    spec = replace(saved, config=replace(saved.config, trainer=trainer), trusted=True)
     with (
         ends_with(os.getppid(), grace=0 if other else GRACE_SECONDS),
         Path(os.devnull).open("w", encoding="utf-8") as nowhere,
@@ -93,4 +98,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     with exit_codes(), exit_on_user_error():
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
