@@ -204,7 +204,10 @@ def test_torchrun_starts_the_processes(tmp_path, cache_dir):
     ("launcher", "variables"),
     [
         ("torchrun", {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}),
-        ("srun", {"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_PROCID": "5"}),
+        (
+            "srun",
+            {"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2"},
+        ),
     ],
 )
 def test_another_number_of_processes_is_refused_in_one_sentence(small_spec, monkeypatch, launcher, variables):

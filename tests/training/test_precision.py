@@ -60,5 +60,5 @@ def test_a_run_that_goes_on_in_another_precision_says_so():
     second.load_state_dict(first.state_dict())
     second.on_train_start(SimpleNamespace(global_step=5, precision="bf16-mixed"))
     assert second.warnings == [
-        "precision changed, and with that the rounding: 32-true from step 0, bf16-mixed from step 5"
+        "precision changed, and with it the rounding: 32-true from step 0, bf16-mixed from step 5"
     ]

@@ -42,7 +42,10 @@ def cluster_environment() -> ClusterEnvironment:
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PTY_PORT" not in os.environ:
-        return SLURMEnvironment(auto_requeue=False)
+        try:
+            return SLURMEnvironment(auto_requeue=False)
+        except RuntimeError as error:  # it asks for --ntasks-per-node
+            raise UserError(str(error)) from None
     return LightningEnvironment()
 
 

@@ -227,7 +227,7 @@ class Telemetry(Callback):
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
         if self.tracker:
-            self.tracker.log(row)
+            self.tracker.add_row(row)
 
 
 class ProgressBar(Callback):

@@ -56,7 +56,7 @@ class Tracker(Callback):
             self._try(lambda logger: logger.log_hyperparams(result_keys(spec.written)))
         self._send()
 
-    def log(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: dict[str, Any]) -> None:
         """Take a new row of metrics.jsonl."""
         self.pending.append(row)
         if self.kind == "tensorboard":
