@@ -13,7 +13,7 @@ The comment that opens a marked table has its headings, its columns and its line
 names statistics over the runs of the arm, each with the format of Python. `KEY less ARM` is the paired difference to
 another arm, `@ ARM` another arm than the line's (`A and B`: the runs of both), `in STUDY` another study, and `X by Y`
 the quotient of two keys, less 1. A cell is empty where a statistic was not measured. A line that begins with `|` has
-columns of its own, `<!-- table SOURCE` names another study than the page's, or a file of all these lines.
+columns of its own. `<!-- table SOURCE` names another study than the page's, or a file that has these lines.
 """
 
 import re
@@ -56,9 +56,10 @@ class Study:
         if not numbers.size:
             return {}
         found = {"mean": numbers.mean(), "least": numbers.min(), "most": numbers.max()}
-        if numbers.size > 1:
+        several = numbers.size > 1 and np.isfinite(numbers).all()
+        if several:
             found["sd"] = numbers.std(ddof=1)
-        if numbers.size > 1 and baseline:
+        if several and baseline:
             found["low"], found["high"] = ttest_1samp(numbers, 0).confidence_interval()
             found["effect"] = found["mean"] / found["sd"]
         for corrected in (self.table["baseline"], baseline) if baseline else ():  # by Holm, over the table or over all
@@ -102,9 +103,8 @@ class Pages:
         heading, columns, *rows = marker.splitlines()
         lines = [heading, re.sub("[^|]+", "---", heading)]
         for row in rows:
-            template, parts = (
-                (row, [""]) if row.startswith("|") else (columns, [part.strip() for part in row.split(";")])
-            )
+            parts = [""] if row.startswith("|") else [part.strip() for part in row.split(";")]
+            template = row if row.startswith("|") else columns
             filled = ARGUMENT.sub(lambda found, parts=parts: [*parts, *[""] * 9][int(found[1])], template)
             cells = [self._cell(cell, parts[0], source or study) for cell in filled[1:-1].split("|")]
             lines.append(f"|{'|'.join(cells)}|")
