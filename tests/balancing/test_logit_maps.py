@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import build_balancing
-from simbal.balancing.cosine import CosineRouter
-from simbal.balancing.prototype import PrototypeRouter, sums_and_number
-from simbal.balancing.temperature import Temperature
+from simbal.balancing.logits import CosineRouter, PrototypeRouter, Temperature, sums_and_number
 from simbal.conformance import Case
 from simbal.conformance.case import FACTS
 from simbal.conformance.loss_checks import route

@@ -7,9 +7,9 @@ import torch
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import Composition
+from simbal.balancing.controls import NoBalancing
 from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.none import NoBalancing
-from simbal.balancing.remoe import ReMoE
+from simbal.balancing.ragged import ReMoE
 from simbal.conformance.tiny_training import composed_module, train
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, gate, log_scores, topk_weights

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import Composition, build_balancing
-from simbal.balancing.expert_overlap import ExpertOverlap
-from simbal.balancing.expert_router_coupling import ExpertRouterCoupling, activations, excess, spread
+from simbal.balancing.coupling import ExpertRouterCoupling, activations, excess, spread
+from simbal.balancing.weight_losses import ExpertOverlap
 from simbal.conformance import Case
 from simbal.conformance.case import FACTS
 from simbal.conformance.loss_checks import route

@@ -8,13 +8,13 @@ from simbal.report.comparison import differences
 from simbal.report.conclusion import ALPHA
 from simbal.report.statistics import holm
 
-CONTROLS = "simbal.balancing.controls."  # the module of all strategies that are controls
+CONTROLS = {f"simbal.balancing.controls.{name}" for name in ("FrozenRouter", "HashRouting", "UniformRouting")}
 
 
 def is_control(arm: Arm) -> bool:
     """Whether one of its strategies is a control: a frozen router, experts drawn at random or fixed by the token."""
     strategies = arm.runs[0].spec.config.balancing.values()
-    return any(isinstance(keys, dict) and str(keys.get("_target_")).startswith(CONTROLS) for keys in strategies)
+    return any(isinstance(keys, dict) and str(keys.get("_target_")) in CONTROLS for keys in strategies)
 
 
 def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:

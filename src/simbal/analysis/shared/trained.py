@@ -16,7 +16,7 @@ from simbal.analysis.shared.decoding import decoder_of
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject, UnsuitedError
-from simbal.balancing.bias_controller import BiasController
+from simbal.balancing.bias import BiasController
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
 from simbal.cost.parameters import parameters
