@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report.comparison import Row, conclude, differences, rivals
 from simbal.report.statistics import ROUNDING, interval, summarize
 from simbal.runs.documents import DocumentSums

@@ -11,7 +11,7 @@ from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
 from simbal.balancing.ragged import TopP
 from simbal.balancing.thresholds import Capacity, ExpertChoice, ExpertThreshold, cutoff
 from simbal.balancing.weight_losses import SimBal
-from simbal.conformance.case import SIZES
+from simbal.conformance import SIZES
 
 READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
 

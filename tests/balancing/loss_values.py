@@ -18,8 +18,7 @@ from simbal.balancing.coupling import ExpertRouterCoupling
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.balancing.weight_losses import ErnieOrthogonalLoss, ExpertOverlap, OffDiagonalCosine, RowNorm, SimBal
-from simbal.conformance import Case
-from simbal.conformance.loss_checks import TOKENS_BS, D, E, K, losses
+from simbal.conformance import TOKENS_BS, Case, D, E, K, losses
 from simbal.model.router import ExpertWeights, Router
 
 SCALE = 20.0

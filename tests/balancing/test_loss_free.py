@@ -5,7 +5,7 @@ import torch
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.bias import LossFree
-from simbal.conformance.tiny_training import batch_of, module_of, train
+from simbal.conformance import batch_of, module_of, train
 from simbal.errors import UserError
 from simbal.model.router import Candidates
 from tests.balancing.example import routing_of

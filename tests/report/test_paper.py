@@ -2,7 +2,7 @@
 
 import pytest
 
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.notes import notes

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, listed
 from simbal.report.comparison import differences
 from simbal.report.conclusion import ALPHA

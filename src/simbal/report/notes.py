@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import MOST_NAMED, Arm, listed, seed_spans
 from simbal.report.collect import Run
 from simbal.report.comparison import Row, rivals

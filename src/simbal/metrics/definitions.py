@@ -15,17 +15,29 @@ Shapes: L MoE layers, E experts, D model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from simbal.metrics import language, routing, settling
+from simbal.metrics import routing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ARROWS = {"lower": " ↓", "higher": " ↑", "neither": ""}
 NATS = "nats"
+
+
+def perplexity(nats: float, tokens: int) -> float:
+    """Return exp of the mean cross-entropy per token, nats / tokens; `inf` where that overflows."""
+    loss = nats / tokens
+    return math.exp(loss) if loss < math.log(1e300) else math.inf
+
+
+def bits_per_byte(nats: float, num_bytes: int) -> float:
+    """Return the cross-entropy in bits per UTF-8 byte of text, which is comparable across vocabularies."""
+    return nats / (math.log(2) * num_bytes)
 
 
 class Sums(Protocol):
@@ -64,7 +76,7 @@ class Metric:
     whole: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
-    of_curve: Callable[[settling.Curve], float | None] | None = None
+    of_curve: Callable[[routing.Curve], float | None] | None = None
 
     @property
     def key(self) -> str:
@@ -98,12 +110,12 @@ VALIDATION = (
     Metric(
         "ppl", "perplexity", "exp of val/loss",
         "", "{:.3f}", "lower", column=True, ratio=True, margin=True,
-        whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
+        whole=lambda sums: perplexity(sums.nats, sums.tokens),
     ),
     Metric(
         "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
         "bits per byte", "{:.4f}", "lower", column=True,
-        whole=lambda sums: language.bits_per_byte(sums.nats, sums.num_bytes),
+        whole=lambda sums: bits_per_byte(sums.nats, sums.num_bytes),
     ),
     Metric(
         "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation split, mean over layers",
@@ -140,6 +152,8 @@ VALIDATION = (
         "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=_mean,
     ),
 )  # fmt: skip
+
+
 SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
     Metric(
         "pes", "PES",
@@ -154,23 +168,29 @@ SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measur
     ),
     Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),
 )  # fmt: skip
+
+
 SETTLING = (  # of the whole run
     Metric(
         "max_vio_tail", "MaxVio tail",
         "95th percentile of train/max_vio over the logged steps of the second half of the run",
-        "", "{:.3f}", "lower", where="train/", of_curve=settling.tail,
+        "", "{:.3f}", "lower", where="train/", of_curve=routing.tail,
     ),
     Metric(
         "steps_to_settle", "steps to settle",
         "first logged step from which on the median of five logged train/max_vio stays within 1.25 times the median of "
         "the second half of the run",
-        "steps", "{:,.0f}", "lower", where="train/", of_curve=settling.steps_to_settle,
+        "steps", "{:,.0f}", "lower", where="train/", of_curve=routing.steps_to_settle,
     ),
 )  # fmt: skip
+
+
 SPEED = Metric(
     "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",
     "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
 )  # fmt: skip
+
+
 TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
     Metric("loss", "loss", "sum of train/ce, the z-loss of the head and every train/aux/..., mean over the step", NATS,
            where="train/"),
@@ -188,7 +208,11 @@ TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
            "steps", where="train/"),
     Metric("lr", "learning rate", "learning rate after the step", where=""),
 )  # fmt: skip
+
+
 ALONG = (*VALIDATION, *SIMILARITY)  # measured along the way too
+
+
 NUMBERS = (*(metric for metric in ALONG if metric.whole or metric.over_layers), *SETTLING, SPEED)  # of a run
 
 
