@@ -152,8 +152,6 @@ VALIDATION = (
         "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=_mean,
     ),
 )  # fmt: skip
-
-
 SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
     Metric(
         "pes", "PES",
@@ -168,8 +166,6 @@ SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measur
     ),
     Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),
 )  # fmt: skip
-
-
 SETTLING = (  # of the whole run
     Metric(
         "max_vio_tail", "MaxVio tail",
@@ -183,14 +179,10 @@ SETTLING = (  # of the whole run
         "steps", "{:,.0f}", "lower", where="train/", of_curve=routing.steps_to_settle,
     ),
 )  # fmt: skip
-
-
 SPEED = Metric(
     "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",
     "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
 )  # fmt: skip
-
-
 TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
     Metric("loss", "loss", "sum of train/ce, the z-loss of the head and every train/aux/..., mean over the step", NATS,
            where="train/"),
@@ -208,11 +200,7 @@ TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
            "steps", where="train/"),
     Metric("lr", "learning rate", "learning rate after the step", where=""),
 )  # fmt: skip
-
-
 ALONG = (*VALIDATION, *SIMILARITY)  # measured along the way too
-
-
 NUMBERS = (*(metric for metric in ALONG if metric.whole or metric.over_layers), *SETTLING, SPEED)  # of a run
 
 
