@@ -17,7 +17,7 @@ from simbal.model.init import initialise
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router
 from simbal.model.transformer import Transformer
-from simbal.training.divergence import layer_statistics
+from simbal.training.failures import layer_statistics
 from simbal.training.run import train
 from tests.cost.test_memory import shape_of
 from tests.training.run_files import weights
