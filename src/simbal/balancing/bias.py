@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.config.values import not_negative, one_of, share, whole_number
 from simbal.errors import UserError
-from simbal.model.expert_groups import Groups
-from simbal.model.router import Candidates, Router, Routing
+from simbal.model.router import Candidates, Groups, Router, Routing
 
 BIAS_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {

@@ -24,11 +24,10 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
-from simbal.model.router import Router, Steering
+from simbal.model.router import Groups, Router, Steering
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
