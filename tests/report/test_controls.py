@@ -3,8 +3,7 @@
 import pytest
 
 from simbal.report.collect import collect
-from simbal.report.controls import is_control
-from simbal.report.notes import notes
+from simbal.report.notes import is_control, notes
 from simbal.report.table import build
 
 UNIFORM = {"balancing.uniform._target_": "simbal.balancing.controls.UniformRouting"}
