@@ -102,8 +102,8 @@ def test_a_program_builds_a_class_that_an_installed_package_has_registered(hosti
 
 @pytest.mark.parametrize(
     "target",
-    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.simbal.SimBal", ".SimBal", "",
-     None, 5, "simbal.SimBal", "simbal/balancing/simbal.SimBal", "a b.c", "tests.balancing.broken.Leaky",
+    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.weight_losses.SimBal", ".SimBal",
+     "", None, 5, "simbal.SimBal", "simbal/balancing/weight_losses.SimBal", "a b.c", "tests.balancing.broken.Leaky",
      "hydra_plugins.simbal_plugins.grid.GridSweeper"],
 )  # fmt: skip
 def test_a_folders_config_names_no_other_thing(target):
