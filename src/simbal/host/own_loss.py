@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.balancing.router_z_loss import RouterZLoss
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
 from simbal.errors import UserError
 from simbal.host.forward_pass import ForwardPass
 from simbal.host.hooks import Hooks
