@@ -138,7 +138,7 @@ def test_the_command_of_a_study_composes_the_runs_of_its_table(study):
     if study in STUDIES and study not in SEARCHES:
         arms = json.loads((RESULTS / study / "table.json").read_text())["arms"]
         # names have strategies, model and seed; their hashes change with the version
-        names = [run["run"][:-9] for arm in arms for run in arm["runs"]]
+        names = [Path(run["folder"]).name[:-9] for arm in arms for run in arm["runs"]]
         assert sorted(Path(job["folder"]).name[:-9] for job in jobs) == sorted(names)
 
 
