@@ -6,7 +6,7 @@ Examples:
     simbal runs --json                                 # for scripts: all that is known of each run
     simbal runs delete RUN ...
 
-A status is finished, failed, diverged, pruned, killed, running, unfinished, damaged or foreign (no run).
+A status is finished, failed, diverged, pruned, killed, running, unfinished or damaged.
 """
 
 import json
@@ -73,12 +73,13 @@ def delete(argv: list[str]) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask, as a script must say")
     args = parser.parse_args(argv)
     with exit_on_user_error():
+        from rich.filesize import decimal
+
         from simbal.report.listing import size
-        from simbal.report.listing_table import in_bytes
         from simbal.runs.removal import delete_runs, run_folders
 
         runs = run_folders(args.runs)
-        if not args.yes and not _agreed(runs, in_bytes(sum(map(size, runs)))):
+        if not args.yes and not _agreed(runs, decimal(sum(map(size, runs)))):
             raise UserError("nothing is deleted")
         delete_runs(runs)
         print(f"deleted: {_runs(len(runs))}")
