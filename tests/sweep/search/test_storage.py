@@ -61,7 +61,7 @@ def test_two_sweeps_do_not_share_a_study(app):
         (["hydra.sweeper.directions=[maximize]"], "directions=minimize (now maximize)"),
         (
             ["balancing.simbal.coef=interval(1,2)"],
-            "coef=tag(log,interval(0.001,10.0)) (now interval(1",
+            "coef=FloatDistribution(high=10.0, log=True, low=0.001, step=None) (now ",
         ),
         (["optim.lr=1e-2"], "optim.lr=0.002 (now 0.01);"),
         (["model=small"], 'model="tiny" (now "small")'),

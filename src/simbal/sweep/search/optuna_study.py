@@ -64,7 +64,7 @@ class OptunaStudy:
             "objectives": ",".join(self.settings.objectives),
             "replicates": ", ".join(" ".join(lines) for lines in self.space.replicates),
             **self.config,
-            **self.space.describe(),
+            **{key: str(distribution) for key, distribution in self.space.distributions.items()},
         }
         before = self.inner.user_attrs.get(SEARCHED)
         if before is None:

@@ -26,7 +26,7 @@ class SearchSpace:
 
     def jobs(self, params: Mapping[str, Any]) -> list[list[str]]:
         """Return the overrides of each job of a trial with these parameters."""
-        point = [f"{key}={_text(params[key])}" for key in self.distributions]
+        point = [f"{key}={params[key]}" for key in self.distributions]
         return [[*self.fixed, *point, *replicate] for replicate in self.replicates]
 
     def grid(self) -> Iterator[dict[str, Any]]:
@@ -45,10 +45,6 @@ class SearchSpace:
         for key, distribution in self.distributions.items():
             for value in _extremes(distribution)[1:]:
                 yield first | {key: value}
-
-    def describe(self) -> dict[str, str]:
-        """Return each key with what it may be, as text that two equal spaces share."""
-        return {key: _describe(distribution) for key, distribution in self.distributions.items()}
 
 
 def build(
@@ -84,8 +80,6 @@ def build(
             "there is nothing to search: give a key several values or an interval, "
             "such as 'balancing.simbal.coef=tag(log,interval(1e-3,10))'"
         )
-    if replicates is not None and replicates != "seed" and replicates not in last:
-        raise UserError(f"hydra.sweeper.replicates={replicates} needs values: {replicates}=a,b")
     return SearchSpace(tuple(fixed), distributions, tuple(repeated))
 
 
@@ -127,17 +121,3 @@ def _extremes(distribution: BaseDistribution) -> Sequence[Any]:
         return distribution.choices
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return [distribution.low, distribution.high]
-
-
-def _text(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _describe(distribution: BaseDistribution) -> str:
-    if isinstance(distribution, CategoricalDistribution):
-        return ",".join(map(str, distribution.choices))
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    interval = f"interval({distribution.low},{distribution.high})"
-    if isinstance(distribution, IntDistribution):
-        interval = f"int({interval})" if distribution.step == 1 else f"{interval} by {distribution.step}"
-    return f"tag(log,{interval})" if distribution.log else interval
