@@ -1,4 +1,4 @@
-"""`simbal runs`: lists, archives and deletes; a mistake is one sentence, and scripts are asked nothing."""
+"""`simbal runs`: lists and deletes; a mistake is one sentence, and scripts are asked nothing."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_none_is_no_mistake(outputs, capsys):
         (["--sort", "los"], "error: runs have no los; did you mean val/loss?"),
         (["--limit", "0"], "error: --limit 0 must be at least 1"),
         (["delete", "outputs/none"], "error: there is no folder outputs/none"),
-        (["archive", "outputs"], "error: outputs is no run, and holds none"),
+        (["delete", "outputs"], "error: outputs is no run, and holds none"),
         (["delete", "outputs/fake"], "error: 4 runs would be deleted: give --yes where nobody can be asked"),
     ],
 )
@@ -78,10 +78,8 @@ def test_a_mistake_is_one_sentence(outputs, capsys, arguments, said):
     assert len([*(outputs / "fake").iterdir()]) == 4
 
 
-def test_runs_are_archived_and_deleted(outputs, capsys):
+def test_runs_are_deleted(outputs, capsys):
     run = listed(capsys)[-1]["folder"]
-    main(["archive", run, "--to", "kept.tar.gz"])
-    assert "written: kept.tar.gz, with 1 run" in capsys.readouterr().out
     main(["delete", run, "--yes"])
     assert capsys.readouterr().out == "deleted: 1 run\n"
     assert [run["seed"] for run in listed(capsys)] == [3, 2, 1]

@@ -38,10 +38,6 @@ class LocalCluster:
         """Kill a node that is not the head, with all that runs there."""
         self._do("lose_node")
 
-    def lose_head(self) -> None:
-        """Kill the head; other nodes take up to a minute to see it."""
-        self._do("lose_head")
-
     def stop(self) -> None:
         """End what is left of it."""
         self._do("stop")
@@ -89,8 +85,6 @@ def serve(nodes: int, environment: dict[str, str]) -> None:
             cluster.add_node(**node)
         elif line == "lose_node\n":
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        elif line == "lose_head\n":
-            cluster.remove_node(cluster.head_node, allow_graceful=False)
         elif line == "stop\n":
             cluster.shutdown()
         print(cluster.address, file=answers, flush=True)
