@@ -22,7 +22,6 @@ from simbal.errors import UserError
 from tests.analysis.hosts import CONTEXT, IDS, host_of, request, save, saved, write_text
 from tests.conftest import CONF
 from tests.host.architectures import RULE, E, K
-from tests.host.guide import table
 from tests.metrics.all_experts import pairwise_expert_similarity
 
 PRUNING = {"rule": "absolute", "renorm_after": False, "allow_none": False, "repeats": 1}
@@ -177,13 +176,6 @@ def test_an_expert_below_the_threshold_is_not_computed(host, monkeypatch):
     assert record["arms"]["plain"]["loss"] == pytest.approx(quality(host, 256, 4, 2, 0).record["metrics"]["loss"])
 
 
-def test_groups_bound_how_many_experts_can_be_dropped(folder):
-    host = host_of(folder, "deepseek_v3")
-    assert len(dropping(host, 64, 1, None).record["curve"]) == E // 2 - K + 1  # two of four groups are open
-    with pytest.raises(UserError, match="drops=.* must be null or a list of whole numbers from 0 to 2"):
-        dropping(host, 64, 1, [3])
-
-
 @torch.no_grad()
 def test_greedy_text_is_that_of_transformers(host):
     prompt_BS, new = batch_of(host, 256)[0][:2, :5], 8
@@ -217,40 +209,6 @@ def test_a_router_that_is_not_known_leaves_quality(folder):
         routing(host, **ANALYSES["routing"])
 
 
-@pytest.mark.slow
-def test_weights_that_do_not_fit_into_memory_give_the_same_numbers(folder, host, monkeypatch):
-    pytest.importorskip("accelerate")
-    monkeypatch.setattr("simbal.analysis.shared.host_loading._free_memory", lambda device: 200_000)
-    away = request(folder, folder / "qwen3_moe").load()
-    assert any(parameter.is_meta for parameter in away.model.parameters())
-    for analysis in (quality, redundancy, routing, orthogonality, dropping):
-        keys = ANALYSES[analysis.__name__]
-        assert analysis(away, **keys).record["metrics"] == analysis(host, **keys).record["metrics"], analysis
-
-
-def test_the_folder_of_results_is_of_one_model_and_one_text(folder, capsys):
-    asked = request(folder, saved(folder, "olmoe"), name="one")
-    for _ in range(2):
-        evaluate(settings("quality"), None, False, "cpu", asked.output_dir, host=asked)
-    assert "there already" in capsys.readouterr().out
-    for change, says in (({"context": 32}, r"another context \(64, not 32\)"),
-                         ({"dtype": "bfloat16"}, r"another dtype \(float32, not bfloat16\)"),
-                         ({"data": asked.data | {"validation_document_tokens": 9}}, r"document_tokens \(None, not 9\)"),
-                         ({"data": asked.data | {"seed": 3}}, r"another seed \(0, not 3\)")):  # fmt: skip
-        other = request(folder, folder / "olmoe", name="one", **change)
-        with pytest.raises(UserError, match=says):
-            evaluate(settings("quality"), None, False, "cpu", asked.output_dir, host=other)
-
-
-def test_half_precision_is_computed_where_it_is_asked_for(folder, host):
-    halved = request(folder, folder / "qwen3_moe", dtype="bfloat16").load()
-    assert {parameter.dtype for parameter in halved.model.parameters()} == {torch.bfloat16}
-    assert halved.precisions == {"trained": "float32", "analysed": "bfloat16"}
-    losses = [quality(each, 256, 4, 2, 0).record["metrics"]["loss"] for each in (halved, host)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
-    assert losses[0] != losses[1]
-
-
 def test_a_plan_says_what_the_analyses_take(folder, capsys):
     asked = request(folder, saved(folder, "olmoe"), name="planned")
     plan = {"plan": {"_target_": "simbal.analysis.plan.plan"}}
@@ -267,12 +225,6 @@ def test_a_plan_says_what_the_analyses_take(folder, capsys):
     assert larger["metrics"]["logit_bytes"] == 256 / 16 * found["metrics"]["logit_bytes"]
     with pytest.raises(UserError, match="analysis.plan.steps= is of training"):
         evaluate({"plan": plan["plan"] | {"steps": 7}}, None, False, "cpu", asked.output_dir, host=asked)
-
-
-def test_the_guide_names_every_architecture_and_what_it_is_measured_by():
-    without = {name: ", ".join(f"`{analysis}`" for analysis in names) for name, names in WITHOUT.items()}
-    found = {name: f"all but {without[name]}" if name in without else "all" for name in RULE}
-    assert {name: row["measured by"] for name, row in table().items()} == found
 
 
 @pytest.mark.slow

@@ -77,38 +77,11 @@ def program(name, cwd, *arguments, **environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [("evaluate.py", ("analysis=quality",)), ("export.py", ("to=model",))],
-)
-def test_no_program_imports_a_package_beside_the_run(hostile, tmp_path, name, keys):
-    here, there = tmp_path / "here", tmp_path / "there"
-    marks = [package(here, ENTRY), package(there)]
-    done = program(name, here, f"run={hostile}", *keys, PYTHONPATH=str(there))
-    assert done.returncode == 1
-    assert f"balancing.simbal: _target_=paper_runs.SimBal {REFUSED}" in done.stderr
-    assert "entry point of the group simbal.strategies" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not any(mark.exists() for mark in marks)
-
-
-@pytest.mark.slow
 def test_a_program_builds_a_class_that_an_installed_package_has_registered(hostile, tmp_path):
     mark = package(tmp_path / "installed", ENTRY)
     done = program("export.py", tmp_path, f"run={hostile}", "to=model", PYTHONPATH=str(tmp_path / "installed"))
     assert done.returncode == 0, done.stderr
     assert mark.exists()
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.simbal.SimBal", ".SimBal", "",
-     None, 5, "simbal.SimBal", "simbal/balancing/simbal.SimBal", "a b.c", "tests.balancing.broken.Leaky",
-     "hydra_plugins.simbal_plugins.grid.GridSweeper"],
-)  # fmt: skip
-def test_a_folders_config_names_no_other_thing(target):
-    with pytest.raises(UserError, match="balancing.x: _target_=.* is not imported: "):
-        build_strategy("x", {"_target_": target}, FACTS, trusted=False)
 
 
 @pytest.mark.parametrize(

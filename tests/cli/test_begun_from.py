@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
-from hypothesis import strategies as st
 
-from simbal.cli.again import begun_from, literal, plain
+from simbal.cli.again import begun_from
 from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue
-from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from tests.conftest import CONF
@@ -87,39 +84,3 @@ def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
         ("name=mine", "logger=csv", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"), tmp_path
     )
     assert begun(f"from={original.path}").written == composed(["seed=3"]).written
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        (
-            "simbal.balancing.simbal.SimBal",
-            "evil.SimBal",
-            "was trained by evil.SimBal, which conf/ has not: give balan",
-        ),
-        ("model: tiny", "model: mine", "was composed of model=mine, which is not in conf/: give model="),
-    ],
-)
-def test_what_conf_has_not_is_to_be_given(before, after, said, tmp_path):
-    original = made((), tmp_path)
-    config = original.path / "config.yaml"
-    config.write_text(config.read_text().replace(before, after, 1))
-    with pytest.raises(UserError) as refusal:
-        begun(f"from={original.path}")
-    assert said in str(refusal.value)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.sampled_from("'\"\\{}[](),:=~@ \n\tab1.é-+"), max_size=12)
-    | st.text(st.characters(codec="utf-8", exclude_characters="\0$"), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.from_regex("[a-z_]{1,6}", fullmatch=True), inner),
-    max_leaves=8,
-)  # fmt: skip
-
-
-@given(VALUES)
-def test_a_literal_is_read_as_the_value_that_it_stands_for(value):
-    (override,) = PARSER.parse_overrides([f"key={literal(value)}"])
-    read = plain(override.value())
-    assert (read, repr(read)) == (value, repr(value))

@@ -3,24 +3,14 @@
 import json
 
 import pytest
-from rich.console import Console
 
 from simbal.errors import UserError
 from simbal.report.listing import look, runs_below
-from simbal.report.listing_table import show
 from simbal.runs.folder import RunFolder
 
 
 def by_status(folder):
     return {one.path.name: one.status for one in runs_below([folder])}
-
-
-def shown(folder, width):
-    values = [one.values for one in runs_below([folder])]
-    out = Console(width=width, file=None, record=True, highlight=False, emoji=False, markup=False)
-    with out.capture() as captured:
-        show(values, 0, out)
-    return captured.get()
 
 
 @pytest.fixture
@@ -80,24 +70,9 @@ def test_a_run_that_is_held_is_running_and_looking_neither_writes_nor_takes_it(w
     assert look(path).status == "unfinished"
 
 
-def test_arms_are_labelled_as_in_the_table_of_their_sweep(write_run):
-    write_run("simbal", 0)
-    path = write_run("simbal", 0, keys={"balancing.simbal.coef": 1.0})
-    assert {one.arm for one in runs_below([path.parent])} == {"simbal coef=0.1", "simbal coef=1.0"}
-
-
 def test_a_run_is_listed_once_and_a_missing_folder_is_refused(write_run, tmp_path):
     path = write_run()
     assert len(runs_below([path, path.parent, path.parent.parent])) == 1
     with pytest.raises(UserError, match="there is no folder"):
         runs_below([tmp_path / "nowhere"])
     assert runs_below([tmp_path]) == []
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_a_list_fits_the_terminal_and_tells_all(every_kind, width):
-    text = shown(every_kind, width)
-    assert max(map(len, text.splitlines())) <= width
-    for word in ("diverged", "damaged", "foreign", "40/1000", "100.00", "out of memory", "of_others"):
-        assert word in text
-    assert ("lbl" in text) == (width > 80)
