@@ -22,6 +22,7 @@ from simbal.errors import UserError
 from tests.analysis.hosts import CONTEXT, IDS, host_of, request, save, saved, write_text
 from tests.conftest import CONF
 from tests.host.architectures import RULE, E, K
+from tests.host.guide import table
 from tests.metrics.all_experts import pairwise_expert_similarity
 
 PRUNING = {"rule": "absolute", "renorm_after": False, "allow_none": False, "repeats": 1}
@@ -174,6 +175,13 @@ def test_an_expert_below_the_threshold_is_not_computed(host, monkeypatch):
     kept = record["layers"]["experts_0.5"][0] * record["tokens"]
     assert sum(computed[-len(host.validation.batches(256, 4)) :]) == pytest.approx(kept)
     assert record["arms"]["plain"]["loss"] == pytest.approx(quality(host, 256, 4, 2, 0).record["metrics"]["loss"])
+
+
+def test_groups_bound_how_many_experts_can_be_dropped(folder):
+    host = host_of(folder, "deepseek_v3")
+    assert len(dropping(host, 64, 1, None).record["curve"]) == E // 2 - K + 1  # two of four groups are open
+    with pytest.raises(UserError, match="drops=.* must be null or a list of whole numbers from 0 to 2"):
+        dropping(host, 64, 1, [3])
 
 
 @torch.no_grad()

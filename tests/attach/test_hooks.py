@@ -70,6 +70,26 @@ def test_an_error_inside_detaches_as_well():
     assert not hooks(model)
 
 
+def test_detaching_twice_is_harmless_and_what_is_detached_says_so():
+    balancing = attach(host(), SimBal())
+    balancing.detach()
+    balancing.detach()
+    with pytest.raises(UserError, match="are detached from the model"):
+        balancing.loss()
+
+
+@pytest.mark.parametrize("end", ["step", "detach", "discard"])
+def test_what_was_recorded_is_freed(end):
+    model = host()
+    balancing = attach(model, LOSSES)
+    (model(**batch()).loss + balancing.loss()).backward()
+    recorded = [weakref.ref(routing.logits_NE) for routing in balancing.routings]
+    getattr(balancing, end)()
+    gc.collect()
+    assert recorded
+    assert not any(reference() is not None for reference in recorded)
+
+
 def test_the_next_forward_pass_frees_the_last_one():
     model = host()
     with attach(model, LOSSES) as balancing, torch.no_grad():

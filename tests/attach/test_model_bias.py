@@ -105,6 +105,17 @@ def test_the_models_bias_is_the_truth():
     assert torch.equal(torch.stack([*biases(fresh).values()]), moved)
 
 
+def test_a_model_that_is_moved_keeps_its_bias_in_step():
+    """Buffers are other tensors after a cast or a move."""
+    model = with_bias("deepseek_v3")
+    with attach(model, LossFree(update_rate=0.1, bias_on="scores")) as balancing:
+        model.double().float()
+        before = torch.stack([*biases(model).values()])
+        model(tokens())
+        balancing.step()
+        assert not torch.equal(torch.stack([*biases(model).values()]), before)
+
+
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_in_bf16_is_refused_and_the_sentence_says_what_helps(name):
     model = with_bias(name).bfloat16()
@@ -142,6 +153,12 @@ def test_other_choosers_are_refused(name, make):
 def test_a_bias_that_is_used_otherwise_is_refused(strategy, sentence):
     with pytest.raises(UserError, match=sentence):
         attach(architecture("deepseek_v3"), strategy)
+
+
+def test_groups_without_a_bias_leave_nothing_to_move():
+    model = architecture("deepseek_v2", topk_method="group_limited_greedy", n_group=4, topk_group=1)
+    with pytest.raises(UserError, match=r"choose by a rule of their own: .* groups=Groups[^;]*$"):
+        attach(model, LossFree(bias_on="scores"))
 
 
 @pytest.mark.parametrize("strategy", [LogitNorm(), LossFree(), HashRouting()])

@@ -50,6 +50,19 @@ def test_the_loss_is_that_of_the_model_without_lora():
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_a_router_that_is_made_trainable_by_hand():
+    model = lora("mixtral")
+    with pytest.raises(UserError, match="all of them are frozen: set their requires_grad"):
+        attach(model, SimBal())
+    for key, weight in model.named_parameters():
+        if key.endswith("mlp.gate.weight"):
+            weight.requires_grad_(True)
+    with attach(model, SimBal()) as balancing:
+        model(input_ids=tokens())
+        balancing.loss().backward()
+        assert all(router.weight_ED.grad.abs().sum() > 0 for router in balancing.routers)
+
+
 def test_the_bias_of_the_copy_that_runs_is_moved_and_saved(tmp_path):
     model = lora("deepseek_v3", modules_to_save=["gate"])
     with attach(model, LossFree(update_rate=0.1, bias_on="scores")) as balancing:

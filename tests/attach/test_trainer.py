@@ -13,7 +13,7 @@ from transformers import MixtralForCausalLM, PreTrainedModel, Trainer, TrainerCa
 
 from simbal.attach import attach
 from simbal.attach.trainer import attach_trainer
-from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, Schedule, SimBal, UniformRouting
+from simbal.balancing import HashRouting, LoadBalancingLoss, LossFree, RouterZLoss, Schedule, SimBal, UniformRouting
 from simbal.errors import UserError
 from simbal.metrics.routing import max_vio
 from tests.host.architectures import architecture
@@ -224,6 +224,25 @@ def test_a_checkpoint_of_other_strategies_is_refused(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-1"))
 
 
+def test_the_best_checkpoint_brings_back_its_bias(tmp_path):
+    """Evaluations get worse from step to step: the first checkpoint is the best."""
+    trainer = made(
+        tmp_path, max_steps=3, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="worse", greater_is_better=True,
+    )  # fmt: skip
+    scores = iter((3.0, 2.0, 1.0))
+    trainer.compute_metrics = lambda prediction: {"worse": next(scores)}
+    balancing = attach_trainer(trainer, LossFree(update_rate=0.05))
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+    assert balancing.attachment.steps == 1
+    bias_LE = balancing.attachment.strategies.parts["LossFree"].bias_LE
+    assert bias_LE.abs().max() == pytest.approx(0.05)
+    router = trainer.model.model.layers[0].mlp.gate.weight
+    first = MixtralForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
+    assert torch.equal(router, first.model.layers[0].mlp.gate.weight)
+
+
 def test_checkpoints_and_the_saved_model_are_read_by_transformers(tmp_path):
     trainer = made(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
     attach_trainer(trainer, SimBal())
@@ -234,6 +253,48 @@ def test_checkpoints_and_the_saved_model_are_read_by_transformers(tmp_path):
         torch.testing.assert_close(weights(again), weights(trainer.model), rtol=0, atol=0)
     published = load_file(tmp_path / "final" / "model.safetensors")
     assert "model.layers.0.block_sparse_moe.experts.0.w1.weight" in published
+
+
+def test_evaluation_is_steered_until_the_strategies_are_detached(tmp_path):
+    trainer = made(tmp_path, max_steps=1)
+    balancing = attach_trainer(trainer, HashRouting())
+    trainer.train()
+    steered = trainer.evaluate(samples()[:4])["eval_loss"]
+    balancing.detach()
+    assert trainer.evaluate(samples()[:4])["eval_loss"] != steered
+    trainer.train()  # and the trainer goes on without them
+    assert not any(key.startswith("aux/") for key in trainer.state.log_history[-1])
+
+
+def test_a_pass_too_many_is_refused(tmp_path):
+    class TwoPasses(Trainer):
+        def compute_loss(self, model, inputs, **keys):
+            model(**inputs)
+            return super().compute_loss(model, inputs, **keys)
+
+    class ReferenceLater(Trainer):
+        def compute_loss(self, model, inputs, **keys):
+            loss = super().compute_loss(model, inputs, **keys)
+            with torch.no_grad():
+                model(**inputs)
+            return loss
+
+    class OtherBackward(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.train()
+            loss = self.compute_loss(model, inputs)
+            loss.backward()
+            return loss.detach()
+
+    for kind, sentence in (
+        (TwoPasses, "has run the model 2 times"),
+        (ReferenceLater, "has run the model without gradients, or in evaluation mode, between"),
+        (OtherBackward, "goes backward otherwise than by"),
+    ):
+        trainer = made(tmp_path, kind)
+        attach_trainer(trainer, SimBal())
+        with pytest.raises(UserError, match=f"{kind.__name__} {sentence}"):
+            trainer.train()
 
 
 TWO_RANKS = """

@@ -77,6 +77,22 @@ def program(name, cwd, *arguments, **environment):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("evaluate.py", ("analysis=quality",)), ("export.py", ("to=model",))],
+)
+def test_no_program_imports_a_package_beside_the_run(hostile, tmp_path, name, keys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    marks = [package(here, ENTRY), package(there)]
+    done = program(name, here, f"run={hostile}", *keys, PYTHONPATH=str(there))
+    assert done.returncode == 1
+    assert f"balancing.simbal: _target_=paper_runs.SimBal {REFUSED}" in done.stderr
+    assert "entry point of the group simbal.strategies" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(mark.exists() for mark in marks)
+
+
+@pytest.mark.slow
 def test_a_program_builds_a_class_that_an_installed_package_has_registered(hostile, tmp_path):
     mark = package(tmp_path / "installed", ENTRY)
     done = program("export.py", tmp_path, f"run={hostile}", "to=model", PYTHONPATH=str(tmp_path / "installed"))

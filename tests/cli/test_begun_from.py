@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simbal.cli.again import begun_from
+from simbal.cli.again import begun_from, literal, plain
 from simbal.cli.arguments import check_overrides
 from simbal.config.catalogue import Catalogue
+from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from tests.conftest import CONF

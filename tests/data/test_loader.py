@@ -38,6 +38,12 @@ def test_a_window_shares_its_last_token_with_the_next_one():
     assert len(windows_of(TOKENS[:10], SEQ_LEN)) == 0
 
 
+def test_a_batch_holds_whole_windows_as_int64():
+    (batch,) = batches(max_steps=1)
+    assert (batch.shape, batch.dtype) == ((8, SEQ_LEN + 1), torch.int64)
+    assert (batch - batch[:, :1] == torch.arange(SEQ_LEN + 1)).all()
+
+
 def test_the_order_of_seed_0_never_changes():
     assert batch_windows(seed=0, step=0, num_windows=NUM_WINDOWS, global_batch=8).tolist() == [
         81,
@@ -65,6 +71,10 @@ def test_a_step_is_a_function_of_seed_and_step_alone():
     in_order = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in range(30)]
     backwards = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in reversed(range(30))]
     assert in_order == backwards[::-1] == steps(batches(seed=3), 1)
+
+
+def test_seeds_differ():
+    assert steps(batches(seed=0), 1) != steps(batches(seed=1), 1)
 
 
 def test_an_epoch_shows_no_window_twice_and_the_next_one_has_another_order():

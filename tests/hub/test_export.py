@@ -1,5 +1,7 @@
 """export.py writes a whole folder or none, says what it leaves out, and refuses what Mixtral and Llama cannot say."""
 
+import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simbal import hub
 from simbal.errors import UserError
+from simbal.hub import export as target_folder
 from simbal.hub.export import FILES, NO_TOKENIZER, export
+from simbal.runs.folder import RunFolder
 from tests.forged_runs import forge
 from tests.programs import run
 
@@ -77,6 +81,49 @@ def test_a_run_on_symbols_has_no_tokenizer_and_the_card_says_so(exported):
     assert NO_TOKENIZER in (folder / "README.md").read_text()
 
 
+def test_a_place_that_is_taken_is_left_alone(run_of, target):
+    run, other = run_of(*SPARSE), run_of("balancing=lbl")
+    target.mkdir(parents=True)
+    export(str(run.path), str(target), overwrite=False)  # into an empty folder
+    first = (target / "model.safetensors").read_bytes()
+    (target / "model.safetensors").write_bytes(b"damaged")
+    export(str(run.path), str(target), overwrite=False)  # over its own
+    assert (target / "model.safetensors").read_bytes() == first
+    with pytest.raises(UserError, match="holds something other than an export of this run"):
+        export(str(other.path), str(target), overwrite=False)
+    assert (target / "model.safetensors").read_bytes() == first
+    export(str(other.path), str(target), overwrite=True)
+    assert json.loads((target / "simbal.json").read_text())["config_hash"] == other.spec.hash
+    (target / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds 'thesis.tex', which is no file of an export: choose another to="):
+            export(str(other.path), str(target), overwrite)
+    assert (target / "thesis.tex").read_text() == "years of work"
+    assert [file.name for file in target.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("failing", ["sync", "Path.rename"])
+def test_a_disk_that_fails_leaves_what_was_there(run_of, target, monkeypatch, earlier, failing):
+    run = run_of(*SPARSE)
+    if earlier:
+        export(str(run.path), str(target), overwrite=False)
+    before = {file: file.read_bytes() for file in target.rglob("*")}
+    rename = Path.rename
+
+    def refuse(path, *to):
+        if failing == "Path.rename" and not path.name.endswith(".part"):
+            return rename(path, *to)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    name = failing.rpartition(".")[2]
+    monkeypatch.setattr(target_folder if name == failing else Path, name, refuse)
+    with pytest.raises(UserError, match="cannot write .*model: No space left on device; free some space, or choose"):
+        export(str(run.path), str(target), overwrite=False)
+    assert {file: file.read_bytes() for file in target.rglob("*")} == before
+    assert [file.name for file in target.parent.iterdir()] == (["model"] if earlier else [])
+
+
 def test_a_folder_of_runs_is_a_folder_of_exports_and_says_which_it_could_not_write(run_of, tmp_path, target, capsys):
     runs = tmp_path / "runs"
     short = ("trainer.max_steps=2", "trainer.val_every=2")
@@ -91,3 +138,23 @@ def test_a_folder_of_runs_is_a_folder_of_exports_and_says_which_it_could_not_wri
     assert hub.load(target / whole.name).shape.num_experts == 4
     shutil.rmtree(steered)
     export(str(runs), str(target), overwrite=False)
+
+
+def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
+    run = shutil.copytree(run_of(*SPARSE).path, tmp_path / "run")
+    checkpoint = run / "checkpoints" / "final.ckpt"
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[:-50])
+    with pytest.raises(UserError, match="final.ckpt is damaged"):
+        export(str(run), str(target), overwrite=False)
+    checkpoint.write_bytes((run_of("balancing=lbl").path / "checkpoints" / "final.ckpt").read_bytes())
+    with pytest.raises(UserError, match="final.ckpt belongs to another run"):
+        export(str(run), str(target), overwrite=False)
+    record = RunFolder(run).read_record()
+    RunFolder(run).write_record(record | {"status": "killed"})
+    with pytest.raises(UserError, match="is not finished"):
+        export(str(run), str(target), overwrite=False)
+    (run / "record.json").write_text("{}")
+    with pytest.raises(UserError, match="record.json is damaged"):
+        export(str(run), str(target), overwrite=False)
+    assert not target.parent.exists()

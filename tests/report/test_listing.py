@@ -3,14 +3,24 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from simbal.errors import UserError
 from simbal.report.listing import look, runs_below
+from simbal.report.listing_table import show
 from simbal.runs.folder import RunFolder
 
 
 def by_status(folder):
     return {one.path.name: one.status for one in runs_below([folder])}
+
+
+def shown(folder, width):
+    values = [one.values for one in runs_below([folder])]
+    out = Console(width=width, file=None, record=True, highlight=False, emoji=False, markup=False)
+    with out.capture() as captured:
+        show(values, 0, out)
+    return captured.get()
 
 
 @pytest.fixture
@@ -64,6 +74,12 @@ def test_a_run_that_is_held_is_running_and_looking_neither_writes_nor_takes_it(w
     with RunFolder(path).lock():
         assert look(path).status == "running"
     assert look(path).status == "unfinished"
+
+
+def test_arms_are_labelled_as_in_the_table_of_their_sweep(write_run):
+    write_run("simbal", 0)
+    path = write_run("simbal", 0, keys={"balancing.simbal.coef": 1.0})
+    assert {one.arm for one in runs_below([path.parent])} == {"simbal coef=0.1", "simbal coef=1.0"}
 
 
 def test_a_run_is_listed_once_and_a_missing_folder_is_refused(write_run, tmp_path):

@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 import pytest
 
 from simbal.errors import UserError
-from simbal.metrics.definitions import NUMBERS
 from simbal.report.page import page, tables
 from simbal.report.page.styles import MOST_ARMS
 from simbal.report.report import report
