@@ -84,7 +84,8 @@ def test_another_option_brings_its_own_keys(tmp_path):
 
 def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
     original = made(
-        ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"), tmp_path
+        ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"),
+        tmp_path,
     )
     assert begun(f"from={original.path}").written == composed(["seed=3"]).written
 
@@ -93,7 +94,7 @@ def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
     ("before", "after", "said"),
     [
         (
-            "simbal.balancing.simbal.SimBal",
+            "simbal.balancing.weight_losses.SimBal",
             "evil.SimBal",
             "was trained by evil.SimBal, which conf/ has not: give balan",
         ),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from simbal.analysis.shared.pruned_layers import pruned
-from simbal.conformance.tiny_training import batch_of, tiny_model
+from simbal.conformance import batch_of, tiny_model
 from simbal.cost.parameters import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.hub.finished_run import read_run

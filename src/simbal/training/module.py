@@ -227,7 +227,7 @@ class LitMoE(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the number of skipped steps, and the optimizer's state by the names of parameters.
 
-        torch numbers them in the order of the optimizer's groups, and Lightning's FSDP2 would take that for the model's.
+        torch numbers them in the order of the optimizer's groups, which Lightning's FSDP2 takes for the model's.
         """
         checkpoint["skipped_steps"] = self.skipped_steps
         names = {parameter: name for name, parameter in self.named_parameters()}
