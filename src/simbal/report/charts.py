@@ -49,7 +49,7 @@ MOST_POINTS = 240  # of a line; a chart is about 500 pixels wide
 MOST_MARKS = 15  # of a line
 MOST_CELLS = 20_000  # of all load maps together; a browser draws as many in two seconds
 NARROW = 300  # px of a chart; below it the numbers beside an interval are short
-LONGEST_LINE, LONGEST_NAME = 22, 34  # letters beside an interval, and in a legend
+LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # letters beside an interval, over a panel, and in a legend
 
 alt.data_transformers.disable_max_rows()
 
@@ -111,7 +111,7 @@ class Lines:
         ]
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
-        """Return the chart; on a screen its parameters are `hidden` (a list of arms) and `seeds` (draw single ones)."""
+        """Return the chart; on a screen it has the parameters `hidden` (a list of arms), and `bands` and `seeds`."""
         arms = {curve.arm: curve.style for curve in self.curves}
         legend = None if medium.interactive else _legend([*arms], medium)
         y = alt.Y("y:Q", title=self.y_label, scale=self._y_scale())
@@ -126,16 +126,16 @@ class Lines:
         color = alt.Color("arm:N", legend=legend, title=None, scale=_by_arm(arms, ARM_COLORS))
         dash = alt.StrokeDash("arm:N", legend=legend, title=None, scale=_by_arm(arms, DASHES))
         shape = alt.Shape("arm:N", legend=legend, title=None, scale=_by_arm(arms, STYLE_SHAPES))
-        hidden = alt.param(name="hidden", value=[])
+        shown = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
         every = alt.Chart().encode(x=x, y=y, color=color).transform_filter("indexof(hidden, datum.arm) < 0")
         mean = every.transform_filter("!isValid(datum.seed)")
         longest = max(len(curve.xs) for curve in self.curves)
         marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
         place = alt.WindowFieldDef(**{"op": "row_number", "as": "place"})
         layers = [
-            mean.transform_filter("isValid(datum.high)")
+            mean.transform_filter("bands && isValid(datum.high)")
             .mark_area(opacity=0.16, clip=True)
-            .encode(y=alt.Y("low:Q", title=self.y_label), y2="high:Q"),
+            .encode(y=alt.Y("low:Q", title=self.y_label), y2=alt.Y2("high")),
             mean.mark_line(clip=True).encode(strokeDash=dash),
             mean.transform_window([place], groupby=["arm", "panel"])
             .transform_filter(marked)
@@ -147,13 +147,13 @@ class Lines:
         if medium.interactive:
             # a wheel without shift scrolls the page; a drag moves the chart, and a double click shows all of it again
             zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
-            layers[-1] = layers[-1].add_params(zoom)
+            layers[-1] = layers[-1].properties(name="points").add_params(zoom)  # Altair counts views without a name
             layers += [_single_seeds(every), *_readout(mean, [*arms], self.x_label)]
         drawn = alt.layer(*layers, data=alt.NamedData("rows"))
         if len(self.panels) > 1 or self.panels[0][0]:
             titles = [title for title, _ in self.panels]
             drawn = _faceted(drawn.properties(height=10 * medium.letters), "panel", titles)
-        return drawn.add_params(hidden)
+        return drawn.add_params(*shown)
 
     def _y_scale(self) -> alt.Scale:
         """Return the scale of the y axis; a logarithmic one ends below the smallest mean, as a band may reach 0."""
@@ -202,20 +202,21 @@ class Forest:
         left = alt.Axis(labelExpr=name, labelOffset=up, labelLimit=200, **bare)
         right = alt.Axis(orient="right", labelExpr=number, labelLimit=320, **bare)
         ticks = alt.Axis(format="+.3~%" if self.percent else "+~g", tickCount=3, labelOverlap="greedy")
+        rows = alt.Scale(domain=arms)  # also of arms without an interval
         words = [*CONCLUSIONS]
         palette = alt.Scale(domain=words, range=[f"var(--{word.replace(' ', '-')})" for word in words])
         base = alt.Chart(alt.NamedData("rows")).encode(color=alt.Color("conclusion:N", legend=None, scale=palette))
         if medium.interactive:
             numbers = [alt.Tooltip(f"{key}:Q", format="+.4g") for key in ("mean", "low", "high")]
-            base = base.encode(tooltip=["arm:N", "conclusion:N", *numbers])
+            base = base.encode(tooltip=[alt.Tooltip("arm:N"), alt.Tooltip("conclusion:N"), *numbers])
         bar = base.transform_filter("isValid(datum.low)").mark_bar(height=0.45 * medium.letters, opacity=0.55)
         bar = bar.encode(
             x=alt.X("low:Q", title=self.x_label, axis=ticks),
-            x2="high:Q",
-            y=alt.Y("arm:N", sort=arms, title=None, axis=left),
+            x2=alt.X2("high"),
+            y=alt.Y("arm:N", title=None, axis=left, scale=rows),
         )
         point = base.mark_point(filled=True, size=0.35 * medium.letters**2, opacity=1)
-        point = point.encode(x="mean:Q", y=alt.Y("arm:N", sort=arms, title=None, axis=right))
+        point = point.encode(x=alt.X("mean:Q"), y=alt.Y("arm:N", title=None, axis=right, scale=rows))
         zero = alt.Chart(alt.Data(values=[{}])).mark_rule().encode(x=alt.XDatum(0))
         height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
         narrow = alt.param(name="narrow", value=medium.width < NARROW)
@@ -256,7 +257,9 @@ class Loads:
             color=alt.Color("load:Q", scale=scale, legend=legend),
         )
         if medium.interactive:
-            cell = cell.encode(tooltip=["arm:N", "layer:O", "expert:O", alt.Tooltip("load:Q", format=".2f")])
+            cell = cell.encode(
+                tooltip=[*map(alt.Tooltip, ("arm:N", "layer:O", "expert:O")), alt.Tooltip("load:Q", format=".2f")]
+            )
         height = medium.letters * min(14, max(5, depth))
         drawn = alt.layer(cell, data=alt.NamedData("rows")).properties(height=height)
         return _faceted(drawn, "arm", [*self.maps])
@@ -315,10 +318,14 @@ def standalone(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "")
 
 
 def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str:
-    """Return the text of an SVG file in which letters are text."""
+    """Return the text of an SVG file in which letters are text: the same bytes for the same figure."""
     import vl_convert
 
-    return str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
+    drawn = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
+    numbers = {
+        name: f"{place}" for place, name in enumerate(dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', drawn)))
+    }
+    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda found: found[1] + numbers[found[2]], drawn)
 
 
 def write_figure(figure: Figure, folder: Path, name: str) -> None:
@@ -390,7 +397,7 @@ def _legend(arms: Sequence[str], medium: Medium) -> alt.Legend:
 def _single_seeds(every: alt.Chart) -> alt.Chart:
     """Return the layer of thin lines that the parameter `seeds` shows."""
     shown = alt.param(name="seeds", value=False)
-    single = every.transform_filter("seeds && isValid(datum.seed)").encode(detail="seed:N")
+    single = every.transform_filter("seeds && isValid(datum.seed)").encode(detail=alt.Detail("seed:N"))
     return single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True).add_params(shown)
 
 
@@ -406,7 +413,8 @@ def _readout(mean: alt.Chart, arms: Sequence[str], x_label: str) -> list[alt.Cha
         mean.transform_calculate(place=place)
         .transform_pivot("place", value="y", groupby=["x"])
         .mark_rule(strokeWidth=12, strokeOpacity=0)
-        .encode(y=alt.value(0), y2=alt.value("height"), tooltip=tooltip)
+        .encode(y=alt.YValue(0), y2=alt.Y2Value("height"), tooltip=tooltip)
+        .properties(name="readout")
         .add_params(at)
     )
     return [dot, rule]
@@ -414,4 +422,7 @@ def _readout(mean: alt.Chart, arms: Sequence[str], x_label: str) -> list[alt.Cha
 
 def _faceted(drawn: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
     """Return a panel for each title, two in a row so that they can be read on a telephone."""
-    return drawn.facet(facet=alt.Facet(f"{field}:N", title=None, sort=[*titles]), columns=2, spacing=10)
+    names = json.dumps([wrap(title, LONGEST_TITLE) for title in titles])
+    header = alt.Header(labelExpr=f"{names}[indexof({json.dumps(list(titles))}, datum.value)]")
+    facet = alt.Facet(f"{field}:N", title=None, sort=[*titles], header=header)
+    return drawn.facet(facet=facet, columns=2, spacing=10)

@@ -4,7 +4,7 @@ const { figures, config } = JSON.parse(document.getElementById("charted").textCo
 const narrow = innerWidth < 600;
 const drawn = new Map(); // the view of each figure, by name
 const kept = JSON.parse(sessionStorage.getItem(location.pathname) ?? "{}"); // a running sweep's page reloads itself
-const state = { hidden: [], seeds: false, ...kept };
+const state = { hidden: [], bands: true, seeds: false, ...kept };
 
 // The rows of a dataset, which the page carries as lists; a line without xs has those of the line before.
 function rows(lines) {
@@ -74,8 +74,10 @@ for (const button of document.querySelectorAll("[data-scale]"))
     button.classList.add("changed");
     draw(button.closest("figure").querySelector("[data-figure]"));
   };
-const seeds = document.getElementById("seeds");
-if (seeds) [seeds.checked, seeds.onchange] = [state.seeds, () => change({ seeds: seeds.checked })];
+for (const box of document.querySelectorAll("[data-show]")) {
+  box.checked = state[box.dataset.show];
+  box.onchange = () => change({ [box.dataset.show]: box.checked });
+}
 
 // A click on a heading sorts the rows of its table, a second click in the other direction. What is no number comes last.
 const number = (text) => (text === "" || text === "—" ? NaN : Number(text));
