@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from simbal.report.charts import DOCUMENT, Figure, Forest, Interval, Lines, svg
-from simbal.report.conclusion import Word
 from simbal.report.curves import Curve, describe_bands
 
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
@@ -53,7 +52,7 @@ def _figure(name: str, curves: list[Curve]) -> Figure:
 def _interval(point: Curve) -> Interval:
     """Return the difference that a curve of one point stands for, by the direction of its own interval."""
     (mean,), ((low, high),) = point.means, point.band_ends
-    word: Word = "higher" if low > 0 else "lower" if high < 0 else "not resolved"
+    word = "higher" if low > 0 else "lower" if high < 0 else "not resolved"
     text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
     return Interval(point.arm, mean, low, high, word, text, text)
 

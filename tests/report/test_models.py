@@ -7,8 +7,8 @@ import pytest
 from simbal.analysis.shared.finding import write_analysis
 from simbal.analysis.shared.host_record import read_host_record, require_same, write_host_record
 from simbal.errors import UserError
-from simbal.report.export import as_json, tidy_rows
 from simbal.report import page
+from simbal.report.export import as_json, tidy_rows
 from simbal.report.report import read_table, report
 from simbal.report.sections import means
 

@@ -17,7 +17,6 @@ from typing import Any
 import altair as alt
 
 from simbal.files.disk import refusals_of_disk, replacing, write_text
-from simbal.report.conclusion import Word
 from simbal.report.curves import NUM_COLORS, Curve
 
 Columns = dict[str, Any]  # a line of a dataset: lists of equal length, and values that hold for all of them
@@ -31,7 +30,7 @@ SHAPES = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right",
     "M0.5,-0.87L1,0L0.5,0.87L-0.5,0.87L-1,0L-0.5,-0.87Z", "M0,-1L0.59,0.81L-0.95,-0.31L0.95,-0.31L-0.59,0.81Z",
 )  # fmt: skip
-CONCLUSIONS: dict[Word, str] = {
+CONCLUSIONS = {
     "better": "#00795a", "worse": "#c2410c", "equivalent": "#0b5cad", "higher": "#7c5ab8", "lower": "#7c5ab8",
     "not resolved": "#737b84",
 }  # fmt: skip
@@ -106,8 +105,8 @@ class Lines:
             for line in _lines(curve, {"panel": title} if title else {}, most_points, most_seeds)
         ]
         return [
-            {key: value for key, value in line.items() if key != "x" or before is None or value != before["x"]}
-            for before, line in pairwise([None, *lines])
+            {key: value for key, value in line.items() if key != "x" or value != before.get("x")}
+            for before, line in pairwise([{}, *lines])
         ]
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
@@ -120,7 +119,7 @@ class Lines:
         x = alt.X(
             "x:Q",
             title=self.x_label,
-            axis=alt.Axis(tickCount=5, **({"labelExpr": SHORT} if tokens else {"format": "~g"})),
+            axis=alt.Axis(tickCount=5, labelExpr=SHORT) if tokens else alt.Axis(tickCount=5, format="~g"),
             scale=alt.Scale(type="log" if log_x else "linear", nice=False, padding=6),
         )
         color = alt.Color("arm:N", legend=legend, title=None, scale=_by_arm(arms, ARM_COLORS))
@@ -131,13 +130,12 @@ class Lines:
         mean = every.transform_filter("!isValid(datum.seed)")
         longest = max(len(curve.xs) for curve in self.curves)
         marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
-        place = alt.WindowFieldDef(**{"op": "row_number", "as": "place"})
         layers = [
             mean.transform_filter("bands && isValid(datum.high)")
             .mark_area(opacity=0.16, clip=True)
             .encode(y=alt.Y("low:Q", title=self.y_label), y2=alt.Y2("high")),
             mean.mark_line(clip=True).encode(strokeDash=dash),
-            mean.transform_window([place], groupby=["arm", "panel"])
+            mean.transform_window(place="row_number()", groupby=["arm", "panel"])
             .transform_filter(marked)
             .mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
             .encode(shape=shape),
@@ -149,10 +147,10 @@ class Lines:
             zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
             layers[-1] = layers[-1].properties(name="points").add_params(zoom)  # Altair counts views without a name
             layers += [_single_seeds(every), *_readout(mean, [*arms], self.x_label)]
-        drawn = alt.layer(*layers, data=alt.NamedData("rows"))
+        drawn = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
         if len(self.panels) > 1 or self.panels[0][0]:
             titles = [title for title, _ in self.panels]
-            drawn = _faceted(drawn.properties(height=10 * medium.letters), "panel", titles)
+            return _faceted(drawn.properties(height=10 * medium.letters), "panel", titles).add_params(*shown)
         return drawn.add_params(*shown)
 
     def _y_scale(self) -> alt.Scale:
@@ -171,7 +169,7 @@ class Interval:
     mean: float
     low: float | None
     high: float | None
-    conclusion: Word
+    conclusion: str
     text: str  # the mean with its interval
     short: str  # what has room on a telephone
 
@@ -220,7 +218,7 @@ class Forest:
         zero = alt.Chart(alt.Data(values=[{}])).mark_rule().encode(x=alt.XDatum(0))
         height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
         narrow = alt.param(name="narrow", value=medium.width < NARROW)
-        drawn = alt.layer(zero, bar, point).resolve_scale(y="independent").add_params(narrow)
+        drawn: alt.LayerChart = alt.layer(zero, bar, point).resolve_scale(y="independent").add_params(narrow)
         return drawn.properties(height=height * len(arms))
 
 
@@ -232,7 +230,8 @@ class Loads:
 
     def rows(self) -> list[Columns]:
         """Return the loads, a line for each layer."""
-        shown, cells = [], 0
+        shown: list[Columns] = []
+        cells = 0
         for arm, loads_LE in self.maps.items():
             cells += sum(map(len, loads_LE))
             if not shown or cells <= MOST_CELLS:
@@ -261,7 +260,7 @@ class Loads:
                 tooltip=[*map(alt.Tooltip, ("arm:N", "layer:O", "expert:O")), alt.Tooltip("load:Q", format=".2f")]
             )
         height = medium.letters * min(14, max(5, depth))
-        drawn = alt.layer(cell, data=alt.NamedData("rows")).properties(height=height)
+        drawn = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
         return _faceted(drawn, "arm", [*self.maps])
 
 
@@ -398,7 +397,8 @@ def _single_seeds(every: alt.Chart) -> alt.Chart:
     """Return the layer of thin lines that the parameter `seeds` shows."""
     shown = alt.param(name="seeds", value=False)
     single = every.transform_filter("seeds && isValid(datum.seed)").encode(detail=alt.Detail("seed:N"))
-    return single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True).add_params(shown)
+    drawn: alt.Chart = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True).add_params(shown)
+    return drawn
 
 
 def _readout(mean: alt.Chart, arms: Sequence[str], x_label: str) -> list[alt.Chart]:

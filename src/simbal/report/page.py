@@ -26,7 +26,6 @@ from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Figure, Forest, Lines
 from simbal.report.columns import ABSENT, NAMED, Cell
-from simbal.report.conclusion import Word
 from simbal.report.curves import MOST_ARMS, MOST_RUNS, NUM_COLORS, styles
 from simbal.report.figures import Card
 from simbal.report.notes import notes
@@ -122,7 +121,7 @@ def _bundle() -> str:
         return file.read_text(encoding="utf-8")
     import vl_convert
 
-    made = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))
+    made = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
     with suppress(OSError):  # a page needs no cache
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, made)
@@ -166,7 +165,7 @@ def _with_rows(figure: Figure, most_points: int) -> dict[str, Any]:
     return {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": rows}
 
 
-def _concluded(cards: Sequence[Card]) -> list[Word]:
+def _concluded(cards: Sequence[Card]) -> list[str]:
     """Return the words that the figures of differences use."""
     found = {one.conclusion for card in cards if isinstance(card.figure, Forest) for one in card.figure.intervals}
     return [word for word in charts.CONCLUSIONS if word in found]
