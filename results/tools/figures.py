@@ -1,9 +1,9 @@
 """Draw the figures of a study from curves.csv, one line per point: python -m results.tools.figures results/collapse."""
 
-import csv
 import sys
 from pathlib import Path
 
+from results.tools.rows import read_csv
 from simbal.report.charts import DOCUMENT, Figure, Forest, Interval, Lines, svg
 from simbal.report.curves import Curve, describe_bands
 
@@ -19,23 +19,21 @@ AXES = {
 def draw(folder: Path) -> None:
     """Write <figure>.svg for each figure in curves.csv."""
     for name, curves in read_curves(folder).items():
-        caption = describe_bands(curves).replace("Line: mean", "Point: mean" if name == "differences" else "Line: mean")
-        drawn = svg(_figure(name, curves), DOCUMENT, caption)
+        drawn = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
         (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
 
 def read_curves(folder: Path) -> dict[str, list[Curve]]:
     """Return the curves of each figure."""
     found: dict[str, dict[str, Curve]] = {}
-    with (folder / "curves.csv").open(encoding="utf-8", newline="") as text:
-        for row in csv.DictReader(text):
-            bands: list[float] | None = [] if row["band"] else None
-            curve = Curve(row["arm"], int(row["style"]), [], [], bands, row["rival"] or None)
-            curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
-            curve.xs.append(float(row["x"]))
-            curve.means.append(float(row["mean"]))
-            if curve.bands is not None:
-                curve.bands.append(float(row["band"]))
+    for row in read_csv(folder / "curves.csv"):
+        bands: list[float] | None = [] if row["band"] else None
+        curve = Curve(row["arm"], int(row["style"]), [], [], bands, row["rival"] or None)
+        curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
+        curve.xs.append(float(row["x"]))
+        curve.means.append(float(row["mean"]))
+        if curve.bands is not None:
+            curve.bands.append(float(row["band"]))
     return {name: [*curves.values()] for name, curves in found.items()}
 
 

@@ -46,7 +46,6 @@ VERSION = "6.4"  # of Vega-Lite; the newest in vl-convert 1.9
 PAPER_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert brings it; Arial's letters are as wide
 MOST_POINTS = 240  # of a line; a chart is about 500 pixels wide
 MOST_MARKS = 15  # of a line
-MOST_CELLS = 20_000  # of all load maps together; a browser draws as many in two seconds
 NARROW = 300  # px of a chart; below it the numbers beside an interval are short
 LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # letters beside an interval, over a panel, and in a legend
 
@@ -82,6 +81,8 @@ class Lines:
     log: bool = False  # a logarithmic y axis, if the values are above 0 and differ by more than a factor of 4
     log_x: bool = False
     zero: bool = False  # a line at y = 0
+    most_points: int = MOST_POINTS  # of a line: the first, the last, and others at even distances
+    most_seeds: int = 0  # of an arm, drawn as single lines if asked for
 
     @property
     def curves(self) -> list[Curve]:
@@ -93,16 +94,13 @@ class Lines:
         """Whether the y axis is logarithmic at first."""
         return self.log and spans([mean for curve in self.curves for mean in curve.means])
 
-    def rows(self, most_points: int = MOST_POINTS, most_seeds: int = 0) -> list[Columns]:
-        """Return the means with the ends of their bands, each followed by the first seeds of its arm.
-
-        A line keeps its first and last point, and those between at even distances.
-        """
+    def rows(self) -> list[Columns]:
+        """Return the means with the ends of their bands, each followed by the first seeds of its arm."""
         lines = [
             line
             for title, curves in self.panels
             for curve in curves
-            for line in _lines(curve, {"panel": title} if title else {}, most_points, most_seeds)
+            for line in self._lines(curve, {"panel": title} if title else {})
         ]
         return [
             {key: value for key, value in line.items() if key != "x" or value != before.get("x")}
@@ -152,6 +150,18 @@ class Lines:
             titles = [title for title, _ in self.panels]
             return _faceted(drawn.properties(height=10 * medium.letters), "panel", titles).add_params(*shown)
         return drawn.add_params(*shown)
+
+    def _lines(self, curve: Curve, panel: Columns) -> Iterator[Columns]:
+        """Yield a curve's means, and then its single seeds."""
+        kept = spread(len(curve.xs), self.most_points)
+        common = panel | {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
+        mean = common | {"y": _rounded([curve.means[place] for place in kept])}
+        if curve.bands:
+            low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
+            mean |= {"low": _rounded(low), "high": _rounded(high)}
+        yield mean
+        for seed, points in [*curve.by_seed.items()][: self.most_seeds if len(curve.by_seed) > 1 else 0]:
+            yield common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])}
 
     def _y_scale(self) -> alt.Scale:
         """Return the scale of the y axis; a logarithmic one ends below the smallest mean, as a band may reach 0."""
@@ -207,12 +217,9 @@ class Forest:
         if medium.interactive:
             numbers = [alt.Tooltip(f"{key}:Q", format="+.4g") for key in ("mean", "low", "high")]
             base = base.encode(tooltip=[alt.Tooltip("arm:N"), alt.Tooltip("conclusion:N"), *numbers])
+        x, y = alt.X("low:Q", title=self.x_label, axis=ticks), alt.Y("arm:N", title=None, axis=left, scale=rows)
         bar = base.transform_filter("isValid(datum.low)").mark_bar(height=0.45 * medium.letters, opacity=0.55)
-        bar = bar.encode(
-            x=alt.X("low:Q", title=self.x_label, axis=ticks),
-            x2=alt.X2("high"),
-            y=alt.Y("arm:N", title=None, axis=left, scale=rows),
-        )
+        bar = bar.encode(x=x, x2=alt.X2("high"), y=y)
         point = base.mark_point(filled=True, size=0.35 * medium.letters**2, opacity=1)
         point = point.encode(x=alt.X("mean:Q"), y=alt.Y("arm:N", title=None, axis=right, scale=rows))
         zero = alt.Chart(alt.Data(values=[{}])).mark_rule().encode(x=alt.XDatum(0))
@@ -230,17 +237,11 @@ class Loads:
 
     def rows(self) -> list[Columns]:
         """Return the loads, a line for each layer."""
-        shown: list[Columns] = []
-        cells = 0
-        for arm, loads_LE in self.maps.items():
-            cells += sum(map(len, loads_LE))
-            if not shown or cells <= MOST_CELLS:
-                experts = [*range(max(map(len, loads_LE)))]
-                shown += [
-                    {"arm": arm, "layer": layer, "expert": experts, "load": _rounded(loads_E, 3)}
-                    for layer, loads_E in enumerate(loads_LE)
-                ]
-        return shown
+        return [
+            {"arm": arm, "layer": layer, "expert": [*range(len(loads_E))], "load": _rounded(loads_E, 3)}
+            for arm, loads_LE in self.maps.items()
+            for layer, loads_E in enumerate(loads_LE)
+        ]
 
     def chart(self, medium: Medium) -> alt.FacetChart:
         """Return the chart: layers by experts for each arm, on one scale of colours."""
@@ -249,16 +250,11 @@ class Loads:
         legend = alt.Legend(orient="bottom", title="load (1: even)", titleOrient="left", gradientLength=120)
         depth = max(map(len, self.maps.values()))
         axis = alt.Axis(labelOverlap="greedy", labelSeparation=4, labelAngle=0, grid=False)
-        cell = alt.Chart().mark_rect()
-        cell = cell.encode(
-            x=alt.X("expert:O", title="expert", axis=axis),
-            y=alt.Y("layer:O", title="layer", axis=axis),
-            color=alt.Color("load:Q", scale=scale, legend=legend),
-        )
+        x, y = alt.X("expert:O", title="expert", axis=axis), alt.Y("layer:O", title="layer", axis=axis)
+        cell = alt.Chart().mark_rect().encode(x=x, y=y, color=alt.Color("load:Q", scale=scale, legend=legend))
         if medium.interactive:
-            cell = cell.encode(
-                tooltip=[*map(alt.Tooltip, ("arm:N", "layer:O", "expert:O")), alt.Tooltip("load:Q", format=".2f")]
-            )
+            names = [alt.Tooltip(name) for name in ("arm:N", "layer:O", "expert:O")]
+            cell = cell.encode(tooltip=[*names, alt.Tooltip("load:Q", format=".2f")])
         height = medium.letters * min(14, max(5, depth))
         drawn = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
         return _faceted(drawn, "arm", [*self.maps])
@@ -275,13 +271,8 @@ def theme(letters: float, font: str) -> dict[str, Any]:
         font: families that a canvas knows, as it measures the texts; `inherit` would be measured wrong.
     """
     ink, muted, line = (f"var(--{name})" for name in ("ink", "muted", "line"))
-    texts = {
-        "labelColor": muted,
-        "titleColor": muted,
-        "labelFontSize": letters,
-        "titleFontSize": letters,
-        "titleFontWeight": "normal",
-    }
+    texts = {"labelColor": muted, "titleColor": muted, "labelFontSize": letters, "titleFontSize": letters}
+    texts |= {"titleFontWeight": "normal"}
     thin = {"gridColor": line, "gridWidth": 0.7, "domainColor": line, "domainWidth": 0.7, "tickColor": line}
     return {
         "background": "transparent",
@@ -357,23 +348,6 @@ def spread(count: int, most: int) -> list[int]:
     if count <= most:
         return [*range(count)]
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
-
-
-def _lines(curve: Curve, panel: Columns, most_points: int, most_seeds: int) -> Iterator[Columns]:
-    """Yield a curve's means, and then its single seeds."""
-    kept = spread(len(curve.xs), most_points)
-    mean: Columns = panel | {
-        "arm": curve.arm,
-        "x": _rounded([curve.xs[place] for place in kept], 8),
-        "y": _rounded([curve.means[place] for place in kept]),
-    }
-    if curve.bands:
-        ends = [curve.band_ends[place] for place in kept]
-        mean |= {"low": _rounded([low for low, _ in ends]), "high": _rounded([high for _, high in ends])}
-    yield mean
-    for seed, points in [*curve.by_seed.items()][: most_seeds if len(curve.by_seed) > 1 else 0]:
-        values = [points[curve.xs[place]] for place in kept]
-        yield panel | {"arm": curve.arm, "seed": seed, "x": mean["x"], "y": _rounded(values)}
 
 
 def _rounded(values: Sequence[float], digits: int = 5) -> list[float]:

@@ -142,14 +142,16 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
     return [of_layer(layer) for layer in range(depth)]
 
 
-def dropping(arms: Sequence[ShownArm]) -> list[Curve]:
-    """Return the curves of perplexity against the number of best experts that every token lost."""
-    return _curves(arms, lambda history: _analysed(history.run, "dropping", "curve", "drop"))
+def analysed(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
+    """Return the perplexities of `dropping` by experts dropped, or of `pruning` by the threshold of the weight."""
+    key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
 
+    def points(history: History) -> Points:
+        found = history.run.analyses.get(analysis, {}).get(key, [])
+        entries = found.values() if isinstance(found, dict) else found
+        return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
-def pruning(arms: Sequence[ShownArm]) -> list[Curve]:
-    """Return the curves of perplexity against the threshold below which chosen experts are skipped."""
-    return _curves(arms, lambda history: _analysed(history.run, "pruning", "arms", "threshold"))
+    return _curves(arms, points)
 
 
 def loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
@@ -178,7 +180,7 @@ def describe_bands(curves: Sequence[Curve]) -> str:
     found = [f"95% interval of the paired difference to {' or '.join(compared)}"] if compared else []
     if alone:
         found.append((f"{', '.join(alone)}: " if compared else "") + "± one standard deviation over seeds")
-    return f"Line: mean over seeds. Band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
+    return f"Mean over seeds; band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
 
 
 def _history(run: Run) -> History:
@@ -238,10 +240,8 @@ def _paired(xs: Sequence[float], own: dict[int, Points], rival: dict[int, Points
     halves = []
     for x in xs:
         differences = summarize([values[x] - rival[seed][x] for seed, values in own.items()])
-        assert differences  # `own` has several seeds, so there is an interval
-        low, high = interval(differences)
-        assert low is not None
-        assert high is not None
+        low, high = interval(differences) if differences else (None, None)
+        assert low is not None and high is not None  # noqa: PT018 - `own` has several seeds
         halves.append((high - low) / 2)
     return halves
 
@@ -252,13 +252,6 @@ def _points(history: History, key: str) -> Points:
 
 def _pes(history: History) -> dict[float, list[float]]:
     return {row["tokens"]: row["layers"]["val/pes"] for row in history.rows if "val/min_pes" in row}
-
-
-def _analysed(run: Run, name: str, key: str, x: str) -> Points:
-    """Return the perplexities of an analysis by `x`."""
-    found = run.analyses.get(name, {}).get(key, [])
-    entries = found.values() if isinstance(found, dict) else found
-    return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
 
 def _counts(run: Run) -> list[list[int]] | None:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,11 @@ FOLDER, CURVES = "figures", "curves.csv"
 HEADINGS = ("figure", "panel", "arm", "x", "mean", "low", "high", "band")
 TOKENS, NATS = "training tokens", "nats per token"
 MOST_INTERVALS = 40  # arms in a figure of differences: the best
+MOST_CELLS = 20_000  # of all load maps together; a browser draws as many in two seconds
 MOST_PANELS, MOST_LINES = 12, 48  # layers with a panel of PES, and lines in all panels together
+RUN = "train a run to its end"
+DENSE = "train a model with experts; a dense one has none"
+SLOPE = "Difference between two measurements divided by the tokens between them."
 WITH_PES = "train with trainer.pes_every=100 (steps between measurements)"
 
 
@@ -46,7 +50,58 @@ def cards(table: Table, folder: Path) -> list[Card]:
         UserError: a file of curves is broken.
     """
     arms = curves.read([row.arm for row in table.of_best(MOST_ARMS).rows], table.baseline)
-    return [*_differences(table), *_losses(arms), *_loads(arms, folder), *_similarity(arms), *_analyses(arms, folder)]
+    loss = curves.over_tokens(arms, "val/loss")
+    used, maps = curves.over_tokens(arms, "val/unique_experts"), curves.loads(arms)
+    cells = max((sum(map(len, loads_LE)) for loads_LE in maps.values()), default=1)
+    kept = dict([*maps.items()][: max(1, MOST_CELLS // cells)])
+    late = curves.second_half(loss)
+    again = as_typed(f"train again, or: python evaluate.py run={folder} analysis=routing") if used else DENSE
+    return [
+        *_differences(table),
+        _card("loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, RUN),
+        *(
+            [_card("loss-late", "Validation loss, second half", "After half of the tokens.", late, NATS)]
+            if late else []
+        ),
+        _card(
+            "training-loss", "Training loss",
+            f"Cross-entropy on the training batches, averaged over at most {curves.BINS} spans of steps.",
+            curves.training_loss(arms), NATS, RUN,
+        ),
+        _card(
+            "experts", "Experts in use", "Experts chosen at least once on the validation split, summed over layers.",
+            used, "experts", DENSE,
+        ),
+        _card(
+            "max-vio", "Load imbalance",
+            "MaxVio: largest load divided by the mean load, minus 1; mean over layers, on the validation split.",
+            curves.over_tokens(arms, "val/max_vio"), "MaxVio", DENSE,
+        ),
+        Card(
+            "loads", "Load of each expert",
+            "Tokens of the last validation that chose an expert, divided by the mean of the layer, in the first run of "
+            "each arm. Experts of different runs with the same index are unrelated."
+            + (f" {len(kept)} of {len(maps)} arms." if len(kept) < len(maps) else ""),
+            Loads(kept) if kept else None, again,
+        ),
+        _similarity(arms),
+        _card(
+            "pes-rate-mean", "Rate of change of the mean PES", f"Mean over layers. {SLOPE}",
+            curves.rate(arms, "val/mean_pes"), "PES per million tokens", WITH_PES, zero=True,
+        ),
+        _card(
+            "pes-rate-min", "Rate of change of the smallest PES", f"The layer with the smallest PES. {SLOPE}",
+            curves.rate(arms, "val/min_pes"), "PES per million tokens", WITH_PES, zero=True,
+        ),
+        _analysis(
+            arms, folder, "dropping", "Without each token's best experts",
+            "Perplexity if each token loses the experts that it would choose first.", "experts dropped",
+        ),
+        _analysis(
+            arms, folder, "pruning", "Without experts of small weight",
+            "Perplexity if chosen experts with a weight below a threshold are skipped.", "threshold of the weight",
+        ),
+    ]  # fmt: skip
 
 
 def interval(table: Table, row: Row, metric: Metric) -> Interval:
@@ -109,82 +164,23 @@ def _differences(table: Table) -> list[Card]:
     return found
 
 
-def _losses(arms: Sequence[ShownArm]) -> list[Card]:
-    loss, how = curves.over_tokens(arms, "val/loss"), "train a run to its end"
-    late = curves.second_half(loss)
-    trained = f"Cross-entropy on the training batches, averaged over at most {curves.BINS} spans of steps."
-    return [
-        _card("loss", "Validation loss", "Cross-entropy on the validation split.", loss, (TOKENS, NATS), how),
-        *([_card("loss-late", "Validation loss, second half", "After half of the tokens.", late, (TOKENS, NATS), how)]
-          if late else []),
-        _card("training-loss", "Training loss", trained, curves.training_loss(arms), (TOKENS, NATS), how),
-    ]  # fmt: skip
-
-
-def _loads(arms: Sequence[ShownArm], folder: Path) -> list[Card]:
-    used, dense = curves.over_tokens(arms, "val/unique_experts"), "train a model with experts; a dense one has none"
-    maps = curves.loads(arms)
-    return [
-        _card(
-            "experts", "Experts in use", "Experts chosen at least once on the validation split, summed over layers.",
-            used, (TOKENS, "experts"), dense,
-        ),
-        _card(
-            "max-vio", "Load imbalance",
-            "MaxVio: largest load divided by the mean load, minus 1; mean over layers, on the validation split.",
-            curves.over_tokens(arms, "val/max_vio"), (TOKENS, "MaxVio"), dense,
-        ),
-        Card(
-            "loads", "Load of each expert",
-            "Tokens of the last validation that chose an expert, divided by the mean of the layer, in the first run of "
-            "each arm. Experts of different runs with the same index are unrelated.",
-            Loads(maps) if maps else None,
-            as_typed(f"train again, or: python evaluate.py run={folder} analysis=routing") if used else dense,
-        ),
-    ]  # fmt: skip
-
-
-def _similarity(arms: Sequence[ShownArm]) -> list[Card]:
+def _similarity(arms: Sequence[ShownArm]) -> Card:
+    """Return the figure of PES with a panel for each layer, or for layers at even distances where there are many."""
     by_layer = curves.pes_by_layer(arms)
     chosen = spread(len(by_layer), max(2, min(MOST_PANELS, MOST_LINES // max(1, len(arms)))))
     panels = [(f"layer {layer}", by_layer[layer]) for layer in chosen]
     caption = "PES: cosine between the outputs of two experts, mean over all pairs; lower is less redundant."
     caption += f" {len(chosen)} of {len(by_layer)} layers." if len(chosen) < len(by_layer) else ""
-    slope = "Difference between two measurements divided by the tokens between them."
-    axes = (TOKENS, "PES per million tokens")
-    return [
-        Card(
-            "pes", "Expert similarity (PES) by layer",
-            f"{caption} {curves.describe_bands([curve for _, shown in panels for curve in shown])}",
-            Lines(panels, TOKENS, "PES") if panels else None, WITH_PES,
-        ),
-        _card("pes-rate-mean", "Rate of change of the mean PES", f"Mean over layers. {slope}",
-              curves.rate(arms, "val/mean_pes"), axes, WITH_PES, zero=True),
-        _card("pes-rate-min", "Rate of change of the smallest PES", f"The layer with the smallest PES. {slope}",
-              curves.rate(arms, "val/min_pes"), axes, WITH_PES, zero=True),
-    ]  # fmt: skip
+    caption += f" {curves.describe_bands([curve for _, shown in panels for curve in shown])}"
+    figure = Lines(panels, TOKENS, "PES") if panels else None
+    return Card("pes", "Expert similarity (PES) by layer", caption, figure, WITH_PES)
 
 
-def _analyses(arms: Sequence[ShownArm], folder: Path) -> list[Card]:
-    kinds: list[tuple[str, str, str, Callable[[Sequence[ShownArm]], list[Curve]], str]] = [
-        (
-            "dropping", "Without each token's best experts",
-            "Perplexity if each token loses the experts that it would choose first.",
-            curves.dropping, "experts dropped",
-        ),
-        (
-            "pruning", "Without experts of small weight",
-            "Perplexity if chosen experts with a weight below a threshold are skipped.",
-            curves.pruning, "threshold of the weight",
-        ),
-    ]  # fmt: skip
-    found = []
-    for name, title, caption, points, x_label in kinds:
-        shown, missing = points(arms), as_typed(f"python evaluate.py run={folder} analysis={name}")
-        if not curves.same_settings(arms, name):
-            shown, missing = [], f"the runs were analysed with different settings; {missing} overwrite=true"
-        found.append(_card(name, title, caption, shown, (x_label, "perplexity"), missing, log=True))
-    return found
+def _analysis(arms: Sequence[ShownArm], folder: Path, name: str, title: str, caption: str, x_label: str) -> Card:
+    shown, missing = curves.analysed(arms, name), as_typed(f"python evaluate.py run={folder} analysis={name}")
+    if not curves.same_settings(arms, name):
+        shown, missing = [], f"the runs were analysed with different settings; {missing} overwrite=true"
+    return _card(name, title, caption, shown, "perplexity", missing, x_label, log=True)
 
 
 def _card(
@@ -192,10 +188,11 @@ def _card(
     title: str,
     caption: str,
     shown: Sequence[Curve],
-    axes: tuple[str, str],
-    missing: str,
+    y_label: str,
+    missing: str = "",
+    x_label: str = TOKENS,
     log: bool = False,
     zero: bool = False,
 ) -> Card:
-    figure = Lines([("", shown)], *axes, log=log, zero=zero) if shown else None
+    figure = Lines([("", shown)], x_label, y_label, log, zero=zero) if shown else None
     return Card(name, title, f"{caption} {curves.describe_bands(shown)}", figure, missing)

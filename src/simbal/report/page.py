@@ -11,12 +11,11 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -24,13 +23,12 @@ from markupsafe import Markup
 from simbal.files.disk import replace_text, write_text
 from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
-from simbal.report.charts import Figure, Forest, Lines
-from simbal.report.columns import ABSENT, NAMED, Cell
+from simbal.report.charts import Forest, Lines
+from simbal.report.columns import ABSENT, Cell
 from simbal.report.curves import MOST_ARMS, MOST_RUNS, NUM_COLORS, styles
 from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.sections import Section
-from simbal.report.statistics import summarize
 from simbal.report.table import LastSweep, Table
 from simbal.runs.spec import result_keys
 
@@ -93,7 +91,7 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
         concluded=_concluded(cards),
         config=_config_differences(shown),
         notes=notes(table),
-        folders=_folders(table),
+        folder_link=sections.folder_link,
         sort_key=_sort_key,
     )
 
@@ -138,31 +136,19 @@ def _template() -> Template:
 
 def _charted(cards: Sequence[Card]) -> Markup:
     """Return the specs of the figures with their data as JSON without angle brackets, to stand in a script element."""
-    lines = [card.figure for card in cards if isinstance(card.figure, Lines)]
-    columns = sum(1 + 2 * bool(c.bands) + min(MOST_SEEDS, len(c.by_seed)) for figure in lines for c in figure.curves)
+    found = {card.name: card.figure for card in cards if card.figure}
+    curves = [curve for figure in found.values() if isinstance(figure, Lines) for curve in figure.curves]
+    columns = sum(1 + 2 * bool(curve.bands) + min(MOST_SEEDS, len(curve.by_seed)) for curve in curves)
     most_points = max(FEWEST_POINTS, min(charts.MOST_POINTS, MOST_NUMBERS // max(1, columns)))
-    charted = {
-        "config": charts.theme(
-            charts.SCREEN.letters, "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"
-        ),
-        "figures": {
-            card.name: {
-                "spec": card.figure.chart(charts.SCREEN).to_dict(validate=False),
-                "rows": card.figure.rows(most_points, MOST_SEEDS)
-                if isinstance(card.figure, Lines)
-                else card.figure.rows(),
-            }
-            for card in cards
-            if card.figure
-        },
-    }
-    text = json.dumps(charted, separators=(",", ":"), allow_nan=False)
+    charted = {}
+    for name, figure in found.items():
+        thinned = (
+            replace(figure, most_points=most_points, most_seeds=MOST_SEEDS) if isinstance(figure, Lines) else figure
+        )
+        charted[name] = {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": thinned.rows()}
+    content = {"config": charts.theme(charts.SCREEN.letters, FONT), "figures": charted}
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _with_rows(figure: Figure, most_points: int) -> dict[str, Any]:
-    rows = figure.rows(most_points, MOST_SEEDS) if isinstance(figure, Lines) else figure.rows()
-    return {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": rows}
 
 
 def _concluded(cards: Sequence[Card]) -> list[str]:
@@ -178,11 +164,9 @@ def _tiles(table: Table) -> list[tuple[str, str]]:
     tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
     tiles += [("Hugging Face models", f"{len(table.models):,}")] if table.models else []
     tiles += [(status, f"{count:,}") for status, count in absent.items()]
-    counts = sorted({run.result["tokens"] for run in finished})
-    if counts:
-        tiles.append(
-            ("training tokens per run", " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1]))))
-        )
+    if counts := [run.result["tokens"] for run in finished]:
+        ends = dict.fromkeys((min(counts), max(counts)))
+        tiles.append(("training tokens per run", " to ".join(f"{count:,}" for count in ends)))
     return tiles
 
 
@@ -201,27 +185,6 @@ def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     values = {key: [json.dumps(config[key]) if key in config else ABSENT for config in configs] for key in keys}
     return [(key, each) for key, each in values.items() if len(set(each)) > 1]
-
-
-@dataclass(frozen=True)
-class Folders:
-    """The run folders of an arm."""
-
-    arm: str
-    ppl: Cell  # their mean
-    links: list[tuple[int, str]]  # the folder of each seed
-
-
-def _folders(table: Table) -> list[Folders]:
-    ppl = NAMED["ppl"]
-    return [
-        Folders(
-            row.arm.name,
-            sections.mean_cell(ppl.number, summarize([*row.arm.values(ppl.key).values()])),
-            [(run.seed, sections.folder_link(run)) for run in row.arm.runs],
-        )
-        for row in table.rows
-    ]
 
 
 def _sort_key(cell: Cell) -> Markup:

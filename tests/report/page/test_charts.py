@@ -42,7 +42,7 @@ def test_the_rows_of_a_chart_are_the_means_and_the_ends_of_their_bands():
 
 def test_a_line_keeps_its_ends_when_it_is_thinned():
     long = Curve("lbl", 0, [*range(1000)], [1.0] * 1000, None)
-    xs = [row["x"] for row in charts.expand(Lines([("", [long])], "x", "y").rows(50))]
+    xs = [row["x"] for row in charts.expand(Lines([("", [long])], "x", "y", most_points=50).rows())]
     assert (len(xs), xs[0], xs[-1]) == (50, 0, 999)
 
 

@@ -106,7 +106,7 @@ def test_a_dense_model_has_no_curves_of_experts(write_run, arms):
 
 def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
     analyse(write_run())
-    (dropping,), (pruning,) = curves.dropping(arms()), curves.pruning(arms())
+    (dropping,), (pruning,) = (curves.analysed(arms(), name) for name in ("dropping", "pruning"))
     assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
     assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])
 
