@@ -107,7 +107,7 @@ def verdict(table: Table) -> str:
             texts = [f"{(one := figures.interval(table, row, metric)).arm} {one.text}" for row, _ in found]
         else:
             texts = [f"{count:,} {word}" for word, count in Counter(d.conclusion for _, d in found).most_common()]
-        return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {', '.join(texts)}."
+        return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {'; '.join(texts)}."
     return ""
 
 
