@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report.comparison import Row, conclude, differences, rivals
 from simbal.report.statistics import ROUNDING, interval, summarize
-from simbal.runs.documents import DocumentSums
+from simbal.runs.curves import DocumentSums
 
 LABELS = ["arm", "balancing", "setting", "seed", "run"]  # the columns before the numbers
 SHARE, NEVER = "tokens_to_loss", "never"

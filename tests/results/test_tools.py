@@ -137,7 +137,9 @@ def test_the_command_of_a_study_composes_the_runs_of_its_table(study):
     assert {Path(job["folder"]).parent.name for job in jobs} == {study}
     if study in STUDIES and study not in SEARCHES:
         arms = json.loads((RESULTS / study / "table.json").read_text())["arms"]
-        assert {job["hash"] for job in jobs} == {run["config_hash"] for arm in arms for run in arm["runs"]}
+        # names have strategies, model and seed; their hashes change with the version
+        names = [Path(run["folder"]).name[:-9] for arm in arms for run in arm["runs"]]
+        assert sorted(Path(job["folder"]).name[:-9] for job in jobs) == sorted(names)
 
 
 @pytest.mark.parametrize("study", STUDIES)

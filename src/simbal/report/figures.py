@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simbal.commands import as_typed
 from simbal.files.disk import refusals_of_disk, write_text
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report import curves
 from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, spread, write_figure
 from simbal.report.comparison import Row

@@ -1,9 +1,6 @@
-import json
-
 import pytest
 import scipy.stats
 
-from simbal.analysis.shared.finding import write_analysis
 from simbal.report import curves
 from simbal.report.curves import loads
 from tests.report.page.conftest import STEPS, row, write_rows
@@ -46,13 +43,6 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
     assert found["none"].bands == pytest.approx([0, 1])  # other seeds
     said = curves.describe_bands([*found.values()])
     assert "interval of the paired difference to lbl; none: ± one standard deviation" in said
-
-
-def test_the_sentence_on_bands_says_what_they_are_of(write_run, arms):
-    write_run(seed=0)
-    assert "no bands" in curves.describe_bands(curves.over_tokens(arms(), "val/loss"))
-    write_run(seed=1)
-    assert "standard deviation" in curves.describe_bands(curves.over_tokens(arms(), "val/loss"))
 
 
 def test_places_that_one_seed_lacks_are_left_out(write_run, arms):
@@ -109,15 +99,6 @@ def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arm
     (dropping,), (pruning,) = (curves.analysed(arms(), name) for name in ("dropping", "pruning"))
     assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
     assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])
-
-
-def test_an_analysis_with_other_settings_is_not_alike(write_run, analyse, arms):
-    for seed in (0, 1):
-        analyse(path := write_run(seed=seed))
-    assert curves.same_settings(arms(), "dropping")
-    file = path / "analysis/dropping.json"
-    write_analysis(file, json.loads(file.read_text()) | {"settings": {"tokens": 1}})
-    assert not curves.same_settings(arms(), "dropping")
 
 
 def test_the_second_half_begins_at_half_of_the_tokens(write_run, arms):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report import page
 from simbal.report.curves import MOST_ARMS
 from simbal.report.report import report
