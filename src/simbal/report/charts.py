@@ -123,33 +123,38 @@ class Lines:
         color = alt.Color("arm:N", legend=legend, title=None, scale=_by_arm(arms, ARM_COLORS))
         dash = alt.StrokeDash("arm:N", legend=legend, title=None, scale=_by_arm(arms, DASHES))
         shape = alt.Shape("arm:N", legend=legend, title=None, scale=_by_arm(arms, STYLE_SHAPES))
-        shown = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
-        every = alt.Chart().encode(x=x, y=y, color=color).transform_filter("indexof(hidden, datum.arm) < 0")
-        mean = every.transform_filter("!isValid(datum.seed)")
+        hidden, bands = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
+        # encodings come last, and parameters stand in layers: each call copies the chart with all that it has
+        encoded: dict[str, Any] = {"x": x, "y": y, "color": color}
+        visible = alt.Chart().transform_filter("indexof(hidden, datum.arm) < 0")
+        mean = visible.transform_filter("!isValid(datum.seed)")
         longest = max(len(curve.xs) for curve in self.curves)
         marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
+        points = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(marked)
+        points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
+        if medium.interactive:
+            # a wheel without shift scrolls the page; a drag moves the chart, and a double click shows all of it again
+            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
+            points = points.properties(name="points").add_params(zoom)  # Altair counts views without a name
+        ends = mean.transform_filter("bands && isValid(datum.high)").mark_area(opacity=0.16, clip=True)
+        band = encoded | {"y": alt.Y("low:Q", title=self.y_label), "y2": alt.Y2("high")}
         layers = [
-            mean.transform_filter("bands && isValid(datum.high)")
-            .mark_area(opacity=0.16, clip=True)
-            .encode(y=alt.Y("low:Q", title=self.y_label), y2=alt.Y2("high")),
-            mean.mark_line(clip=True).encode(strokeDash=dash),
-            mean.transform_window(place="row_number()", groupby=["arm", "panel"])
-            .transform_filter(marked)
-            .mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
-            .encode(shape=shape),
+            ends.add_params(hidden, bands).encode(**band),
+            mean.mark_line(clip=True).encode(**encoded, strokeDash=dash),
+            points.encode(**encoded, shape=shape),
         ]
         if self.zero:
             layers.insert(0, alt.Chart(alt.Data(values=[{}])).mark_rule().encode(y=alt.YDatum(0)))
         if medium.interactive:
-            # a wheel without shift scrolls the page; a drag moves the chart, and a double click shows all of it again
-            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
-            layers[-1] = layers[-1].properties(name="points").add_params(zoom)  # Altair counts views without a name
-            layers += [_single_seeds(every), *_readout(mean, [*arms], self.x_label)]
+            single = visible.transform_filter("seeds && isValid(datum.seed)")
+            single = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True)
+            single = single.add_params(alt.param(name="seeds", value=False))
+            layers += [single.encode(**encoded, detail=alt.Detail("seed:N")), *_readout(mean, encoded, [*arms])]
         drawn = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
         if len(self.panels) > 1 or self.panels[0][0]:
             titles = [title for title, _ in self.panels]
-            return _faceted(drawn.properties(height=10 * medium.letters), "panel", titles).add_params(*shown)
-        return drawn.add_params(*shown)
+            return _faceted(drawn.properties(height=10 * medium.letters), "panel", titles)
+        return drawn
 
     def _lines(self, curve: Curve, panel: Columns) -> Iterator[Columns]:
         """Yield a curve's means, and then its single seeds."""
@@ -222,11 +227,11 @@ class Forest:
         bar = bar.encode(x=x, x2=alt.X2("high"), y=y)
         point = base.mark_point(filled=True, size=0.35 * medium.letters**2, opacity=1)
         point = point.encode(x=alt.X("mean:Q"), y=alt.Y("arm:N", title=None, axis=right, scale=rows))
-        zero = alt.Chart(alt.Data(values=[{}])).mark_rule().encode(x=alt.XDatum(0))
-        height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
         narrow = alt.param(name="narrow", value=medium.width < NARROW)
-        drawn: alt.LayerChart = alt.layer(zero, bar, point).resolve_scale(y="independent").add_params(narrow)
-        return drawn.properties(height=height * len(arms))
+        zero = alt.Chart(alt.Data(values=[{}])).mark_rule().add_params(narrow).encode(x=alt.XDatum(0))
+        height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
+        drawn = alt.LayerChart(layer=[zero, bar, point], height=height * len(arms))
+        return drawn.resolve_scale(y="independent")
 
 
 @dataclass(frozen=True)
@@ -249,8 +254,8 @@ class Loads:
         scale = alt.Scale(scheme="purpleorange", domain=[0, largest], domainMid=1)
         legend = alt.Legend(orient="bottom", title="load (1: even)", titleOrient="left", gradientLength=120)
         depth = max(map(len, self.maps.values()))
-        axis = alt.Axis(labelOverlap="greedy", labelSeparation=4, labelAngle=0, grid=False)
-        x, y = alt.X("expert:O", title="expert", axis=axis), alt.Y("layer:O", title="layer", axis=axis)
+        across, down = (alt.Axis(labelOverlap="greedy", labelSeparation=n, labelAngle=0, grid=False) for n in (4, 0))
+        x, y = alt.X("expert:O", title="expert", axis=across), alt.Y("layer:O", title="layer", axis=down)
         cell = alt.Chart().mark_rect().encode(x=x, y=y, color=alt.Color("load:Q", scale=scale, legend=legend))
         if medium.interactive:
             names = [alt.Tooltip(name) for name in ("arm:N", "layer:O", "expert:O")]
@@ -367,31 +372,17 @@ def _legend(arms: Sequence[str], medium: Medium) -> alt.Legend:
     return alt.Legend(columns=columns, labelLimit=0.6 * medium.letters * LONGEST_NAME, symbolType="stroke")
 
 
-def _single_seeds(every: alt.Chart) -> alt.Chart:
-    """Return the layer of thin lines that the parameter `seeds` shows."""
-    shown = alt.param(name="seeds", value=False)
-    single = every.transform_filter("seeds && isValid(datum.seed)").encode(detail=alt.Detail("seed:N"))
-    drawn: alt.Chart = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True).add_params(shown)
-    return drawn
-
-
-def _readout(mean: alt.Chart, arms: Sequence[str], x_label: str) -> list[alt.Chart]:
+def _readout(mean: alt.Chart, encoded: dict[str, Any], arms: Sequence[str]) -> list[alt.Chart]:
     """Return a dot on each line at the x nearest to the pointer, and a rule there whose tooltip lists all arms."""
     at = alt.selection_point(name="at", nearest=True, on="pointermove", clear="pointerout", fields=["x"], empty=False)
-    dot = mean.transform_filter(at).mark_point(filled=True, size=40, opacity=1, clip=True)
+    dot = mean.transform_filter(at).mark_point(filled=True, size=40, opacity=1, clip=True).encode(**encoded)
     # an arm's name may be any text, which is no field of an expression: `a0`, `a1`, ... are
     place = f"'a' + indexof({json.dumps(list(arms))}, datum.arm)"
-    tooltip = [alt.Tooltip("x:Q", title=x_label, format=",")]
+    tooltip = [alt.Tooltip("x:Q", title=encoded["x"]["title"], format=",")]
     tooltip += [alt.Tooltip(f"a{place}:Q", title=arm, format=".5~g") for place, arm in enumerate(arms)]
-    rule = (
-        mean.transform_calculate(place=place)
-        .transform_pivot("place", value="y", groupby=["x"])
-        .mark_rule(strokeWidth=12, strokeOpacity=0)
-        .encode(y=alt.YValue(0), y2=alt.Y2Value("height"), tooltip=tooltip)
-        .properties(name="readout")
-        .add_params(at)
-    )
-    return [dot, rule]
+    rule = mean.transform_calculate(place=place).transform_pivot("place", value="y", groupby=["x"])
+    rule = rule.mark_rule(strokeWidth=12, strokeOpacity=0).properties(name="readout").add_params(at)
+    return [dot, rule.encode(x=encoded["x"], y=alt.YValue(0), y2=alt.Y2Value("height"), tooltip=tooltip)]
 
 
 def _faceted(drawn: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
