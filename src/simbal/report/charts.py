@@ -230,8 +230,8 @@ class Forest:
         narrow = alt.param(name="narrow", value=medium.width < NARROW)
         zero = alt.Chart(alt.Data(values=[{}])).mark_rule().add_params(narrow).encode(x=alt.XDatum(0))
         height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
-        drawn = alt.LayerChart(layer=[zero, bar, point], height=height * len(arms))
-        return drawn.resolve_scale(y="independent")
+        layers = [zero, bar, point]
+        return alt.LayerChart(layer=layers, height=height * len(arms), resolve=alt.Resolve(scale={"y": "independent"}))
 
 
 @dataclass(frozen=True)
