@@ -11,7 +11,7 @@ from lightning import Trainer
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.balancing.cases import CASES
