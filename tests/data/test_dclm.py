@@ -16,7 +16,7 @@ def shards(tmp_path, jsonl, keys):
 
 def test_the_last_shard_is_held_out_whole(shards):
     store = prepare(shards(first_shard=1, num_shards=2, validation_shard=4), progress=False)
-    assert [entry["name"][-10:] for entry in store.meta["inputs"]] == ["0001.jsonl", "0002.jsonl", "0004.jsonl"]
+    assert [name[-10:] for name in store.meta["inputs"]] == ["0001.jsonl", "0002.jsonl", "0004.jsonl"]
     assert [len(store.document_ends(split)) for split in ("train", "validation")] == [20, 10]
 
 
