@@ -120,7 +120,7 @@ def keys(source: str, **changed: Any) -> "DataConfig":
 
 
 def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
-    """Encode texts that are in memory by tiktoken, a document at a time."""
+    """Encode texts that are in memory by tiktoken, a document at a time; reading its table is included, as below."""
     import zstandard
 
     from simbal.data.tokenizer import load_tokenizer
@@ -130,8 +130,8 @@ def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
             texts = [json.loads(line)["text"] for line in file]
     else:
         texts = [path.read_text(encoding="utf-8") for path in folder.glob(files)]
-    encoding = load_tokenizer(vocab_size).encoding
     with clock() as figures:
+        encoding = load_tokenizer(vocab_size).encoding
         figures["tokens"] = sum(len(encoding.encode_to_numpy(text, disallowed_special=())) + 1 for text in texts)
     return figures
 

@@ -15,6 +15,7 @@ import yaml
 from simbal.config.check import checked_data
 from simbal.data import builder, store
 from simbal.data.check import prepare_or_check
+from simbal.data.sources import files
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.store import VERIFIED, Plan, Store, find, prepare
 from simbal.data.tokenizer import load_tokenizer
@@ -168,15 +169,11 @@ def test_a_disk_that_refuses_is_a_sentence_with_the_key(corpus, monkeypatch, num
 
 
 def test_text_that_may_not_be_read_is_a_sentence(corpus, monkeypatch):
-    real = Path.open
-
-    def failing(path, *rest, **options):
-        if path.name == "corpus.jsonl":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return real(path, *rest, **options)
+    def failing(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     data = corpus()
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(files, "open", failing, raising=False)
     with pytest.raises(UserError, match="^[^\n]*corpus.jsonl: Permission denied$"):
         prepare(data, progress=False)
 

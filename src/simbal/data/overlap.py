@@ -57,19 +57,19 @@ def shared_windows(
     Hashes of 64 bits decide: n train tokens make a window of validation a false match with probability n / 2^64.
     """
     validation_tokens = validation_tokens[:SAMPLE]
-    # 64 random bits for each id up to validation's largest; larger ids share an entry, as no window of it holds them
-    mix_V = np.random.default_rng(0).integers(1 << 64, size=int(validation_tokens.max(initial=0)) + 2, dtype=np.uint64)
-    hashes_N, first_M = _hashes(validation_tokens, mix_V, width), _without(eot, validation_tokens, width)
-    keys_M, counts_M = np.unique(hashes_N[first_M], return_counts=True)
-    shift = np.uint64(64 - max(4 * len(keys_M), 2).bit_length())
-    is_likely = np.zeros(1 << (64 - int(shift)), np.bool_)  # a filter: a search in random order takes 100 ns
+    hashes = _WindowHashes(int(validation_tokens.max(initial=0)), width)
+    parts = [hashes.of(ids_T)[_without(eot, ids_T, width)] for ids_T in _chunks(validation_tokens, width)]
+    keys_M, counts_M = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_counts=True)
+    shift = np.uint64(64 - max(16 * len(keys_M), 2).bit_length())
+    is_likely = np.zeros(1 << (64 - int(shift)), np.bool_)  # a filter, as a search takes 100 ns
     is_likely[keys_M >> shift] = True
     found_M = np.zeros(len(keys_M), np.bool_)
 
     def find(part: int) -> None:
-        for start in range(part * CHUNK, len(train_tokens) - width + 1, threads * CHUNK):
-            hashes_N = _hashes(train_tokens[start : start + CHUNK + width - 1], mix_V, width)
-            likely_N = np.sort(hashes_N[is_likely[hashes_N >> shift]])
+        for ids_T in _chunks(train_tokens, width, part, threads):
+            hashes_N = hashes.of(ids_T)
+            likely_N = hashes_N[np.take(is_likely, (hashes_N >> shift).view(np.int64))]
+            likely_N.sort()  # a search in order is five times as fast
             places_N = np.searchsorted(keys_M, likely_N)
             found_M[places_N[np.take(keys_M, places_N, mode="clip") == likely_N]] = True
 
@@ -79,6 +79,12 @@ def shared_windows(
     return int(counts_M[found_M].sum()), int(counts_M.sum())
 
 
+def _chunks(tokens: NDArray[Any], width: int, part: int = 0, parts: int = 1) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of CHUNK windows at a time; with several parts, every `parts`-th chunk from `part` on."""
+    for start in range(part * CHUNK, len(tokens) - width + 1, parts * CHUNK):
+        yield tokens[start : start + CHUNK + width - 1]
+
+
 def _without(eot: int, ids_T: NDArray[Any], width: int) -> NDArray[np.bool_]:
     """Return which windows hold no `eot`, (N,)."""
     ends_before = np.concatenate([[0], np.cumsum(ids_T == eot)])
@@ -86,21 +92,26 @@ def _without(eot: int, ids_T: NDArray[Any], width: int) -> NDArray[np.bool_]:
     return whole_N
 
 
-def _hashes(ids_T: NDArray[Any], mix_V: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
-    """Return the hash of each window, (N,): the sum over i of mix[id_i] * BASE^(width - 1 - i), modulo 2^64.
+class _WindowHashes:
+    """Hashes of windows, modulo 2^64: the sum over i of mix[id_i] * BASE^i, i from 0 to width - 1.
 
-    It is put together from the hashes of windows of 1, 2, 4, 8 tokens.
+    Each id has 64 random bits in `mix`, so that the hashes of neighbouring ids have nothing in common.
     """
-    power_T, size = np.take(mix_V, ids_T, mode="clip"), 1
-    hash_T, length = np.zeros(len(ids_T), np.uint64), 0
-    while length < width:
-        if width & size:
-            hash_T, length = _joined(hash_T, length, power_T, size), length + size
-        power_T, size = _joined(power_T, size, power_T, size), 2 * size
-    return hash_T
 
+    def __init__(self, largest: int, width: int) -> None:
+        """Draw `mix` up to validation's `largest` id; larger ids share an entry, as no window of it holds them."""
+        self._width, most = width, CHUNK + width
+        self._mix_V = np.random.default_rng(0).integers(1 << 64, size=largest + 2, dtype=np.uint64)
+        self._powers_T = np.full(most, BASE, np.uint64).cumprod()
+        self._inverse_T = np.full(most, pow(BASE, -1, 1 << 64), np.uint64).cumprod()
 
-def _joined(left_T: NDArray[np.uint64], length: int, right_T: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    """Return the hashes of windows of `length` + `size` tokens, from the hashes of their two parts."""
-    count = max(0, len(right_T) - length)
-    return left_T[:count] * np.uint64(pow(BASE, size, 1 << 64)) + right_T[length:]
+    def of(self, ids_T: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return the hash of the window that starts at each token but the last `width` - 1, (N,).
+
+        It is a difference of sums from the first token on, shifted to the window's start.
+        """
+        sums_T = np.zeros(len(ids_T) + 1, np.uint64)
+        np.cumsum(np.take(self._mix_V, ids_T, mode="clip") * self._powers_T[: len(ids_T)], out=sums_T[1:])
+        hash_N: NDArray[np.uint64] = sums_T[self._width :] - sums_T[: -self._width]
+        hash_N *= self._inverse_T[: len(hash_N)]
+        return hash_N

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from simbal.config.schema import DataConfig
@@ -258,7 +259,7 @@ def _build(plan: Plan, progress: bool) -> None:
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
         "files": files,
     }
-    (partial / META).write_text(json.dumps(record.sealed(meta), indent=1) + "\n", encoding="utf-8")
+    (partial / META).write_bytes(orjson.dumps(record.sealed(meta), option=orjson.OPT_INDENT_2))
     for scaffold in (partial / JOURNAL, *digests.values()):
         scaffold.unlink()  # the journal first: it must not outlive what it describes
     for written in (*partial.rglob("*"), partial):

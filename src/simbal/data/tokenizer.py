@@ -3,7 +3,7 @@
 Every rank from 256 on is one merge of two earlier ranks, so each prefix of the table is a complete byte-pair encoding.
 """
 
-import base64
+import binascii
 import gzip
 import threading
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
     table = read_token_table(path)
     eot = CL100K_RANKS + 1 if vocab_size == CL100K_IDS else vocab_size - 1
     lines = islice(table.splitlines(), min(eot, CL100K_RANKS))
-    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+    ranks = {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, lines)}
     return Tokenizer(ranks, vocab_size, eot, SHA256)
 
 

@@ -32,6 +32,8 @@ class Input(NamedTuple):
     @property
     def name(self) -> str:
         r"""The location as text; bytes of a path that are not UTF-8 become `\xe9` and the like."""
+        if self.location.isascii():
+            return self.location
         return os.fsencode(self.location).decode(errors="backslashreplace")
 
     @property
@@ -94,8 +96,9 @@ class Files:
         empty = True
         with self._open(item) as file:
             size = max(1, os.fstat(file.fileno()).st_size)
-            for text in self._good_texts(file, item, skipped):
-                done = before + weight * min(1.0, file.tell() / size)
+            for number, text in enumerate(self._good_texts(file, item, skipped)):
+                if number % 16 == 0:  # a call of the system
+                    done = before + weight * min(1.0, file.tell() / size)
                 content = _utf8(text, skipped)
                 if not content:
                     skipped["empty text"] += 1
@@ -141,7 +144,7 @@ class Files:
         """Yield the file's bytes; a remote file is copied to a nameless one in `cache_dir` first."""
         if item.size is not None:
             try:
-                file = Path(item.location).open("rb")  # noqa: SIM115 - closed below
+                file = open(item.location, "rb")  # noqa: PTH123, SIM115 - closed below
             except OSError as error:
                 raise UserError(f"{item.name}: {error.strerror}") from None
             with file:
@@ -212,7 +215,7 @@ def _find(split: str, key: str, patterns: Any) -> list[Input]:
 
 def _local(split: str, key: str, path: str) -> Input:
     try:
-        about = Path(path).stat()
+        about = os.stat(path)  # noqa: PTH116 - a Path takes longer to make than its file to look at
     except OSError as error:
         raise UserError(f"{key}: {path}: {error.strerror}") from None
     if stat.S_ISDIR(about.st_mode):
