@@ -2,10 +2,8 @@
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_search_path import ConfigSearchPath
 
-from hydra_plugins.simbal_plugins.project import ProjectSearchPath
-from simbal.config.catalogue import CONF, options
+from simbal.config.catalogue import CONF
 
 MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
 SWEEP = "# @package _global_\n# Is it better?\nhydra: {sweeper: {params: {balancing: 'mine,lbl'}}}\n"
@@ -47,22 +45,6 @@ def test_hydra_composes_them(project):
     assert cfg.hydra.sweeper.params.balancing == "mine,lbl"
 
 
-def test_other_programs_that_use_hydra_keep_their_search_path(project):
-    added = []
-
-    class Path(ConfigSearchPath):
-        def get_path(self):
-            return []
-
-        def append(self, provider, path, anchor=None):
-            added.append(path)
-
-        prepend = append
-
-    ProjectSearchPath().manipulate_search_path(Path())
-    assert added == []
-
-
 @pytest.mark.parametrize(
     ("file", "refused"),
     [
@@ -79,17 +61,6 @@ def test_a_file_with_the_name_of_one_of_simbal_is_refused_unless_it_is_the_same(
     assert code == 2
     assert said.startswith(f"error: {refused}")
     assert said.endswith("has its name: give it another name\n")
-
-
-def test_its_models_are_planned_too(project):
-    assert [*options("model")][-1] == "mine"
-
-
-def test_another_root_config_may_choose_other_defaults(project, check):
-    (project / "conf/own.yaml").write_text("defaults: [config, {override balancing: mine}, _self_]\nname: own\n")
-    assert check("--config-name=own", "balancing.mine.strength=2") == ["--config-name=own", "balancing.mine.strength=2"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert [*compose("own").balancing] == ["mine"]
 
 
 def test_a_config_path_stands_instead_of_all_and_is_relative_to_the_current_folder(project, check):

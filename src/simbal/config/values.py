@@ -16,7 +16,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from simbal.errors import UserError
 
-LARGEST = 2**53  # up to here JSON and floats keep whole numbers exactly
 LONGEST_NAME = 200  # bytes; file systems take 255
 WORDS: dict[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null",
@@ -86,7 +85,7 @@ def check_kind(key: str, value: Any, kind: Any) -> None:
 
 def _rewritten(key: str, value: Any, kind: Any) -> str:
     """Return how a value is written that is not of its kind by its form alone, or nothing."""
-    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST and accepts(int(value), kind):
+    if isinstance(value, float) and value.is_integer() and accepts(int(value), kind):
         return f": write {key}={int(value)}"
     if isinstance(value, str) and value and accepts([value], kind):
         return f": write {key}=[{value}]"
@@ -171,12 +170,10 @@ def _type_hints(function: Any) -> dict[str, Any]:
 
 
 def check_leaves(config: Any, key: str = "") -> None:
-    """Raise `UserError` for NaN and infinity, whole numbers too large to be exact, and text that is not UTF-8."""
+    """Raise `UserError` for NaN, infinity and text that is not UTF-8."""
     for leaf, value in _leaves(config, key):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{leaf}={value} must be a finite number")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise UserError(f"{leaf} must lie between -2^53 and 2^53, not {'below' if value < 0 else 'above'}")
         if isinstance(value, str) and NO_TEXT.search(value):
             raise UserError(f"{leaf}={value!r} must be UTF-8 text without a zero byte")
 

@@ -16,7 +16,7 @@ from simbal.analysis.shared.decoding import decoder_of
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject, UnsuitedError
-from simbal.balancing.bias_controller import BiasController
+from simbal.balancing.bias import BiasController
 from simbal.config.check import check_together, typed
 from simbal.config.schema import DataConfig
 from simbal.cost.parameters import parameters
@@ -24,11 +24,10 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
-from simbal.model.router import Router, Steering
+from simbal.model.router import Groups, Router, Steering
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
