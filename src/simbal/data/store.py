@@ -53,12 +53,13 @@ class Store:
     meta: dict[str, Any]
 
     @classmethod
-    def open(cls, path: Path, again: bool = False) -> "Store":
+    def open(cls, path: Path, again: bool = False, remember: bool = True) -> "Store":
         """Return the store in `path` once each file has the sha256 that meta.json names.
 
         Args:
             path: the store's folder.
             again: hash the files even if this machine has hashed the very same files before.
+            remember: note in the folder that this machine has hashed them.
 
         Raises:
             UserError: a file is missing or damaged.
@@ -72,8 +73,9 @@ class Store:
                     file = path / name
                     if _sha256_of(file) != expected:
                         raise ValueError("it is not what was written")
-                with suppress(OSError):  # a folder of another user is hashed each time
-                    (path / VERIFIED).write_text(json.dumps(remembered | {socket.gethostname(): stamps}))
+                if remember:
+                    with suppress(OSError):  # a folder that cannot be written is hashed each time
+                        (path / VERIFIED).write_text(json.dumps(remembered | {socket.gethostname(): stamps}))
         except PermissionError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except (OSError, ValueError) as error:
@@ -200,7 +202,7 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
     return Store.open(plan.path)
 
 
-def find(cache_dir: Path, tokens: str) -> Store | None:
+def find(cache_dir: Path, tokens: str, remember: bool = True) -> Store | None:
     """Return the store below `cache_dir` whose fingerprint of the tokens is `tokens`; None if there is none.
 
     Raises:
@@ -210,7 +212,7 @@ def find(cache_dir: Path, tokens: str) -> Store | None:
     for file in sorted(cache_dir.glob(f"*/{META}")):
         try:
             if record.unsealed(file.read_bytes())["fingerprints"]["tokens"] == tokens:
-                return Store.open(file.parent)
+                return Store.open(file.parent, remember=remember)
         except UserError as error:
             damage = damage or error
         except (OSError, ValueError, KeyError):

@@ -208,8 +208,8 @@ def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> 
     Raises:
         UserError: it is nowhere, or what the user has given is other data.
     """
-    for folder in (places.cache_dir, data.cache_dir):
-        if folder is not None and (store := find(Path(folder), tokens)):
+    for folder, remember in ((places.cache_dir, True), (data.cache_dir, False)):
+        if folder is not None and (store := find(Path(folder), tokens, remember)):
             if store.meta["vocab_size"] != data.vocab_size:
                 raise UserError(f"{store.path} has another data.vocab_size than {path}, which names its tokens")
             return store
