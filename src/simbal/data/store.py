@@ -36,7 +36,7 @@ from simbal.data.sources.pysource import PySource
 from simbal.data.sources.synthetic import Symbols, Synthetic
 from simbal.errors import UserError
 from simbal.files.disk import refusal, sync
-from simbal.files.locks import Lock, TakenError
+from simbal.files.locks import LockedError, lock
 from simbal.runs import record
 
 FORMAT = 4  # to be raised when the same config would give other files
@@ -189,12 +189,12 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
         if not plan.path.exists():
             plan.path.parent.mkdir(parents=True, exist_ok=True)
             with ExitStack() as held:
-                lock = Lock(plan.path.with_name(f".{plan.path.name}.lock"))
+                lock_file = plan.path.with_name(f".{plan.path.name}.lock")
                 try:
-                    held.enter_context(lock.held())
-                except TakenError:
+                    held.enter_context(lock(lock_file))
+                except LockedError:
                     print(f"waiting for another process that prepares {plan.path.name}", file=sys.stderr)
-                    held.enter_context(lock.held(float("inf")))
+                    held.enter_context(lock(lock_file, timeout=-1))
                 if not plan.path.exists():
                     _build(plan, progress)
     except OSError as error:

@@ -12,7 +12,6 @@ what it logged:
 """
 
 import logging
-import math
 import os
 import shutil
 import warnings
@@ -31,7 +30,7 @@ from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.distributed import is_first
 from simbal.errors import UserError
 from simbal.files.disk import write_json
-from simbal.files.locks import Lock
+from simbal.files.locks import lock
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")
@@ -105,7 +104,7 @@ def _mlflow(spec: RunSpec, folder: Path, step: int) -> Built:
     artifacts = (output_dir / "mlflow").as_uri() if keys.tracking_uri is None else None  # of which we log none
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # the first of several jobs makes the tables and the experiment
-    with Lock(output_dir / ".mlflow.lock").held(math.inf), warnings.catch_warnings():
+    with lock(output_dir / ".mlflow.lock", timeout=-1), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, for what mlflow does
         try:
             client = MlflowClient(tracking_uri)
