@@ -9,11 +9,10 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,13 +27,8 @@ from simbal.errors import UserError
 JOURNAL = "journal.jsonl"
 GROUP = 1 << 20  # bytes of text that a thread encodes at once
 COMMIT_SECONDS = 1.0  # between two commits, each of which waits for the disk
-END, DIGEST = 8, 32  # bytes of a document in docs.idx and in digests.bin
-
-
-class EndOfUnit(NamedTuple):
-    """Follows the last document of a unit."""
-
-    skipped: Counter[str]
+SPLIT_FILES = ("tokens.bin", "docs.idx", "digests.bin")  # the last for the fingerprint of the text, and removed
+END, DIGEST = 8, 32  # bytes of a document in the last two
 
 
 class Encoded(NamedTuple):
@@ -45,45 +39,25 @@ class Encoded(NamedTuple):
     num_bytes: int  # of text that the ids stand for
 
 
-Item = Document | EndOfUnit | UserError  # an error travels behind the documents before it, which are written first
-EncodedItem = Encoded | EndOfUnit | UserError
-
-
-@dataclass
-class Tally:
-    """Counts of finished units; `documents`, `tokens` and `bytes` by split and by input."""
-
-    units: int = 0
-    splits: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    inputs: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def add_document(self, encoded: Encoded) -> None:
-        """Count a document."""
-        for counts in (self.splits[encoded.document.split], self.inputs[encoded.document.input]):
-            counts["documents"] += 1
-            counts["tokens"] += len(encoded.ids)
-            counts["bytes"] += encoded.num_bytes
-
-    def add(self, units: int, splits: dict[str, Any], inputs: dict[str, Any], skipped: dict[str, int]) -> None:
-        """Add the fields of another tally."""
-        self.units += units
-        for mine, others in ((self.splits, splits), (self.inputs, inputs)):
-            for name, counts in others.items():
-                mine[name].update(counts)
-        self.skipped.update(skipped)
+# the counts at the end of a unit and an error travel behind the documents before them, which are written first
+Item = Document | Counter[str] | UserError
+EncodedItem = Encoded | Counter[str] | UserError
 
 
 class Journal:
-    """The progress of a build on disk: a line with its plan, then one line per commit."""
+    """The progress of a build on disk: a line with its plan, then the counts of each commit.
+
+    Counts are `units`, for each split `<split> documents`, `<split> tokens` and `<split> bytes`, and
+    `skipped: <reason>`.
+    """
 
     def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
         """Continue the journal in `folder`, or empty the folder and begin a new one if it has none of this plan."""
-        self._file, self._pending, self.total = folder / JOURNAL, Tally(), Tally()
+        self._file, self._pending, self._counts = folder / JOURNAL, Counter[str](), Counter[str]()
         lines = _read_journal(folder)
-        if lines and lines[0] == plan:
+        if lines[:1] == [plan]:
             for line in lines[1:]:
-                self.total.add(**line)
+                self._counts.update(line)
             return
         if lines:
             print("the input has changed since the interrupted build: starting over", file=sys.stderr)
@@ -92,22 +66,22 @@ class Journal:
         self._append(plan)
 
     @property
-    def units(self) -> int:
-        """The number of finished units."""
-        return self.total.units + self._pending.units
+    def counts(self) -> Counter[str]:
+        """The counts of all finished units."""
+        return self._counts + self._pending
 
-    def finish_unit(self, tally: Tally, skipped: Counter[str]) -> None:
-        """Note a finished unit, to be committed."""
-        self._pending.add(1, tally.splits, tally.inputs, skipped)
+    def finish_unit(self, counts: Counter[str]) -> None:
+        """Add the counts of a unit, to be committed."""
+        self._pending.update(counts)
 
     def commit(self, writers: Iterable["SplitWriter"]) -> None:
         """Append a line for all units finished since the last commit, once their documents are on the disk."""
-        pending, self._pending = self._pending, Tally()  # so that no interruption can append them twice
-        if pending.units:
+        pending, self._pending = self._pending, Counter()  # so that no interruption can append them twice
+        if pending:
             for writer in writers:
                 writer.sync()
-            self._append(vars(pending))
-            self.total.add(**vars(pending))
+            self._append(pending)
+            self._counts.update(pending)
 
     def _append(self, line: dict[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -116,19 +90,16 @@ class Journal:
 
 
 class SplitWriter:
-    """Appends documents to a split's tokens.bin, docs.idx and, for the text's fingerprint, digests.bin."""
+    """Appends documents to the files of a split."""
 
     def __init__(self, folder: Path, vocab_size: int, counts: Counter[str], stack: ExitStack) -> None:
         """Continue after the documents and tokens that `counts` names; whatever follows them is cut off."""
         folder.mkdir(exist_ok=True)
-        self._dtype, self._end = np.dtype(token_dtype(vocab_size)), counts["tokens"]
-        sizes = {
-            "tokens.bin": self._end * self._dtype.itemsize,
-            "docs.idx": counts["documents"] * END,
-            "digests.bin": counts["documents"] * DIGEST,
-        }
-        self._files = [stack.enter_context((folder / name).open("ab")) for name in sizes]
-        for file, size in zip(self._files, sizes.values(), strict=True):
+        documents, self._end = (counts[f"{folder.name} {kind}"] for kind in ("documents", "tokens"))
+        self._dtype = np.dtype(token_dtype(vocab_size))
+        sizes = (self._end * self._dtype.itemsize, documents * END, documents * DIGEST)
+        self._files = [stack.enter_context((folder / name).open("ab")) for name in SPLIT_FILES]
+        for file, size in zip(self._files, sizes, strict=True):
             file.truncate(size)
 
     def write(self, ids: NDArray[np.uint32], digest: bytes) -> None:
@@ -147,7 +118,7 @@ class SplitWriter:
 
 def build(
     folder: Path, source: Source, encoder: Encoder, threads: int | None, progress: bool, splits: Sequence[str] = SPLITS
-) -> tuple[Tally, bool]:
+) -> tuple[Counter[str], bool]:
     """Write the documents of `splits` to `folder`, after those that an interrupted build has committed.
 
     Where a split gets no document, the source is read again with the ends of documents held out, if it can be.
@@ -161,66 +132,65 @@ def build(
         splits: the splits to write.
 
     Returns:
-        The counts, and whether ends of documents are held out.
+        The counts of the journal, and whether ends of documents are held out.
 
     Raises:
         UserError: for a bad input, and if one of `splits` gets no document.
     """
-    plan = {"units": source.units(splits), "ends": False}
-    by_ends, total = source.with_ends_held_out(), Tally()
-    if by_ends is None or _read_journal(folder)[:1] != [plan | {"ends": True}]:
-        total = _write_splits(folder, source, encoder, threads, progress, splits, plan)
-        if all(total.splits[split]["documents"] for split in splits):
-            return total, False
-    if by_ends is not None:
-        if total.units:
-            (folder / JOURNAL).unlink()
-        total = _write_splits(folder, by_ends, encoder, threads, progress, splits, plan | {"ends": True})
-    for split in splits:
-        if not total.splits[split]["documents"]:
-            shutil.rmtree(folder)  # another build of the same input would end here, too
-            documents = sum(counts["documents"] for counts in total.splits.values())
-            raise UserError(
-                f"none of the {documents} documents falls into the {split} split: "
-                "give more documents, data.validation_files or another data.validation_one_in"
-            )
-    return total, True
+    by_ends, units = source.with_ends_held_out(), source.units(splits)
+    plans = [(source, {"units": units, "ends": False}), (by_ends, {"units": units, "ends": True})]
+    begun = _read_journal(folder)[:1]
+    for reader, plan in plans[begun == [plans[1][1]] :]:
+        if reader is not None:
+            journal = Journal(folder, plan)
+            _write_units(folder, reader, encoder, threads or os.cpu_count() or 1, progress, splits, plan, journal)
+            if all(journal.counts[f"{split} documents"] for split in splits):
+                return journal.counts, reader is by_ends
+            (folder / JOURNAL).unlink()  # another build of the same input would end here, too
+    documents = sum(journal.counts[f"{split} documents"] for split in splits)
+    empty = next(split for split in splits if not journal.counts[f"{split} documents"])
+    raise UserError(
+        f"none of the {documents} documents falls into the {empty} split: "
+        "give more documents, data.validation_files or another data.validation_one_in"
+    )
 
 
-def _write_splits(
+def _write_units(
     folder: Path,
     source: Source,
     encoder: Encoder,
-    threads: int | None,
+    threads: int,
     progress: bool,
     splits: Sequence[str],
     plan: dict[str, Any],
-) -> Tally:
-    """Read and write the units that the journal does not list as finished; return the counts of all units."""
-    journal = Journal(folder, plan)
-    left, unit = plan["units"][journal.units :], Tally()
-    committed = time.monotonic()
+    journal: Journal,
+) -> None:
+    """Read and write the units that the journal does not list as finished."""
+    left = plan["units"][journal.counts["units"] :]
+    unit, committed = Counter[str](), time.monotonic()
     with ExitStack() as stack:
-        counts = journal.total.splits
-        writers = {split: SplitWriter(folder / split, encoder.vocab_size, counts[split], stack) for split in SPLITS}
-        report = stack.enter_context(_progress_bar(progress, counts))
+        writers = {split: SplitWriter(folder / split, encoder.vocab_size, journal.counts, stack) for split in SPLITS}
+        report = stack.enter_context(_progress_bar(progress))
         stack.callback(lambda: journal.commit(writers.values()))  # at the end, and also when the build is interrupted
-        for group in _encode(_documents(source, left, splits), encoder, threads or os.cpu_count() or 1):
+        for group in _encode(_documents(source, left, splits), encoder, threads):
             for item in group:
                 if isinstance(item, UserError):
-                    hint = f"\nrun it again to continue after input {journal.units} of {len(plan['units'])}"
-                    raise UserError(f"{item}{hint if journal.units else ''}") from item
-                if isinstance(item, EndOfUnit):
-                    journal.finish_unit(unit, item.skipped)
-                    unit = Tally()
+                    finished = journal.counts["units"]
+                    hint = f"\nrun it again to continue after input {finished} of {len(plan['units'])}"
+                    raise UserError(f"{item}{hint if finished else ''}") from item
+                if isinstance(item, Counter):
+                    journal.finish_unit(unit + item)
+                    unit = Counter()
                 else:
-                    writers[item.document.split].write(item.ids, item.document.digest)
-                    unit.add_document(item)
+                    split = item.document.split
+                    writers[split].write(item.ids, item.document.digest)
+                    unit[f"{split} documents"] += 1
+                    unit[f"{split} tokens"] += len(item.ids)
+                    unit[f"{split} bytes"] += item.num_bytes
             if time.monotonic() - committed > COMMIT_SECONDS:
                 journal.commit(writers.values())
                 committed = time.monotonic()
-            report(group)
-    return journal.total
+            report([item for item in group if isinstance(item, Encoded)])
 
 
 def _documents(source: Source, units: Sequence[str], splits: Sequence[str]) -> Iterator[Item]:
@@ -231,7 +201,7 @@ def _documents(source: Source, units: Sequence[str], splits: Sequence[str]) -> I
         except UserError as error:
             yield error
             return
-        yield EndOfUnit(skipped)
+        yield Counter({"units": 1} | {f"skipped: {reason}": count for reason, count in skipped.items()})
 
 
 def _encode(items: Iterable[Item], encoder: Encoder, threads: int) -> Iterator[list[EncodedItem]]:
@@ -272,25 +242,19 @@ def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 @contextmanager
-def _progress_bar(visible: bool, counts: dict[str, Counter[str]]) -> Iterator[Callable[[list[EncodedItem]], None]]:
-    """Yield a function that adds a group of documents to a bar on standard error, which begins with `counts`."""
-    documents, tokens = (sum(of_split[key] for of_split in counts.values()) for key in ("documents", "tokens"))
+def _progress_bar(visible: bool) -> Iterator[Callable[[list[Encoded]], None]]:
+    """Yield a function that adds a group of documents to a bar on standard error."""
     shown = "{task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s"
     columns = (TextColumn("preparing"), BarColumn(), TextColumn(shown), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
-        task = bar.add_task("", total=1.0, documents=documents, tokens=tokens, speed=0.0)
-        num_bytes = 0
+        task, sums = bar.add_task("", total=1.0, documents=0, tokens=0, speed=0.0), Counter[str]()
 
-        def report(group: list[EncodedItem]) -> None:
-            nonlocal documents, tokens, num_bytes
-            encoded = [item for item in group if isinstance(item, Encoded)]
-            if not visible or not encoded:
-                return
-            documents += len(encoded)
-            tokens += sum(len(item.ids) for item in encoded)
-            num_bytes += sum(item.num_bytes for item in encoded)
-            speed = num_bytes / 1e6 / (bar.tasks[0].elapsed or 1.0)
-            bar.update(task, completed=encoded[-1].document.done, documents=documents, tokens=tokens, speed=speed)
+        def report(group: list[Encoded]) -> None:
+            if visible and group:
+                sums.update(documents=len(group), tokens=sum(len(encoded.ids) for encoded in group))
+                sums["bytes"] += sum(encoded.num_bytes for encoded in group)
+                speed, done = sums["bytes"] / 1e6 / (bar.tasks[0].elapsed or 1.0), group[-1].document.done
+                bar.update(task, completed=done, documents=sums["documents"], tokens=sums["tokens"], speed=speed)
 
         yield report
 
@@ -302,7 +266,7 @@ def token_dtype(vocab_size: int) -> str:
 
 def finished_units(folder: Path) -> int:
     """Return how many units of an interrupted build are finished."""
-    return sum(line["units"] for line in _read_journal(folder)[1:])
+    return sum(line.get("units", 0) for line in _read_journal(folder)[1:])
 
 
 def _read_journal(folder: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ class Document(NamedTuple):
     """A piece of text that belongs to one split."""
 
     split: str  # one of SPLITS
-    input: str  # the file or package that it came from
     content: bytes  # its UTF-8, or the symbols of a synthetic document
     digest: bytes  # sha256 of `content`
     done: float  # fraction of the source's input that has been read, 0 to 1

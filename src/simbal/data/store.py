@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import sys
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
@@ -43,6 +44,7 @@ FORMAT = 4  # to be raised when the same config would give other files
 META, VERIFIED, DIGESTS = "meta.json", "verified.json", "digests.bin"
 FILES = ("byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
 PARTIAL = ".partial"
+COUNTS = ("documents", "tokens", "bytes")  # of each split
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def _build(plan: Plan, progress: bool) -> None:
     partial.mkdir(exist_ok=True)
     encoder, splits = plan.encoder or open_encoder(plan.data), (VALIDATION,) if plan.encoder else SPLITS
     try:
-        tally, ends_held_out = build(partial, plan.source, encoder, plan.data.threads, progress, splits)
+        counts, ends_held_out = build(partial, plan.source, encoder, plan.data.threads, progress, splits)
     except BaseException:
         if not finished_units(partial):
             shutil.rmtree(partial, ignore_errors=True)
@@ -248,11 +250,11 @@ def _build(plan: Plan, progress: bool) -> None:
         "vocab_size": encoder.vocab_size,
         "eot": encoder.eot,
         "tokenizer_sha256": encoder.table_sha256,
-        "splits": {split: tally.splits[split] for split in splits},
-        "inputs": tally.inputs,
-        "skipped": tally.skipped,
+        "splits": {split: {kind: counts[f"{split} {kind}"] for kind in COUNTS} for split in splits},
+        "inputs": plan.source.units(splits),
+        "skipped": {key.removeprefix("skipped: "): counts[key] for key in counts if key.startswith("skipped: ")},
         "ends_held_out": ends_held_out,
-        "validation_overlap": _overlap(partial, encoder, tally.splits, plan.data.threads) if splits == SPLITS else None,
+        "validation_overlap": _overlap(partial, encoder, counts, plan.data.threads) if splits == SPLITS else None,
         # no path, time, machine or compression changes these
         "fingerprints": {
             "text": sha256(text.encode()).hexdigest(),
@@ -273,13 +275,13 @@ def _build(plan: Plan, progress: bool) -> None:
         print(f"{plan.path.name}: {sentence}", file=sys.stderr)
 
 
-def _overlap(folder: Path, encoder: Encoder, splits: dict[str, Any], threads: int | None) -> dict[str, int]:
+def _overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int | None) -> dict[str, int]:
     train, validation = (folder / split for split in SPLITS)
     documents = shared_documents(train / DIGESTS, validation / DIGESTS)
     dtype = token_dtype(encoder.vocab_size)
     tokens = [np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation)]
     windows = shared_windows(*tokens, encoder.eot, threads=threads or os.cpu_count() or 1)
-    return asdict(Overlap(documents, splits[VALIDATION]["documents"], *windows))
+    return asdict(Overlap(documents, counts[f"{VALIDATION} documents"], *windows))
 
 
 def _sha256_of(file: Path) -> str:

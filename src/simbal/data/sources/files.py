@@ -106,7 +106,7 @@ class Files:
                 empty = False
                 for split, part in self._parts(content, item.split):
                     digest = digest_of(part)
-                    yield Document(split or split_of(digest, self.validation_one_in), unit, part, digest, done)
+                    yield Document(split or split_of(digest, self.validation_one_in), part, digest, done)
         if empty:
             raise UserError(f"{unit}: the file is empty or holds no text")
 

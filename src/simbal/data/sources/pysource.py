@@ -63,7 +63,7 @@ class PySource:
 
     def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
         """Yield files without duplicates by their sha256, so that neither paths nor the order of packages matter."""
-        found: dict[bytes, tuple[str, bytes]] = {}
+        found: dict[bytes, bytes] = {}
         for name, reference in self.packages.items():
             package = _find(name, reference)
             if _differs(package, reference):
@@ -77,11 +77,11 @@ class PySource:
                 if digest in found:
                     skipped["duplicate"] += 1
                 else:
-                    found[digest] = name, content
-        total, done = sum(len(content) for _, content in found.values()), 0
-        for digest, (name, content) in sorted(found.items()):
+                    found[digest] = content
+        total, done = sum(map(len, found.values())), 0
+        for digest, content in sorted(found.items()):
             done += len(content)
-            yield Document(split_of(digest, self.validation_one_in), name, content, digest, done / total)
+            yield Document(split_of(digest, self.validation_one_in), content, digest, done / total)
 
 
 def _find(name: str, reference: str) -> Distribution:

@@ -68,7 +68,7 @@ class Synthetic:
         for index in range(total):
             content = self._walk(successors, index).astype("<u4").tobytes()
             split = TRAIN if index < self.documents else VALIDATION
-            yield Document(split, "chain", content, digest_of(content), (index + 1) / total)
+            yield Document(split, content, digest_of(content), (index + 1) / total)
 
     def _successors(self, symbol: int) -> list[int]:
         random = np.random.default_rng([self.chain_seed, CHAIN, symbol])
