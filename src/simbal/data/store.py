@@ -279,8 +279,8 @@ def _overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int 
     train, validation = (folder / split for split in SPLITS)
     documents = shared_documents(train / DIGESTS, validation / DIGESTS)
     dtype = token_dtype(encoder.vocab_size)
-    tokens = [np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation)]
-    windows = shared_windows(*tokens, encoder.eot, threads=threads or os.cpu_count() or 1)
+    train_tokens, validation_tokens = (np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation))
+    windows = shared_windows(train_tokens, validation_tokens, encoder.eot, threads=threads or os.cpu_count() or 1)
     return asdict(Overlap(documents, counts[f"{VALIDATION} documents"], *windows))
 
 

@@ -100,7 +100,7 @@ def _decompressed(file: BinaryIO, extension: str) -> Iterator[bytes]:
         yield from _unzstd(file)
         return
     try:
-        reader = gzip.GzipFile(fileobj=file) if extension == ".jsonl.gz" else file
+        reader: Any = gzip.GzipFile(fileobj=file) if extension == ".jsonl.gz" else file
         while chunk := reader.read1(CHUNK):  # what comes before damage is read
             yield chunk
     except EOFError:
