@@ -165,7 +165,7 @@ def test_a_folder_of_another_config_is_refused_and_kept(small_spec, finished, is
 
 def test_a_folder_that_another_process_writes_is_refused(small_spec):
     spec = small_spec()
-    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by process"):
+    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by"):
         train(spec)
 
 

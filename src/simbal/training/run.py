@@ -22,7 +22,6 @@ from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
 from simbal.files.disk import refusals_of_disk, remove_parts, write_json
-from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest
@@ -151,7 +150,7 @@ def claim(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
     Raises:
         UserError: another process or another run has the folder.
     """
-    held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
+    held.enter_context(folder.lock())
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
