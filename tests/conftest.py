@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, settings
 
 from simbal.cli import command_line
+from simbal.config.messages import raise_config_errors
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
 from tests import programs
@@ -101,16 +101,12 @@ def small_spec(tmp_path, cache_dir):
 
 
 @pytest.fixture
-def check(monkeypatch, capsys):
-    """Checks the command line of a program; the arguments that Hydra then sees, or the exit code, stdout and stderr."""
+def check():
+    """The arguments that Hydra sees for those of a program; the run for run=; `ConfigError` for what is refused."""
 
-    def run(*arguments: str, program: str = "train") -> list[str] | tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
-        try:
-            command_line.check(CONF, "About.", "config" if program == "train" else program)
-        except SystemExit as end:
-            return end.code, *capsys.readouterr()
-        return sys.argv[1:]
+    def run(*arguments: str, root: str = "config") -> list[str] | RunSpec:
+        with raise_config_errors(arguments):
+            return command_line.hydra_arguments(arguments, root)
 
     return run
 

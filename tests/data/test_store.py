@@ -29,7 +29,7 @@ locks.fcntl.flock = refuse
 """
 BUILDS_WHEN_TOLD = """
 import json, sys
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.data import store
 
 build = store.build

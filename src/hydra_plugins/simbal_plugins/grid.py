@@ -63,7 +63,7 @@ class GridSweeper(LaunchingSweeper):
 
     def _jobs(self, arguments: list[str]) -> "list[Job]":
         """Return every run once, composed and checked; `UserError` for one that cannot be."""
-        from simbal.config.catalogue import split_arm
+        from simbal.config.options import split_arm
 
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from simbal.analysis.shared.finding import Finding
-from simbal.config.catalogue import options
+from simbal.config.options import options
 from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of, whole_number
 from simbal.cost.memory import DeviceMemory, Precision, Step, memory_cost

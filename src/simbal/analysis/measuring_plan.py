@@ -13,7 +13,7 @@ from rich.table import Table
 from simbal.analysis.flops import duration
 from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.host_model import HostModel
-from simbal.config.catalogue import options
+from simbal.config.options import options
 from simbal.errors import UserError
 
 TURNS, ENOUGH = 3, 5.0  # passes, and seconds after which there is no other

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from simbal.analysis.flops import duration
 from simbal.analysis.shared.finding import Finding
-from simbal.config.check import divisors
-from simbal.config.values import whole_number
+from simbal.config.values import divisors, whole_number
 from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
 from simbal.cost.parameters import Parameters, parameters
@@ -133,7 +132,7 @@ def plan(
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
-        "hardware": asdict(devices),
+        "hardware": devices.model_dump(),
         "devices": number,
         "rate": asdict(planned.rate),
         "metrics": planned.metrics,

@@ -2,29 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
+from pydantic import Field
 
-from simbal.config.catalogue import options
-from simbal.config.check import typed
-from simbal.config.schema import Key
+from simbal.config.compose import typed
+from simbal.config.options import options
+from simbal.config.schema import Group
 from simbal.cost.recipe import Recipe
 from simbal.errors import UserError
 
 TABLE = Path(__file__).with_name("rates.yaml")
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(Group):
     """A device; each file of conf/hardware says where its numbers are from."""
 
-    device: Annotated[str, Key("what it is")]
-    accelerator: Annotated[Literal["cpu", "cuda"], Key("cpu or cuda")]
-    bf16_flops: Annotated[float | None, Key("peak FLOP/s of dense products; null: it has no bf16", above=0)]
-    fp32_flops: Annotated[float, Key("peak FLOP/s of dense products", above=0)]
-    memory_bytes: Annotated[float, Key("", above=0)]
-    price_per_hour: Annotated[float, Key("USD, an assumption", least=0)]
+    device: str
+    accelerator: Literal["cpu", "cuda"]
+    bf16_flops: float | None = Field(gt=0)  # peak FLOP/s of dense products; None: it has no bf16
+    fp32_flops: float = Field(gt=0)
+    memory_bytes: float = Field(gt=0)
+    price_per_hour: float = Field(ge=0)  # USD, an assumption
 
     def peak(self, precision: str) -> float:
         """Return the peak FLOP/s in a precision of `trainer.precision`; `UserError` if the device lacks it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simbal.config.check import divisors
+from simbal.config.values import divisors
 from simbal.cost.parameters import FP32, count, heads_width, qkv_width, weights_of
 from simbal.model.head import CHUNK_ELEMENTS, MULTIPLE
 from simbal.model.transformer import TransformerShape

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from simbal.config.catalogue import CONF, Catalogue, conf_here, options
-from simbal.config.check import check_sizes, typed
+from simbal.config.compose import typed
+from simbal.config.options import option_keys, options
 from simbal.config.schema import ModelConfig
 from simbal.config.values import whole_number
 from simbal.errors import UserError
@@ -151,7 +151,7 @@ def _checked_name(model: Any) -> str | None:
     names = options("model")
     if model is None:
         raise UserError(f"analysis=plan needs model=NAME: there is {', '.join(names)}")
-    check_sizes(typed(ModelConfig, model, "model."))
+    typed(ModelConfig, model, "model.")
     for key in COUNTS:
         whole_number(f"model.{key}", model[key], 0, MOST)
     whole_number("model.head_dim", model["head_dim"] or 0, 0, MOST)
@@ -160,5 +160,4 @@ def _checked_name(model: Any) -> str | None:
 
 def read_option(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option, with those that it inherits."""
-    keys = Catalogue([CONF, *conf_here()]).option_keys(group, option)
-    return {key.removeprefix(f"{group}."): value for key, value in keys.items()}
+    return {key.removeprefix(f"{group}."): value for key, value in option_keys(group, option).items()}

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.data.document import SPLITS, Encoder
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.splits import token_dtype

@@ -4,14 +4,12 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hydra.plugins.launcher import Launcher
 from rich.console import Console
 
 from simbal.commands import typed
-from simbal.config.schema import as_dict
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
@@ -130,7 +128,7 @@ def _require_data(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> None:
 
 def _data(job: Job) -> str:
     """Return the keys that decide a job's corpus, or how it is split, as JSON; the order of batches is none of them."""
-    return json.dumps(as_dict(replace(job.spec.config.data, seed=None)), sort_keys=True)
+    return json.dumps(job.spec.config.data.model_dump(exclude={"seed"}), sort_keys=True)
 
 
 def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:

@@ -1,9 +1,8 @@
 """The text that a host model is measured on: the validation split of a source, by the model's own tokenizer."""
 
-from dataclasses import fields, replace
 from typing import Any
 
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.config.schema import DATA, DataConfig
 from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
@@ -15,7 +14,7 @@ def text_config(keys: Any) -> DataConfig:
     """Return the typed group `data` of a command that measures a model; `UserError` unless it is a source of text."""
     if not isinstance(keys, dict) or keys.get("source") is None:
         raise UserError(f"hf= needs the text to measure it on: give data=NAME, one of {', '.join(_with_text())}")
-    own = {field.name for field in fields(DATA.get(keys["source"], DataConfig))}
+    own = DATA.get(keys["source"], DataConfig).model_fields
     for key, value in keys.items():
         if key not in own and value is not None:
             raise UserError(f"data.{key}= is not for data={keys['source']}: leave it out")
@@ -27,7 +26,7 @@ def text_config(keys: Any) -> DataConfig:
 
 def held_out_text(data: DataConfig, tokenizer: HubTokenizer) -> Store:
     """Return the store of the validation split in the model's own tokens, prepared if it is not there yet."""
-    return prepare(replace(data, vocab_size=tokenizer.vocab_size), progress=True, encoder=tokenizer)
+    return prepare(data.model_copy(update={"vocab_size": tokenizer.vocab_size}), progress=True, encoder=tokenizer)
 
 
 def windows(store: Store, data: DataConfig, context: int) -> ValidationSplit:
