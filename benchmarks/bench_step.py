@@ -37,8 +37,8 @@ from simbal.data.store import Store
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
+from simbal.training.cautions import Rounding
 from simbal.training.lit_moe import LitMoE
-from simbal.training.rounding import Rounding
 from simbal.training.run import build_trainer
 from simbal.training.telemetry import PES, Telemetry
 

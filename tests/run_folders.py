@@ -55,7 +55,7 @@ def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: di
     """The base run as a run of tmp_path/outputs/fake; a key without a dot is a group's option where there is one."""
     options = {key: value for key, value in keys.items() if key in base.choices and isinstance(value, str)}
     values = {
-        "balancing": {balancing: {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}},
+        "balancing": {balancing: {"_target_": "simbal.balancing.weight_losses.SimBal", "coef": 0.1}},
         "seed": seed,
         "name": "fake",
         "output_dir": str(tmp_path / "outputs"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from generators import source
 from generators.markup import prose, table
-from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION, Metric
+from simbal.metrics.definitions import NUMBERS, SIMILARITY, TRAINING, VALIDATION, Metric
 
 NAME = {"DEFINITION"}
 HEADINGS = ("key", "column", "unit", "better", "definition")

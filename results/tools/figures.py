@@ -1,12 +1,12 @@
 """Draw the figures of a study from curves.csv, one line per point: python -m results.tools.figures results/collapse."""
 
-import csv
 import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from results.tools.rows import read_csv
 from simbal.report.page import figures, series
 from simbal.report.page.series import Curve
 from simbal.report.page.svg import svg
@@ -32,15 +32,14 @@ def draw(folder: Path) -> None:
 def read_curves(folder: Path) -> dict[str, list[Curve]]:
     """Return the curves of each figure."""
     found: dict[str, dict[str, Curve]] = {}
-    with (folder / "curves.csv").open(encoding="utf-8", newline="") as text:
-        for row in csv.DictReader(text):
-            bands: list[float] | None = [] if row["band"] else None
-            curve = Curve(row["arm"], int(row["style"]), [], [], bands, row["rival"] or None)
-            curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
-            curve.xs.append(float(row["x"]))
-            curve.means.append(float(row["mean"]))
-            if curve.bands is not None:
-                curve.bands.append(float(row["band"]))
+    for row in read_csv(folder / "curves.csv"):
+        bands: list[float] | None = [] if row["band"] else None
+        curve = Curve(row["arm"], int(row["style"]), [], [], bands, row["rival"] or None)
+        curve = found.setdefault(row["figure"], {}).setdefault(row["arm"], curve)
+        curve.xs.append(float(row["x"]))
+        curve.means.append(float(row["mean"]))
+        if curve.bands is not None:
+            curve.bands.append(float(row["band"]))
     return {name: [*curves.values()] for name, curves in found.items()}
 
 

@@ -3,16 +3,16 @@
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report.comparison import Row, conclude, differences, rivals
 from simbal.report.statistics import ROUNDING, interval, summarize
-from simbal.runs.documents import DocumentSums
+from simbal.runs.curves import DocumentSums
 
 LABELS = ["arm", "balancing", "setting", "seed", "run"]  # the columns before the numbers
 SHARE, NEVER = "tokens_to_loss", "never"
@@ -52,14 +52,18 @@ class StudyArm:
 def read_rows(folder: Path) -> dict[str, StudyArm]:
     """Return the arms of rows.csv by name, in the order of the table."""
     arms, documents = dict[str, StudyArm](), _read_documents(folder / "documents.csv")
-    with (folder / "rows.csv").open(encoding="utf-8", newline="") as text:
-        for row in csv.DictReader(text, strict=True):
-            name, balancing, setting, seed, run = (row.pop(label) for label in LABELS)
-            numbers = {key: math.inf if value == NEVER else float(value) for key, value in row.items() if value}
-            before = arms[name].runs if name in arms else ()
-            added = StudyRun(run, int(seed), numbers, documents.get(run))
-            arms[name] = StudyArm(name, balancing, setting, (*before, added))
+    for row in read_csv(folder / "rows.csv"):
+        name, balancing, setting, seed, run = (row.pop(label) for label in LABELS)
+        numbers = {key: math.inf if value == NEVER else float(value) for key, value in row.items() if value}
+        before = arms[name].runs if name in arms else ()
+        added = StudyRun(run, int(seed), numbers, documents.get(run))
+        arms[name] = StudyArm(name, balancing, setting, (*before, added))
     return arms
+
+
+def read_csv(file: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV file, if it exists."""
+    yield from csv.DictReader(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], strict=True)
 
 
 def read_table(folder: Path) -> dict[str, Any]:
@@ -67,23 +71,22 @@ def read_table(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "table.json").read_text(encoding="utf-8"))
 
 
-def check_json(folder: Path) -> list[str]:
-    """Return a sentence for each number of table.json that rows.csv and documents.csv do not give."""
-    table = read_table(folder)
-    skipped = NOT_IN_ROWS if (folder / "documents.csv").exists() else {*NOT_IN_ROWS, "over_documents"}
-    return _unlike(table["arms"], _recompute([*read_rows(folder).values()], table), "arms", skipped)
-
-
-def _recompute(arms: Sequence[StudyArm], table: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arms of table.json."""
-    metrics = [METRICS[key] for key in table["metrics"]]
-    rows = []
-    for arm, others in zip(arms, rivals(arms, table["baseline"]), strict=True):
+def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row]:
+    """Return the comparison of the arms by the baseline and the metrics of table.json."""
+    metrics, rows = [METRICS[key] for key in table["metrics"]], list[Row]()
+    for arm, others in zip(arms.values(), rivals([*arms.values()], table["baseline"]), strict=True):
         other = others[0] if len(others) == 1 and others[0] is not arm else None
         found = differences(arm, other, metrics) if other else {}
         rows.append(Row(arm, {key: summarize([*arm.values(key).values()]) for key in table["metrics"]}, other, found))
     conclude(rows, metrics, table["equivalence_margin"])
-    return [
+    return dict(zip(arms, rows, strict=True))
+
+
+def check_json(rows: dict[str, Row], table: dict[str, Any]) -> list[str]:
+    """Return a sentence for each number of table.json that the rows do not give."""
+    measured = any(run.documents for row in rows.values() for run in row.arm.runs)
+    skipped = NOT_IN_ROWS if measured else {*NOT_IN_ROWS, "over_documents"}
+    computed = [
         {
             "runs": [
                 {"folder": run.record, "seed": run.seed, "values": {key: run.numbers.get(key) for key in row.summaries}}
@@ -93,8 +96,9 @@ def _recompute(arms: Sequence[StudyArm], table: dict[str, Any]) -> list[dict[str
             "differences": {key: asdict(difference) for key, difference in row.differences.items()},
             "tokens_to_loss": _tokens_to_loss(row.arm.values(SHARE)),
         }
-        for row in rows
+        for row in rows.values()
     ]
+    return _unlike(table["arms"], computed, "arms", skipped)
 
 
 def _tokens_to_loss(shares: dict[int, float]) -> dict[str, Any] | None:
@@ -111,12 +115,10 @@ def _tokens_to_loss(shares: dict[int, float]) -> dict[str, Any] | None:
 
 def _read_documents(file: Path) -> dict[str, DocumentSums]:
     found: dict[str, tuple[list[float], list[int]]] = {}
-    if file.exists():
-        with file.open(encoding="utf-8", newline="") as text:
-            for row in csv.DictReader(text):
-                nats, tokens = found.setdefault(row["run"], ([], []))
-                nats.append(float(row["nats"]))
-                tokens.append(int(row["tokens"]))
+    for row in read_csv(file):
+        nats, tokens = found.setdefault(row["run"], ([], []))
+        nats.append(float(row["nats"]))
+        tokens.append(int(row["tokens"]))
     return {run: DocumentSums(*sums) for run, sums in found.items()}
 
 

@@ -1,26 +1,71 @@
 """Recompute the numbers of every study in results/ from its rows.csv: python -m results.tools.verify."""
 
+import hashlib
+import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from results.tools.pages import check_readme, check_table
-from results.tools.rows import check_json, read_rows, read_table
+from results.tools.pages import Pages, unlike
+from results.tools.rows import METRICS, check_json
+from simbal.report.columns import ABSENT, Cell
+from simbal.report.comparison import Row
+from simbal.report.export import markdown_table
+from simbal.report.sections import differences, means, tokens_to_loss
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
+
+SUMS = "SHA256SUMS"
 
 
 def verify(results: Path) -> list[str]:
     """Return a sentence for each number that is not as the rows give it; a study without rows.csv is left out."""
-    wrong = []
+    wrong, pages = check_sums(results), Pages(results)
     for folder in sorted(file.parent for file in results.glob("*/rows.csv")):
-        text = (folder / "table.md").read_text(encoding="utf-8")
-        found = check_json(folder) + check_table(text, read_table(folder), [*read_rows(folder)])
+        study = pages.study(folder.name)
+        rows = study.compared(study.table["baseline"])
+        found = check_json(rows, study.table) or check_table(folder / "table.md", rows, study.table)
         wrong += [f"{folder.name}: {sentence}" for sentence in found]
     for page in sorted(results.glob("**/README.md")):
-        found = check_readme(page.read_text(encoding="utf-8"), results, page.parent.name)
+        found = pages.check(page.read_text(encoding="utf-8"), page.parent.name)
         wrong += [f"{page.relative_to(results)}: {sentence}" for sentence in found]
     return wrong
 
 
+def sums(results: Path) -> list[str]:
+    """Return a line of SHA256SUMS for each CSV file of the studies; partial.csv still grows."""
+    files = sorted(file for file in results.glob("*/*.csv") if file.name != "partial.csv")
+    return [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(results)}" for file in files]
+
+
+def check_sums(results: Path) -> list[str]:
+    """Return a sentence for each CSV file that is not the one that its study wrote."""
+    kept, found = (results / SUMS).read_text(encoding="utf-8").splitlines(), sums(results)
+    return [f"{line.split()[1]} differs from {SUMS}" for line in sorted({*kept} ^ {*found})]
+
+
+def check_table(file: Path, names: Iterable[str], table: dict[str, Any]) -> list[str]:
+    """Return a sentence for each line of table.md that table.json, whose arms have these names, does not give."""
+    metrics = [METRICS[key] for key in table["metrics"]]
+    rows = [_row(name, arm) for name, arm in zip(names, table["arms"], strict=True)]
+    shown = Table(table["name"], [*table["arms"][0]["label"]], metrics, rows, table["baseline"], [])
+    parts = means(shown), differences(shown), tokens_to_loss(shown)
+    given = "\n".join(markdown_table(part.headings, part.lines) for part in parts if part.rows).splitlines()
+    return unlike([line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")], given)
+
+
+def _row(name: str, arm: dict[str, Any]) -> Row:
+    """Return an arm of table.json."""
+    found = json.loads(json.dumps(arm), object_hook=lambda one: SimpleNamespace(**one))
+    found.name, found.seeds = name, [run.seed for run in found.runs]
+    found.label = {key: Cell(text or ABSENT) for key, text in arm["label"].items()}
+    if tokens := arm["tokens_to_loss"]:
+        by_slope = tokens["by_slope"] and SlopeSaving(**tokens["by_slope"])
+        tokens = TokensToLoss(**tokens | {"by_slope": by_slope})
+    return Row(found, vars(found.summaries), None, vars(found.differences), tokens)
+
+
 if __name__ == "__main__":
-    sentences = verify(Path(__file__).parents[1])
-    print(*sentences, sep="\n", end="\n" if sentences else "")
-    sys.exit(f"error: {len(sentences)} numbers in results/ do not follow from rows.csv" if sentences else 0)
+    sys.exit("\n".join(verify(Path(__file__).parents[1])) or 0)

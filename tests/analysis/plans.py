@@ -17,10 +17,6 @@ def keys_of(group: str, option: str) -> dict:
     return yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
 
 
-def resolved_trainer(option: str) -> dict:
-    return keys_of("trainer", "default") | keys_of("trainer", option)
-
-
 def planned(model="moe_m", hardware="h200", gpus=8, **changes):
     of_model, of_hardware = keys_of("model", model), keys_of("hardware", hardware)
     of_hardware |= {key: changes.pop(key) for key in [*changes] if key in of_hardware}

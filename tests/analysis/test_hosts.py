@@ -251,24 +251,6 @@ def test_half_precision_is_computed_where_it_is_asked_for(folder, host):
     assert losses[0] != losses[1]
 
 
-def test_a_plan_says_what_the_analyses_take(folder, capsys):
-    asked = request(folder, saved(folder, "olmoe"), name="planned")
-    plan = {"plan": {"_target_": "simbal.analysis.plan.plan"}}
-    evaluate(plan | settings("dropping"), None, False, "cpu", asked.output_dir, host=asked)
-    found = json.loads((folder / "outputs/planned/olmoe/analysis/plan.json").read_text())
-    assert found["metrics"]["flops_every_expert"] > 2 * found["metrics"]["flops"]
-    assert found["settings"]["of"]["dropping"]["tokens"] == 512
-    told = capsys.readouterr().out
-    assert "dropping" in told
-    assert "a window of 64 tokens" in told
-    many = plan | {"quality": settings("quality")["quality"] | {"batch_size": 256}}
-    evaluate(many, None, True, "cpu", asked.output_dir, host=asked)
-    larger = json.loads((folder / "outputs/planned/olmoe/analysis/plan.json").read_text())
-    assert larger["metrics"]["logit_bytes"] == 256 / 16 * found["metrics"]["logit_bytes"]
-    with pytest.raises(UserError, match="analysis.plan.steps= is of training"):
-        evaluate({"plan": plan["plan"] | {"steps": 7}}, None, False, "cpu", asked.output_dir, host=asked)
-
-
 def test_the_guide_names_every_architecture_and_what_it_is_measured_by():
     without = {name: ", ".join(f"`{analysis}`" for analysis in names) for name, names in WITHOUT.items()}
     found = {name: f"all but {without[name]}" if name in without else "all" for name in RULE}

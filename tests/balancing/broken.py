@@ -6,16 +6,12 @@ import torch
 from torch import nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.balancing.bias_controller import BiasController
-from simbal.balancing.capacity import Capacity
-from simbal.balancing.expert_choice import ExpertChoice
-from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.balancing.loss_free import LossFree
-from simbal.balancing.simbal import SimBal
-from simbal.balancing.top_p import TopP
-from simbal.conformance.case import SIZES
+from simbal.balancing.bias import BiasController, LossFree
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
+from simbal.balancing.ragged import TopP
+from simbal.balancing.thresholds import Capacity, ExpertChoice, ExpertThreshold, cutoff
+from simbal.balancing.weight_losses import SimBal
+from simbal.conformance import SIZES
 
 READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
 

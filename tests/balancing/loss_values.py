@@ -14,17 +14,11 @@ from typing import Any
 import torch
 
 from simbal.balancing.base import Balancing
-from simbal.balancing.expert_overlap import ExpertOverlap
-from simbal.balancing.expert_router_coupling import ExpertRouterCoupling
-from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.balancing.remoe import ReMoE
-from simbal.balancing.router_z_loss import RouterZLoss
-from simbal.balancing.simbal import SimBal
-from simbal.balancing.top_p import TopP
-from simbal.conformance import Case
-from simbal.conformance.loss_checks import TOKENS_BS, D, E, K, losses
+from simbal.balancing.coupling import ExpertRouterCoupling
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
+from simbal.balancing.ragged import ReMoE, TopP
+from simbal.balancing.weight_losses import ErnieOrthogonalLoss, ExpertOverlap, OffDiagonalCosine, RowNorm, SimBal
+from simbal.conformance import TOKENS_BS, Case, D, E, K, losses
 from simbal.model.router import ExpertWeights, Router
 
 SCALE = 20.0

@@ -6,13 +6,9 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.capacity import Capacity
 from simbal.balancing.composition import Composition
-from simbal.balancing.dynamic_quantile import DynamicQuantile
-from simbal.balancing.expert_choice import ExpertChoice
-from simbal.balancing.expert_threshold import ExpertThreshold
-from simbal.balancing.remoe import ReMoE
-from simbal.balancing.top_p import TopP
+from simbal.balancing.ragged import ReMoE, TopP
+from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, ExpertThreshold
 from simbal.conformance import Case
 from simbal.model.router import Candidates, Router, Routing, gate
 

@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.bias_controller import BiasController, shortage
+from simbal.balancing.bias import BiasController, LossFree, shortage
 from simbal.balancing.composition import Composition, build_strategy
-from simbal.balancing.loss_free import LossFree
-from simbal.conformance.case import FACTS
-from simbal.conformance.tiny_training import batch_of, composed_module, train
+from simbal.conformance import FACTS, batch_of, composed_module, train
 from simbal.errors import UserError
 from simbal.host.routers import find_routers
 from simbal.model.router import Candidates, Router, Routing

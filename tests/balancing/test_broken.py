@@ -4,8 +4,9 @@ import inspect
 
 import pytest
 
+from simbal import conformance
 from simbal.balancing.base import Balancing
-from simbal.conformance import CHECKS, Case, choice_checks, loss_checks, training_checks
+from simbal.conformance import CHECKS, Case
 from tests.balancing import broken
 from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula
 from tests.balancing.ragged_example import its_choice_on_the_example_is_the_one_worked_out_by_hand
@@ -16,31 +17,31 @@ EVERY = [
     its_choice_on_the_example_is_the_one_worked_out_by_hand,
 ]
 CAUGHT_BY = {
-    broken.Undeclared: loss_checks.says_what_it_is,
-    broken.DenseGates: loss_checks.its_gradient_reaches_the_router,
-    broken.HiddenLoss: training_checks.its_loss_is_part_of_the_training_loss,
+    broken.Undeclared: conformance.says_what_it_is,
+    broken.DenseGates: conformance.its_gradient_reaches_the_router,
+    broken.HiddenLoss: conformance.its_loss_is_part_of_the_training_loss,
     broken.WrongFactor: its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
     broken.TransposedGram: its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
-    broken.CoefficientTwice: loss_checks.it_is_linear_in_its_coefficient,
-    broken.SecretReader: loss_checks.a_loss_of_weights_looks_at_nothing_else_if_declared,
-    broken.ConcatenatedLayers: loss_checks.layers_mix_only_if_declared,
-    broken.RunningGlobal: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
-    broken.LastMicroBatchOnly: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
-    broken.MicroBatchController: training_checks.the_cut_into_micro_batches_matters_only_if_declared,
-    broken.CountsInForward: training_checks.activation_checkpointing_changes_nothing,
-    broken.MovesInEvaluation: training_checks.evaluation_has_no_effect,
-    broken.ForgottenBias: training_checks.its_state_survives_a_checkpoint,
-    broken.ForgottenMomentum: training_checks.its_state_survives_a_checkpoint,
-    broken.Bf16Bias: training_checks.its_state_stays_fp32,
-    broken.CastBias: training_checks.its_state_stays_fp32,
-    broken.SharedBias: training_checks.instances_share_nothing,
-    broken.LooksAhead: training_checks.choices_look_ahead_only_if_declared,
-    broken.ExpertZeroFirst: training_checks.relabelling_experts_relabels_the_choice_if_declared,
-    broken.SilentGroups: training_checks.relabelling_experts_relabels_the_choice_if_declared,
-    broken.FalseHope: loss_checks.a_dead_expert_is_drawn_in_as_declared,
-    broken.OwnBatch: choice_checks.a_prefix_is_routed_as_in_the_whole,
-    broken.ChoiceInEvaluation: choice_checks.a_prefix_is_routed_as_in_the_whole,
-    broken.KeepsStrangeWeights: choice_checks.weights_are_those_of_the_chosen,
+    broken.CoefficientTwice: conformance.it_is_linear_in_its_coefficient,
+    broken.SecretReader: conformance.a_loss_of_weights_looks_at_nothing_else_if_declared,
+    broken.ConcatenatedLayers: conformance.layers_mix_only_if_declared,
+    broken.RunningGlobal: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.LastMicroBatchOnly: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.MicroBatchController: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.CountsInForward: conformance.activation_checkpointing_changes_nothing,
+    broken.MovesInEvaluation: conformance.evaluation_has_no_effect,
+    broken.ForgottenBias: conformance.its_state_survives_a_checkpoint,
+    broken.ForgottenMomentum: conformance.its_state_survives_a_checkpoint,
+    broken.Bf16Bias: conformance.its_state_stays_fp32,
+    broken.CastBias: conformance.its_state_stays_fp32,
+    broken.SharedBias: conformance.instances_share_nothing,
+    broken.LooksAhead: conformance.choices_look_ahead_only_if_declared,
+    broken.ExpertZeroFirst: conformance.relabelling_experts_relabels_the_choice_if_declared,
+    broken.SilentGroups: conformance.relabelling_experts_relabels_the_choice_if_declared,
+    broken.FalseHope: conformance.a_dead_expert_is_drawn_in_as_declared,
+    broken.OwnBatch: conformance.a_prefix_is_routed_as_in_the_whole,
+    broken.ChoiceInEvaluation: conformance.a_prefix_is_routed_as_in_the_whole,
+    broken.KeepsStrangeWeights: conformance.weights_are_those_of_the_chosen,
     broken.WithoutTheLast: its_choice_on_the_example_is_the_one_worked_out_by_hand,
     broken.CountsTheDropped: its_choice_on_the_example_is_the_one_worked_out_by_hand,
     broken.RenormalisesTheRest: its_choice_on_the_example_is_the_one_worked_out_by_hand,

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.controls import HashRouting, UniformRouting, mixed, uniform_numbers
-from simbal.balancing.logit_norm import LogitNorm
-from simbal.balancing.quantile import QuantileBalancing, surplus
-from simbal.balancing.sinkhorn import Sinkhorn, expert_potential
+from simbal.balancing.logits import LogitNorm, Sinkhorn, expert_potential
+from simbal.balancing.thresholds import QuantileBalancing, surplus
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router
 from tests.balancing.example import PROBS_BSE, example

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.composition import Composition, build_balancing, build_strategy
-from simbal.balancing.none import NoBalancing
+from simbal.balancing.controls import NoBalancing
 from simbal.config.schedule import Schedule
-from simbal.conformance.case import FACTS, SIZES
-from simbal.conformance.tiny_training import batch_of, composed_module, tiny_model, train
+from simbal.conformance import FACTS, SIZES, batch_of, composed_module, tiny_model, train
 from simbal.errors import UserError
 from tests.balancing.cases import registered
 from tests.balancing.example import example, mirrored

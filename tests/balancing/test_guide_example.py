@@ -15,8 +15,7 @@ from hydra.utils import get_class
 from simbal import balancing
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import build_strategy
-from simbal.conformance import CHECKS
-from simbal.conformance.case import FACTS
+from simbal.conformance import CHECKS, FACTS
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train

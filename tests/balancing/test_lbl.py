@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.composition import Composition, build_strategy
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.conformance.case import FACTS
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
+from simbal.conformance import FACTS
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing
 from tests.balancing.cases import registered

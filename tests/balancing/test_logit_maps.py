@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import build_balancing
-from simbal.balancing.cosine import CosineRouter
-from simbal.balancing.prototype import PrototypeRouter, sums_and_number
-from simbal.balancing.temperature import Temperature
-from simbal.conformance import Case
-from simbal.conformance.case import FACTS
-from simbal.conformance.loss_checks import route
-from simbal.conformance.tiny_training import batch_of, composed_module, tiny_model, train
+from simbal.balancing.logits import CosineRouter, PrototypeRouter, Temperature, sums_and_number
+from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
 from simbal.errors import UserError
 from simbal.model.router import Routing, gate
 from simbal.training.optimizer import parameter_groups

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.loss_free import LossFree
-from simbal.conformance.tiny_training import batch_of, module_of, train
+from simbal.balancing.bias import LossFree
+from simbal.conformance import batch_of, module_of, train
 from simbal.errors import UserError
 from simbal.model.router import Candidates
 from tests.balancing.example import routing_of

@@ -7,9 +7,7 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as mixtral_loss
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func as olmoe_loss
 
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.balancing.router_z_loss import RouterZLoss
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
 from tests.balancing.example import routing_of
 
 with warnings.catch_warnings():

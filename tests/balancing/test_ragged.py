@@ -8,7 +8,7 @@ import torch
 from simbal.analysis.pruning import Pruning
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.expert_threshold import ExpertThreshold, cutoff
+from simbal.balancing.thresholds import ExpertThreshold, cutoff
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
 from simbal.model.router import Router, Routing, admitted, count, topk_weights

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.capacity import Capacity, even_load, places
 from simbal.balancing.composition import Composition
-from simbal.balancing.dynamic_quantile import DynamicQuantile, smallest_above
-from simbal.balancing.expert_choice import ExpertChoice
 from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.top_p import TopP
+from simbal.balancing.ragged import TopP
+from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, even_load, places, smallest_above
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, largest
 from tests.balancing.ragged_example import IDS_BS, LARGEST_SOFTMAX, LOGITS_NE, TWO_LARGEST, candidates, routing_by, sets

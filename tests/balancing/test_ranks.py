@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simbal import distributed
-from simbal.conformance.tiny_training import same
+from simbal.conformance import same
 from tests.balancing.cases import CASES
 from tests.balancing.two_ranks import OF_EACH_SCOPE, Threads, trained
 

@@ -7,10 +7,10 @@ import torch
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import Composition
+from simbal.balancing.controls import NoBalancing
 from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.none import NoBalancing
-from simbal.balancing.remoe import ReMoE
-from simbal.conformance.tiny_training import composed_module, train
+from simbal.balancing.ragged import ReMoE
+from simbal.conformance import composed_module, train
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, gate, log_scores, topk_weights
 from tests.balancing.ragged_example import LOGITS_NE, routing_by

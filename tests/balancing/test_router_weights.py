@@ -9,8 +9,7 @@ from scipy.linalg import polar
 from simbal.balancing.composition import Composition, build_balancing
 from simbal.balancing.controls import FrozenRouter
 from simbal.balancing.orthogonal import OrthogonalMixture
-from simbal.conformance.case import FACTS
-from simbal.conformance.tiny_training import composed_module, tiny_model
+from simbal.conformance import FACTS, composed_module, tiny_model
 from simbal.errors import UserError
 from simbal.model.init import init_router, initialise
 from simbal.model.router import Router

@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import Composition, build_balancing
-from simbal.balancing.expert_overlap import ExpertOverlap
-from simbal.balancing.expert_router_coupling import ExpertRouterCoupling, activations, excess, spread
-from simbal.conformance import Case
-from simbal.conformance.case import FACTS
-from simbal.conformance.loss_checks import route
-from simbal.conformance.tiny_training import composed_module, tiny_model, train
+from simbal.balancing.coupling import ExpertRouterCoupling, activations, excess, spread
+from simbal.balancing.weight_losses import ExpertOverlap
+from simbal.conformance import FACTS, Case, composed_module, route, tiny_model, train
 from simbal.errors import UserError
 from simbal.model.router import ExpertWeights, Router, Routing
 from tests.balancing.cases import registered

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from simbal.balancing.base import FinishedStep
-from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
-from simbal.balancing.simbal import SimBal
-from simbal.conformance.tiny_training import LR, module_of, train
+from simbal.balancing.weight_losses import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm, SimBal
+from simbal.conformance import LR, module_of, train
 from simbal.errors import UserError
 from simbal.model.router import Router
 from tests.balancing.example import WEIGHT_ED, example

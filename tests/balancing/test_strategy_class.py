@@ -9,7 +9,7 @@ import pytest
 
 from simbal.analysis.shared.trained import load
 from simbal.balancing.composition import build_strategy
-from simbal.balancing.simbal import SimBal
+from simbal.balancing.weight_losses import SimBal
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.conftest import spec_of
@@ -18,7 +18,7 @@ from tests.forged_runs import forge
 REPOSITORY = Path(__file__).parents[2]
 FACTS = {"num_layers": 2, "num_experts": 4, "seed": 0}
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
-STRATEGY = "from simbal.balancing.simbal import SimBal as Ours\nclass SimBal(Ours): pass\n"
+STRATEGY = "from simbal.balancing.weight_losses import SimBal as Ours\nclass SimBal(Ours): pass\n"
 ENTRY = "[simbal.strategies]\nmine = paper_runs:SimBal\n"
 REFUSED = "is not imported: the config.yaml of a run may name a strategy of simbal, or one that an installed package"
 
@@ -102,8 +102,8 @@ def test_a_program_builds_a_class_that_an_installed_package_has_registered(hosti
 
 @pytest.mark.parametrize(
     "target",
-    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.simbal.SimBal", ".SimBal", "",
-     None, 5, "simbal.SimBal", "simbal/balancing/simbal.SimBal", "a b.c", "tests.balancing.broken.Leaky",
+    ["os.system", "os.abort", "builtins.exec", "subprocess.Popen", "..simbal.balancing.weight_losses.SimBal", ".SimBal",
+     "", None, 5, "simbal.SimBal", "simbal/balancing/weight_losses.SimBal", "a b.c", "tests.balancing.broken.Leaky",
      "hydra_plugins.simbal_plugins.grid.GridSweeper"],
 )  # fmt: skip
 def test_a_folders_config_names_no_other_thing(target):
@@ -114,8 +114,8 @@ def test_a_folders_config_names_no_other_thing(target):
 @pytest.mark.parametrize(
     "target",
     ["simbal.balancing.composition.build_strategy", "simbal.balancing.base.Properties",
-     "simbal.balancing.simbal.Nothing", "simbal.training.run.train", "simbal.sweep.worker.work",
-     "simbal.balancing.SimBall", "simbal.nowhere.SimBal", "simbal.balancing.simbal.SimBal.__init__"],
+     "simbal.balancing.weight_losses.Nothing", "simbal.training.run.train", "simbal.sweep.worker.work",
+     "simbal.balancing.SimBall", "simbal.nowhere.SimBal", "simbal.balancing.weight_losses.SimBal.__init__"],
 )  # fmt: skip
 def test_what_is_no_strategy_of_simbal_is_not_called(target):
     with pytest.raises(UserError, match="names no subclass of simbal.balancing.base.Balancing"):
@@ -123,7 +123,7 @@ def test_what_is_no_strategy_of_simbal_is_not_called(target):
 
 
 def test_strategies_of_simbal_are_built_from_a_folders_config_and_any_from_the_users_own(tmp_path, installed):
-    keys = {"_target_": "simbal.balancing.simbal.SimBal", "coef": 0.1}
+    keys = {"_target_": "simbal.balancing.weight_losses.SimBal", "coef": 0.1}
     assert type(build_strategy("x", keys, FACTS, trusted=False)) is SimBal
     mark = package(tmp_path)
     installed(tmp_path)

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
-from simbal.conformance import Case
-from simbal.conformance.tiny_training import outcome, tiny_module, train
+from simbal.conformance import Case, outcome, tiny_module, train
 from tests.balancing.cases import CASES
 from tests.child_processes import DEADLINE_SECONDS
 

@@ -93,7 +93,7 @@ def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
     ("before", "after", "said"),
     [
         (
-            "simbal.balancing.simbal.SimBal",
+            "simbal.balancing.weight_losses.SimBal",
             "evil.SimBal",
             "was trained by evil.SimBal, which conf/ has not: give balan",
         ),

@@ -70,4 +70,4 @@ def read_url(keys):
 @pytest.fixture
 def no_pauses(monkeypatch):
     """A connection that is lost is tried again at once."""
-    monkeypatch.setattr("simbal.files.remote.PAUSES", (0, 0, 0))
+    monkeypatch.setattr("simbal.data.sources.remote.PAUSES", (0, 0, 0))

@@ -75,7 +75,7 @@ def test_a_page_that_is_not_there_is_asked_for_once(read_url, web):
 
 def test_a_server_that_is_gone_or_never_answers_does_not_hang(read_url, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT", (0.1, 0.1))
-    monkeypatch.setattr("simbal.files.remote.PAUSES", ())
+    monkeypatch.setattr("simbal.data.sources.remote.PAUSES", ())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UserError, match="a.jsonl cannot be fetched .TimeoutError: timed out; 1 attempts"):

@@ -10,7 +10,7 @@ import pytest
 
 from simbal.cli.main import PROGRAMS
 from simbal.commands import STARTED_BY_NAME, as_typed
-from simbal.metrics.table import NUMBERS, SIMILARITY, TRAINING, VALIDATION
+from simbal.metrics.definitions import NUMBERS, SIMILARITY, TRAINING, VALIDATION
 from tests.conftest import CONF
 
 ROOT = CONF.parent

@@ -6,7 +6,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from simbal.host.rules import Rule, SparseMixer
-from simbal.model.expert_groups import Groups
+from simbal.model.router import Groups
 
 E, K = 8, 2
 SIZES = {

@@ -45,7 +45,7 @@ def copy(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("train.py", "evaluate.py", "report.py"):
         shutil.copy(ROOT / file, copy)
-    table = copy / "src/simbal/metrics/table.py"
+    table = copy / "src/simbal/metrics/definitions.py"
     before, first, after = table.read_text().partition("VALIDATION = (\n")
     table.write_text(before + first + METRIC + after)
     (copy / "src/simbal/analysis/head.py").write_text(ANALYSIS)
@@ -78,7 +78,7 @@ def touched(copy: Path, folder: str) -> list[str]:
 
 
 def test_three_files_are_touched(copy):
-    assert touched(copy, "src") == ["src/simbal/analysis/head.py", "src/simbal/metrics/table.py"]
+    assert touched(copy, "src") == ["src/simbal/analysis/head.py", "src/simbal/metrics/definitions.py"]
     assert touched(copy, "conf") == ["conf/analysis/head.yaml"]
 
 

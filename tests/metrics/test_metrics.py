@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics import language
 from simbal.metrics import routing as load
+from simbal.metrics.definitions import bits_per_byte, perplexity
 from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
 from simbal.metrics.similarity import identity_deviation, mean_squared_deviation
 
@@ -112,9 +112,9 @@ def test_fp32_deviation_stays_fp32_under_autocast():
 
 
 def test_bits_per_byte_and_perplexity():
-    assert language.perplexity(3 * math.log(7), 3) == pytest.approx(7)
-    assert language.bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
-    assert language.perplexity(1e6, 1) == math.inf
+    assert perplexity(3 * math.log(7), 3) == pytest.approx(7)
+    assert bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
+    assert perplexity(1e6, 1) == math.inf
 
 
 @pytest.mark.parametrize("measure", [load.max_vio, load.gini, load.squared_variation, load.load_entropy])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics.settling import FEWEST, NEAR, WINDOW, steps_to_settle, tail
+from simbal.metrics.routing import FEWEST, NEAR, WINDOW, steps_to_settle, tail
 from simbal.training.run import train
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simbal.model.rotary import _Rotation, rotary_angles, rotate
+from simbal.model.attention import _Rotation, rotary_angles, rotate
 
 B, H, S, P = 2, 3, 5, 12
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.model.expert_groups import Groups
+from simbal.model.router import Groups
 
 
 def test_groups_leave_open_the_experts_of_the_best():

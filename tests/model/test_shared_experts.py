@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from simbal.analysis.shared.pruned_layers import pruned
-from simbal.conformance.tiny_training import batch_of, tiny_model
+from simbal.conformance import batch_of, tiny_model
 from simbal.cost.parameters import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.hub.finished_run import read_run
@@ -17,7 +17,7 @@ from simbal.model.init import initialise
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router
 from simbal.model.transformer import Transformer
-from simbal.training.divergence import layer_statistics
+from simbal.training.failures import layer_statistics
 from simbal.training.run import train
 from tests.cost.test_memory import shape_of
 from tests.training.run_files import weights

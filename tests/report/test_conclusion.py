@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.conclusion import concluded, detectable, equivalence_p, examined, noncentrality

@@ -3,11 +3,11 @@
 import pytest
 
 from simbal.report.collect import collect
-from simbal.report.controls import is_control
-from simbal.report.notes import notes
+from simbal.report.notes import is_control, notes
 from simbal.report.table import build
 
 UNIFORM = {"balancing.uniform._target_": "simbal.balancing.controls.UniformRouting"}
+NONE = {"balancing.none._target_": "simbal.balancing.controls.NoBalancing"}
 DENSE = {"model.num_experts": 0}
 
 
@@ -27,6 +27,7 @@ def write_arm(write_run):
 
 def test_a_table_of_learnt_routers_alone_has_no_control(write_arm):
     write_arm("lbl", 20.0, 21.0)
+    write_arm("none", 22.0, 23.0, keys=NONE)
     (note,) = of_controls(write_arm("simbal", 19.0, 20.5))
     assert note.startswith("No arm is a control")
 

@@ -14,7 +14,7 @@ from simbal.report.documents import bootstrap, document_differences
 from simbal.report.notes import notes
 from simbal.report.report import report
 from simbal.report.table import build
-from simbal.runs.documents import DocumentSums
+from simbal.runs.curves import DocumentSums
 
 TOKENS = [int(count) for count in np.random.default_rng(1).integers(20, 400, 40)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.notes import notes
@@ -12,7 +12,7 @@ from simbal.report.table import build
 
 def strategies(**coefs: float | None) -> dict:
     """The `balancing` of a config, with each strategy's coefficient if it has one."""
-    plain = {"_target_": "simbal.balancing.simbal.SimBal"}
+    plain = {"_target_": "simbal.balancing.weight_losses.SimBal"}
     return {"balancing": {name: plain if coef is None else plain | {"coef": coef} for name, coef in coefs.items()}}
 
 

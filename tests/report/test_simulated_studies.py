@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtr
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.conclusion import concluded, examined
 from simbal.report.sequential import boundaries, decided
 from simbal.report.statistics import paired_difference

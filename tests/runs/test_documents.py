@@ -3,7 +3,7 @@
 import pytest
 
 from simbal.errors import UserError
-from simbal.runs.documents import document_sums
+from simbal.runs.curves import document_sums
 
 
 def test_the_sums_are_read_by_document(tmp_path):

@@ -4,9 +4,8 @@ import pytest
 
 from simbal.errors import BusyError, UserError
 from simbal.report.collect import collect
-from simbal.runs import removal
-from simbal.runs.folder import RunFolder
-from simbal.runs.removal import delete_runs, run_folders
+from simbal.runs import folder
+from simbal.runs.folder import RunFolder, delete_runs, run_folders
 
 
 def test_runs_are_deleted_and_nothing_else(write_run):
@@ -54,7 +53,7 @@ def test_a_kill_leaves_no_half_of_a_run_and_the_next_deletion_removes_the_rest(w
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(removal, "_remove", killed)
+        patch.setattr(folder, "_remove", killed)
         with pytest.raises(KeyboardInterrupt):
             delete_runs([gone])
     assert not gone.exists()

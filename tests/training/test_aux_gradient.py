@@ -7,9 +7,9 @@ import torch
 
 from simbal.balancing.composition import Composition
 from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.simbal import SimBal
 from simbal.balancing.step import StepInProgress
-from simbal.conformance.tiny_training import LR, B, S, batch_of, composed_module, tiny_module
+from simbal.balancing.weight_losses import SimBal
+from simbal.conformance import LR, B, S, batch_of, composed_module, tiny_module
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.balancing.cases import CASES

@@ -2,8 +2,8 @@
 
 import torch
 
-from simbal.conformance.tiny_training import B, S, tiny_module
-from simbal.conformance.tiny_training import train as train_tiny
+from simbal.conformance import B, S, tiny_module
+from simbal.conformance import train as train_tiny
 from simbal.distributed import sum_over_ranks
 from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE

@@ -9,7 +9,7 @@ import torch
 from simbal.data.store import prepare
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training.out_of_memory import memory_errors
+from simbal.training.failures import memory_errors
 from tests.conftest import MARKOV, SMALL
 from tests.programs import run
 

@@ -8,7 +8,7 @@ import torch
 
 from simbal.data.store import prepare
 from simbal.errors import UserError
-from simbal.metrics.table import SETTLING
+from simbal.metrics.definitions import SETTLING
 from simbal.runs.folder import RunFolder
 from simbal.training import run
 from simbal.training.run import train

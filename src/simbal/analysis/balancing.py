@@ -12,8 +12,8 @@ from simbal.host.describe import describe
 
 DEFINITION = {
     "findings": "what a few passes over random tokens in training mode show, each of a kind, a fact and what to do; "
-    "kinds: off, on, zero and no_coefficient of the auxiliary loss as it is set; formula, factor_k, pooled, padding or "
-    "mask, prompts, gradient or no_gradient, accumulation of what it is; idle_bias, jitter, draws of the routers",
+    "kinds: off, on and zero of the auxiliary loss as it is set; formula, factor_k, pooled, padding or "
+    "mask, gradient or no_gradient, accumulation of what it is; idle_bias of the routers",
 }
 
 

@@ -15,7 +15,7 @@ from simbal.analysis.quality import document_sums
 from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
 from simbal.errors import UserError
-from simbal.metrics import language
+from simbal.metrics.definitions import perplexity
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
@@ -66,8 +66,7 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
         nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
         losses.append(nats / counted)
     curve = [
-        {"drop": drop, "loss": loss, "ppl": language.perplexity(loss, 1)}
-        for drop, loss in zip(numbers, losses, strict=True)
+        {"drop": drop, "loss": loss, "ppl": perplexity(loss, 1)} for drop, loss in zip(numbers, losses, strict=True)
     ]
     record = {
         "definition": DEFINITION,

@@ -12,7 +12,6 @@ import torch
 from hydra.utils import get_method
 
 from simbal.analysis.hosts import HostRequest
-from simbal.analysis.measuring_plan import of_measuring
 from simbal.analysis.shared.finding import Finding, made_with, read_analysis, write_analysis
 from simbal.analysis.shared.host_model import HostModel
 from simbal.analysis.shared.subject import Subject, UnsuitedError
@@ -65,10 +64,8 @@ def evaluate(
         check_name("the analysis", name)  # it names a file in the folder of a run
     if host is None:
         keep_freed_memory()  # what a large model has held while it was loaded is given back
-    else:
-        if run is not None:
-            raise UserError("run= and hf= are two things to measure: give one of them")
-        analyses = of_measuring(analyses)
+    elif run is not None:
+        raise UserError("run= and hf= are two things to measure: give one of them")
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     settings = _with_inputs(analyses, functions, inputs)
     kinds = {name: _measures(function) for name, function in functions.items()}

@@ -1,61 +1,83 @@
-"""The analysis `plan`: speed, time, memory, disk and cost of training a model on given hardware; nothing is made.
+"""The analysis `plan`: the time, memory and price of training a model on named hardware; nothing is made.
 
-Reference: arXiv 2506.14038 for the paper's runs; FLOPs and memory are counted as in the analysis `flops`.
+Reference: arXiv 2506.14038 for the paper's runs; FLOPs are counted as in the analysis `flops`.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydantic import Field
 from rich.table import Table
 
-from simbal.analysis.flops import duration
+from simbal.analysis.flops import read_option, shape_of
 from simbal.analysis.shared.finding import Finding
+from simbal.config.compose import typed
+from simbal.config.options import options
+from simbal.config.schema import Group, ModelConfig
 from simbal.config.values import divisors, whole_number
-from simbal.cost.hardware import Hardware, Rate, assumed_rate, hardware_of, measured_rate
-from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory, largest_micro_batch, strategies
-from simbal.cost.parameters import Parameters, parameters
-from simbal.cost.recipe import MOST, Recipe, recipe_of
+from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory
+from simbal.cost.parameters import parameters
 from simbal.errors import UserError
-from simbal.experts.fused_blocks import config_for
 from simbal.files.console import new_grid
+from simbal.model.transformer import TransformerShape
 
 DAY = 86_400  # seconds
-ON_DISK = 3  # checkpoints: two stay while the next is written
+UNITS = {"days": DAY, "hours": 3_600, "minutes": 60, "seconds": 1}
+# trainers of the models with a recipe of their own, by layers and width: with other experts too
+TRAINERS = {(2, 64): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
+# tokens of the whole validation split, on which a run ends: the windows in the first 2,048 tokens of each of pysource's
+# 82 held-out documents; one shard of DCLM
+HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
 DEFINITION = {
-    "tokens_per_second": "of all devices: given, measured, or utilisation * peak FLOP/s * devices / training FLOPs per "
-    "token",
-    "days": "(training tokens + validation_tokens / 3 + work of PES) / tokens_per_second, as a forward pass is a third "
-    "of training's FLOPs; without checkpoints and the preparation of data",
+    "tokens_per_second": "of all devices: given, or utilisation * peak FLOP/s * devices / training FLOPs per token",
+    "days": "(training tokens + validation_tokens / 3) / tokens_per_second, as a forward pass is a third of training's "
+    "FLOPs; without PES, checkpoints and the preparation of data",
     "validation_tokens": "of all validations, of which the final one is of the whole split",
-    "validation_share": "of days: validations",
-    "pes_tokens": "of all measurements of PES, each of which every device makes",
-    "pes_share": "of days: a token of PES costs the FLOPs of forward / those of training through all E experts",
+    "peak_share": "tokens_per_second * training FLOPs per token / (peak FLOP/s * devices)",
     "device_hours": "24 * days * devices",
+    "cost": "USD, device_hours * price_per_hour",
     "sweep_days": "days * ceil(runs / at_once), each run with tokens_per_second; without the start of their processes",
     "sweep_cost": "USD, cost * runs",
-    "cost": "USD, device_hours * price_per_hour",
     "checkpoint_bytes": "weights and AdamW's two moments, in the precision they are stored in",
-    "disk_bytes": "three checkpoints: two stay while the next is written",
-    "memory": "bytes of a device by part, as in the analysis flops; sharing: buckets of gradients (ddp), or what is "
-    "put together of other devices' parts and its gradients (fsdp)",
+    "final_bytes": "weights alone",
+    "memory": "bytes of a device by part; activations: what autograd keeps of one micro-batch; working: the most that "
+    "one layer or the head needs beside it; sharing: buckets of gradients (ddp), or what is put together of other "
+    "devices' parts and its gradients (fsdp)",
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A run on its hardware, with what it takes."""
+class Hardware(Group):
+    """A device; each file of conf/hardware says where its numbers are from."""
 
-    recipe: Recipe
-    hardware: Hardware
-    gpus: int
-    runs: int
-    at_once: int
-    rate: Rate
-    memory_share: float
-    metrics: dict[str, float]  # as `DEFINITION` has them
-    memory: dict[str, dict[str, Any]]  # of a device by strategy: bytes by part, what fits
-    backend: str  # of the experts
+    device: str
+    accelerator: Literal["cpu", "cuda"]
+    bf16_flops: float | None = Field(gt=0)  # peak FLOP/s of dense products; None: it has no bf16
+    fp32_flops: float = Field(gt=0)
+    memory_bytes: float = Field(gt=0)
+    price_per_hour: float = Field(ge=0)  # USD, an assumption
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run without its hardware."""
+
+    model: str  # a file of conf/model, or `a changed model`
+    shape: TransformerShape
+    trainer: str  # a file of conf/trainer, which has what the user has not set
+    steps: int
+    global_batch: int  # sequences
+    micro_batch: int  # sequences
+    precision: str
+    seq_len: int
+    validations: int  # before the first step, after every `val_every`, after the last, and early ones
+    validation_tokens: int  # of each of them
+    final_validation_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole training."""
+        return self.steps * self.global_batch * self.seq_len
 
 
 def plan(
@@ -71,17 +93,12 @@ def plan(
     seq_len: int | None,
     vocab_size: int | None,
     val_every: int | None,
-    val_at: Literal["log", "none"] | None,
     validation_tokens: int | None,
-    final_validation_tokens: int | None,
-    pes_every: int | None,
-    pes_tokens: int | None,
-    backend: Literal["torch", "megablocks", "fused", "reference"] | None,
     tokens_per_second: float | None,
     utilisation: float,
     memory_share: float,
 ) -> Finding:
-    """Say what a run takes, and of each number whether it is measured, counted or assumed.
+    """Say what a run or a sweep takes, and of each number whether it is counted, given or assumed.
 
     Args:
         model: keys of conf/model, as `model=NAME` chooses them.
@@ -89,290 +106,190 @@ def plan(
         gpus: how many devices; None: one.
         runs: of a sweep, each like this one.
         at_once: of these runs, each on as many devices.
-        steps: of training; this and the next eleven: None means what `recipe_of` says.
+        steps: of training; this and the next seven: None means as the model's trainer and data have it.
         global_batch: sequences of a step, over all devices.
         micro_batch: sequences at a time on each device.
         precision: of the training.
         seq_len: tokens.
         vocab_size: token ids.
         val_every: steps between validations.
-        val_at: log: also after 1, 2, 4, 8 ... steps below val_every; none: not.
         validation_tokens: of a validation along the way.
-        final_validation_tokens: of the whole validation split.
-        pes_every: steps between measurements of PES; 0: none.
-        pes_tokens: of one of them.
-        backend: of the experts; None: what experts=auto takes on such a device.
-        tokens_per_second: of a run, as it was seen on these devices; None: a rate of rates.yaml, or an assumed one.
-        utilisation: share of the peak FLOP/s, above 0 and at most 1, where no rate is given or measured.
+        tokens_per_second: of a run, as it was seen on these devices; None: by `utilisation`.
+        utilisation: share of the peak FLOP/s, above 0 and at most 1.
         memory_share: of a device's memory that a step may fill, above 0 and at most 1.
 
     Raises:
         UserError: no model or hardware is given, a key is out of its range, or the devices cannot share the batch.
     """
-    devices = hardware_of(hardware)
-    given = {
-        "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch, "precision": precision,
-        "seq_len": seq_len, "vocab_size": vocab_size, "val_every": val_every, "val_at": val_at,
-        "validation_tokens": validation_tokens, "final_validation_tokens": final_validation_tokens,
-        "pes_every": pes_every, "pes_tokens": pes_tokens,
+    for key, keys in {"model": model, "hardware": hardware}.items():
+        if keys is None:
+            raise UserError(f"analysis=plan needs {key}=NAME: there is {', '.join(options(key))}")
+    device = typed(Hardware, hardware, "hardware.")
+    gpus = 1 if gpus is None else whole_number("gpus", gpus, 1)
+    numbers = {
+        "runs": runs, "at_once": at_once, "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch,
+        "seq_len": seq_len, "vocab_size": vocab_size, "val_every": val_every, "validation_tokens": validation_tokens,
     }  # fmt: skip
-    recipe = recipe_of(model, devices.accelerator, given)
-    number = 1 if gpus is None else whole_number("gpus", gpus, 1, MOST)
-    for key, count in {"runs": runs, "at_once": at_once}.items():
-        whole_number(f"analysis.plan.{key}", count, 1, MOST)
+    given = {key: whole_number(f"analysis.plan.{key}", n, 1) for key, n in numbers.items() if n is not None}
     for key, share in {"utilisation": utilisation, "memory_share": memory_share}.items():
         if not 0 < share <= 1:
             raise UserError(f"analysis.plan.{key}={share} must be above 0 and at most 1")
-    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
-        raise UserError(f"analysis.plan.tokens_per_second={tokens_per_second} must be a finite number above 0")
-    recipe = _shared(recipe, number, micro_batch)
-    of_experts = backend or _automatic_backend(recipe, devices)
-    rate = _rate(recipe, devices, number, of_experts, tokens_per_second, utilisation)
-    planned = _planned(recipe, devices, number, (runs, at_once), of_experts, rate, memory_share)
+    if tokens_per_second is not None and not tokens_per_second > 0:
+        raise UserError(f"analysis.plan.tokens_per_second={tokens_per_second} must be above 0")
+
+    recipe = recipe_of(model, device, gpus, given | ({"precision": precision} if precision else {}))
+    peak = device.fp32_flops if recipe.precision == "32-true" else device.bf16_flops
+    if peak is None:
+        raise UserError(f"analysis.plan.precision={recipe.precision}: {device.device} has no bf16: use 32-true")
+    counted = parameters(recipe.shape)
+    training_flops = counted.training_flops(recipe.seq_len, recipe.tokens)
+    rate = tokens_per_second or gpus * peak * utilisation * recipe.tokens / training_flops
+    validated = recipe.validations * recipe.validation_tokens + recipe.final_validation_tokens
+    days = (recipe.tokens + validated / 3) / rate / DAY
+    cost = 24 * days * gpus * device.price_per_hour
+    sequences = recipe.global_batch // gpus
+    step = Step(
+        recipe.micro_batch, recipe.seq_len, recipe.micro_batch < sequences, recipe.precision, device.accelerator
+    )
+    metrics = {
+        "parameters": counted.total,
+        "active": counted.active,
+        "forward_flops": counted.forward_flops(recipe.seq_len),
+        "tokens": recipe.tokens,
+        "training_flops": training_flops,
+        "validation_tokens": validated,
+        "tokens_per_second": rate,
+        "peak_share": training_flops / recipe.tokens * rate / (gpus * peak),
+        "days": days,
+        "device_hours": 24 * days * gpus,
+        "cost": cost,
+        "runs": runs,
+        "sweep_days": days * math.ceil(runs / at_once),
+        "sweep_cost": cost * runs,
+        "final_bytes": step.stored * counted.total,
+        "checkpoint_bytes": 3 * step.stored * counted.total,
+    }
+    ways = ("ddp", "fsdp") if gpus > 1 else ("one device",)
+    memory = {way: device_memory(recipe.shape, step, way, gpus) for way in ways}
+    limit = memory_share * device.memory_bytes
+
+    notes = [
+        "Not in the time: PES, checkpoints, data, the start of processes. Set device memory and price as in "
+        "hardware.price_per_hour=2."
+    ]
+    if not tokens_per_second:
+        notes.insert(0, "Give analysis.plan.tokens_per_second of a short run there, or else utilisation is assumed.")
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
-        "hardware": devices.model_dump(),
-        "devices": number,
-        "rate": asdict(planned.rate),
-        "metrics": planned.metrics,
-        "memory": planned.memory,
-        "backend": of_experts,
+        "hardware": asdict(device),
+        "devices": gpus,
+        "metrics": metrics,
+        "memory": {way: asdict(of) | {"peak": of.peak, "fits": of.peak <= limit} for way, of in memory.items()},
     }
-    return Finding([_of_run(planned), _of_memory(planned)], notes(planned), record)
+    basis = "given" if tokens_per_second else f"assumed: {utilisation:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
+    return Finding([_of_run(recipe, device, gpus, metrics, basis), _of_memory(recipe, memory, limit)], notes, record)
 
 
-def notes(plan: Plan) -> list[str]:
-    """Return notes on what was not measured, and on what is left out."""
-    said = [
-        "Memory is counted; a step of MoE-M on an H200 took 0.83 of what is counted for it. "
-        f"{plan.memory_share:.0%} of {_gb(plan.hardware.memory_bytes)} GB may be filled, an assumption "
-        "(analysis.plan.memory_share).",
-        "Not in the time: checkpoints, data, the start of processes. Device memory and price: conf/hardware, as in "
-        "hardware.price_per_hour=2.",
-    ]
-    if not any(change.startswith("final_validation_tokens=") for change in plan.recipe.changed):
-        said.append(
-            f"That a validation split has {plan.recipe.final_validation_tokens:,} tokens is assumed "
-            "(analysis.plan.final_validation_tokens)."
+def recipe_of(model: dict[str, Any], device: Hardware, gpus: int, given: dict[str, Any]) -> Recipe:
+    """Return the recipe of a model with these keys of conf/model, on `gpus` devices.
+
+    What is not `given` is as in the trainer and data of the paper for its models, as train.py has it for others. The
+    micro-batch is then the largest divisor of a device's sequences that is at most as large as there.
+
+    Raises:
+        UserError: a key has no sensible value, or the devices cannot share the batch.
+    """
+    typed(ModelConfig, model, "model.")
+    trainer = TRAINERS.get((model["num_layers"], model["d_model"]), "default")
+    source = "dclm" if trainer.startswith("paper") else "pysource"
+    usual = read_option("data", source) | read_option("trainer", trainer)
+    if usual["precision"] == "auto":
+        usual["precision"] = "32-true" if device.accelerator == "cpu" else "bf16-mixed"
+    keys = usual | {"steps": usual["max_steps"]} | given
+    whole, steps, val_every = keys["global_batch"], keys["steps"], keys["val_every"]
+    if whole % gpus:
+        allowed = ", ".join(map(str, divisors(whole)))
+        raise UserError(
+            f"gpus={gpus} cannot share the {whole} sequences of a step equally: it may be {allowed}, "
+            "or set analysis.plan.global_batch"
         )
-    if not plan.rate.measured:
-        said.insert(
-            0, "The rate is no measurement: time, device hours and cost are as good as its assumption, which "
-            "includes communication between devices (analysis.plan.utilisation)."
-        )  # fmt: skip
-    for strategy, memory in plan.memory.items():
-        if not memory["fits"]:
-            fits = memory["largest_micro_batch"]
-            remedy = f"analysis.plan.micro_batch={fits} would" if fits else "nor would any micro-batch"
-            said.append(f"{strategy}: a step does not fit; {remedy}.")
-    return said
+    sizes = divisors(whole // gpus)
+    micro_batch = given.get("micro_batch") or max(size for size in sizes if size <= keys["micro_batch"])
+    if micro_batch not in sizes:
+        raise UserError(
+            f"analysis.plan.micro_batch={micro_batch} must divide the {whole // gpus} sequences of a device: "
+            f"it may be {', '.join(map(str, sizes))}"
+        )
+    early = (min(val_every, steps) - 1).bit_length() if keys["val_at"] == "log" else 0  # after 1, 2, 4, 8 ... steps
+    return Recipe(
+        model=next((name for name in options("model") if read_option("model", name) == model), "a changed model"),
+        shape=shape_of(model, keys["vocab_size"]),
+        trainer=trainer,
+        steps=steps,
+        global_batch=whole,
+        micro_batch=micro_batch,
+        precision=keys["precision"],
+        seq_len=keys["seq_len"],
+        validations=1 + early + math.ceil(steps / val_every),
+        validation_tokens=min(keys["validation_tokens"], HELD_OUT[source]),
+        final_validation_tokens=HELD_OUT[source],
+    )
 
 
-def _of_run(plan: Plan) -> Table:
-    recipe, hardware = plan.recipe, plan.hardware
-    grid = new_grid(f"training {recipe.model or 'a changed model'} on {plan.gpus} x {hardware.device}", "", "value")
+def _of_run(recipe: Recipe, device: Hardware, gpus: int, found: dict[str, float], basis: str) -> Table:
+    """Return the table of a run; `basis` says where its tokens per second are from."""
+    grid = new_grid(f"training {recipe.model} on {gpus} x {device.device}", "", "value")
     grid.add_column("how it is known")
-    accumulated = recipe.global_batch // plan.gpus // recipe.micro_batch
-    batch = f"{plan.gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
-    found = plan.metrics
-    reached = found["training_flops"] / recipe.tokens * plan.rate.tokens_per_second
-    used = reached / (plan.gpus * hardware.peak(recipe.precision))
-    per = f"{found['final_bytes'] // found['parameters']} bytes a parameter ({recipe.precision})"
+    accumulated = recipe.global_batch // gpus // recipe.micro_batch
+    batch = f"{gpus} x {accumulated} x {recipe.micro_batch} x {recipe.seq_len}"
     rows = [
         ("parameters", f"{found['parameters']:,}", f"counted; {found['active']:,} of them active"),
-        ("training tokens", f"{recipe.tokens:,}", f"{recipe.steps:,} steps: {recipe.source}"),
+        ("forward FLOPs per token", f"{found['forward_flops']:,}", "counted, as in analysis=flops"),
+        ("training tokens", f"{recipe.tokens:,}", f"{recipe.steps:,} steps; trainer={recipe.trainer} where not set"),
         ("tokens of a step", f"{batch} = {recipe.global_batch * recipe.seq_len:,}",
          "devices x accumulated micro-batches x sequences x length"),
-        ("training FLOPs", f"{found['training_flops']:.4e}", "counted, as in analysis=flops"),
-        ("tokens per second", f"{plan.rate.tokens_per_second:,.0f}", plan.rate.basis),
-        ("share of the peak", f"{used:.1%}", "from the line above" if plan.rate.measured else "assumed"),
-        *_of_validations(recipe, found),
-        ("time", duration(found["days"] * DAY), "all these tokens / tokens per second"),
+        ("training FLOPs", f"{found['training_flops']:.4e}", "counted: 3 x forward x tokens"),
+        ("tokens per second", f"{found['tokens_per_second']:,.0f}", basis),
+        ("share of the peak", f"{found['peak_share']:.1%}", "from the line above"),
+        ("validation tokens", f"{found['validation_tokens']:,}",
+         f"{recipe.validations:,} x {recipe.validation_tokens:,}, and {recipe.final_validation_tokens:,} at the end"),
+        ("time", duration(found["days"] * DAY), "of training and validation; forward takes a third of training"),
         ("device hours", _number(found["device_hours"]), "time x devices"),
-        ("cost, USD", _number(found["cost"]), f"assumed: {hardware.price_per_hour:.2f} USD a device hour"),
-        *_of_sweep(plan),
-        ("a checkpoint, GB", _gb(found["checkpoint_bytes"]), f"counted: weights and two moments of {per}"),
-        ("final weights, GB", _gb(found["final_bytes"]), f"counted: {per}"),
-        ("disk while training, GB", _gb(found["disk_bytes"]),
-         "counted: two checkpoints stay while the next is written"),
+        ("cost, USD", _number(found["cost"]), f"assumed: {device.price_per_hour:.2f} USD a device hour"),
+        ("a checkpoint, GB", _number(found["checkpoint_bytes"] / 1e9), "counted: weights and AdamW's two moments"),
     ]  # fmt: skip
+    if found["runs"] > 1:
+        rows += [
+            (f"time of {found['runs']:,} runs", duration(found["sweep_days"] * DAY), "each run at the same rate"),
+            (f"cost of {found['runs']:,} runs, USD", _number(found["sweep_cost"]), "runs x cost"),
+        ]
     for row in rows:
         grid.add_row(*row)
     return grid
 
 
-def _of_sweep(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return the rows of a sweep of such runs, if it is one."""
-    if plan.runs == 1:
-        return []
-    found = plan.metrics
-    rounds = math.ceil(plan.runs / plan.at_once)
-    basis = f"{rounds} one after another, {plan.at_once} at once; assumed: each at the rate above"
-    return [
-        (f"time of {plan.runs:,} runs", duration(found["sweep_days"] * DAY), basis),
-        ("  their cost, USD", _number(found["sweep_cost"]), "runs x cost"),
-    ]
-
-
-def _of_validations(recipe: Recipe, found: dict[str, float]) -> list[tuple[str, str, str]]:
-    """Return the rows of what a run computes beside its training."""
-    also = "1, 2, 4, 8 ... and " if recipe.val_at == "log" else ""
-    rows = [
-        ("validations", f"{recipe.validations:,}",
-         f"of {recipe.tokens_of_validation:,} tokens: at 0, {also}every {recipe.val_every:,} steps, and the last"),
-        ("validation tokens", f"{recipe.validated_tokens:,}",
-         f"these, and {recipe.final_validation_tokens:,} at the end: the whole split"),
-        ("  of the time", f"{found['validation_share']:.1%}", "assumed: forward, a third of training's FLOPs"),
-    ]  # fmt: skip
-    if recipe.pes_measurements:
-        rows += [
-            ("PES tokens", f"{found['pes_tokens']:,}",
-             f"{recipe.pes_measurements:,} x {recipe.tokens_of_pes:,}, on each device, through all experts"),
-            ("  of the time", f"{found['pes_share']:.1%}", "assumed: as its FLOPs"),
-        ]  # fmt: skip
-    return rows
-
-
-def _of_memory(plan: Plan) -> Table:
-    recipe = plan.recipe
+def _of_memory(recipe: Recipe, memory: dict[str, DeviceMemory], limit: float) -> Table:
     title = f"memory of a device, GB: {recipe.micro_batch} x {recipe.seq_len} tokens at a time in {recipe.precision}"
-    if recipe.shape.num_experts:
-        title += f", experts={plan.backend}"
-    grid = new_grid(title, "", *plan.memory)
+    grid = new_grid(title, "", *memory)
     parts = {
         "weights": "weights", "gradients": "gradients", "AdamW's two moments": "moments",
         "activations": "activations", "working memory of a layer": "working", "to train together": "sharing",
     }  # fmt: skip
-    if plan.gpus == 1:
-        del parts["to train together"]
-    ways = plan.memory.values()
     for name, part in parts.items():
-        grid.add_row(name, *(_gb(memory[part]) for memory in ways))
+        grid.add_row(name, *(_number(getattr(of, part) / 1e9) for of in memory.values()))
     grid.add_section()
-    grid.add_row("most at once", *(_gb(memory["peak"]) for memory in ways))
-    limit = plan.memory_share * plan.hardware.memory_bytes
-    grid.add_row(f"fits into {_gb(limit)}", *("yes" if memory["fits"] else "no" for memory in ways))
-    grid.add_row("largest micro-batch that fits", *(str(memory["largest_micro_batch"] or "none") for memory in ways))
+    grid.add_row("most at once", *(_number(of.peak / 1e9) for of in memory.values()))
+    grid.add_row(f"fits into {_number(limit / 1e9)}", *("yes" if of.peak <= limit else "no" for of in memory.values()))
     return grid
 
 
-def _shared(recipe: Recipe, gpus: int, micro_batch: int | None) -> Recipe:
-    """Return the recipe with a micro-batch that divides what each device has of the global batch.
-
-    The user's own micro-batch has to divide it: else it is a `UserError`.
-    """
-    whole = recipe.global_batch
-    if whole % gpus:
-        raise UserError(
-            f"gpus={gpus} cannot share the {whole} sequences of a step equally: it may be {_listed(divisors(whole))}, "
-            "or set analysis.plan.global_batch"
-        )
-    sequences = whole // gpus
-    sizes = divisors(sequences)
-    if micro_batch is None:
-        return replace(recipe, micro_batch=max(size for size in sizes if size <= recipe.micro_batch))
-    if micro_batch not in sizes:
-        raise UserError(
-            f"analysis.plan.micro_batch={micro_batch} must divide the {sequences} sequences of a device: "
-            f"it may be {_listed(sizes)}"
-        )
-    return recipe
-
-
-def _automatic_backend(recipe: Recipe, hardware: Hardware) -> str:
-    """Return the backend that experts=auto takes there: `fused` for bf16 on CUDA, if it has blocks for the widths."""
-    if recipe.shape.bias:
-        return "reference"
-    in_bf16 = hardware.accelerator == "cuda" and recipe.precision != "32-true"
-    return "fused" if in_bf16 and config_for(recipe.shape.d_model, recipe.shape.d_expert, math.inf) else "torch"
-
-
-def _rate(recipe: Recipe, hardware: Hardware, gpus: int, backend: str, given: float | None, utilisation: float) -> Rate:
-    """Return the rate that is given, or else measured, or else assumed."""
-    if given is not None:
-        return Rate(given, "given: analysis.plan.tokens_per_second", measured=True)
-    measured = measured_rate(recipe, recipe.micro_batch, backend, hardware, gpus)
-    flops = parameters(recipe.shape).training_flops(recipe.seq_len, recipe.tokens)
-    return measured or assumed_rate(flops, recipe.tokens, hardware.peak(recipe.precision), gpus, utilisation)
-
-
-def _planned(
-    recipe: Recipe,
-    hardware: Hardware,
-    gpus: int,
-    sweep: tuple[int, int],
-    backend: str,
-    rate: Rate,
-    memory_share: float,
-) -> Plan:
-    """Return the plan of a run whose devices can share the batch; `sweep`: its runs, and how many at once."""
-    counted = parameters(recipe.shape)
-    flops = counted.training_flops(recipe.seq_len, recipe.tokens)
-    other = _other_work(recipe, counted, gpus)
-    work = recipe.tokens + sum(other.values())
-    days = work / rate.tokens_per_second / DAY
-    cost = 24 * days * gpus * hardware.price_per_hour
-    runs, at_once = sweep
-    step = Step(recipe.micro_batch, recipe.seq_len, False, recipe.precision, backend, hardware.accelerator)
-    final_bytes = step.stored * counted.total
-    metrics = {
-        "parameters": counted.total,
-        "active": counted.active,
-        "tokens": recipe.tokens,
-        "training_flops": flops,
-        "validations": recipe.validations,
-        "validation_tokens": recipe.validated_tokens,
-        "pes_tokens": recipe.pes_measurements * recipe.tokens_of_pes,
-        **{f"{name}_share": share / work for name, share in other.items()},
-        "tokens_per_second": rate.tokens_per_second,
-        "days": days,
-        "device_hours": 24 * days * gpus,
-        "cost": cost,
-        "sweep_days": days * math.ceil(runs / at_once),
-        "sweep_cost": cost * runs,
-        "checkpoint_bytes": 3 * final_bytes,  # with two moments; what else a checkpoint has are kilobytes
-        "final_bytes": final_bytes,
-        "disk_bytes": ON_DISK * 3 * final_bytes,
-    }
-    limit = memory_share * hardware.memory_bytes
-    memory = {strategy: _memory(strategy, recipe, step, gpus, limit) for strategy in strategies(gpus)}
-    return Plan(recipe, hardware, gpus, runs, at_once, rate, memory_share, metrics, memory, backend)
-
-
-def _other_work(recipe: Recipe, counted: Parameters, gpus: int) -> dict[str, float]:
-    """Return the work of validations and of PES, in training tokens that have the same FLOPs.
-
-    Validations are shared among the devices. PES is not: each measures all of it, through every expert beside the
-    chosen ones, but not through the head, whose weights are as many as the embedding's.
-    """
-    forward = counted.forward_flops(recipe.seq_len)
-    through_all = forward + 2 * (counted.ffn_routed - counted.embedding)
-    pes_tokens = gpus * recipe.pes_measurements * recipe.tokens_of_pes
-    return {"validation": recipe.validated_tokens / 3, "pes": pes_tokens * through_all / (3 * forward)}
-
-
-def _memory(strategy: str, recipe: Recipe, step: Step, gpus: int, limit: float) -> dict[str, Any]:
-    """Return the bytes of a device by part, their `peak`, whether that `fits`, and `largest_micro_batch` that does."""
-    sequences = recipe.global_batch // gpus
-
-    def memory_of(size: int) -> DeviceMemory:
-        of_size = replace(step, micro_batch=size, accumulates=size < sequences)
-        return device_memory(strategy, recipe.shape, of_size, gpus)
-
-    memory = memory_of(recipe.micro_batch)
-    largest = largest_micro_batch(memory_of, sequences, limit)
-    return asdict(memory) | {"peak": memory.peak, "fits": memory.peak <= limit, "largest_micro_batch": largest}
-
-
-def _gb(size: float) -> str:
-    return _number(size / 1e9)
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit of which it has at least two."""
+    unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
+    return f"{seconds / UNITS[unit]:,.1f} {unit}"
 
 
 def _number(value: float) -> str:
     """Return a number with two digits after the point, or a small one with three significant digits."""
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))

@@ -20,7 +20,7 @@ from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.metrics import language
+from simbal.metrics.definitions import perplexity
 
 PLAIN = "plain"
 DEFINITION = {
@@ -87,7 +87,7 @@ class Arm:
         return {
             "threshold": None if self.name == PLAIN else self.pruning.threshold,
             "loss": self.loss,
-            "ppl": language.perplexity(self.loss, 1),
+            "ppl": perplexity(self.loss, 1),
             "experts": sum(self.experts_L) / len(self.experts_L),
             "seconds": {"median": median(self.seconds), "min": min(self.seconds), "max": max(self.seconds)},
             "ratio": dict(zip(("mean", "low", "high"), interval, strict=True)),

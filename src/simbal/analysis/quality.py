@@ -13,7 +13,7 @@ from torch import Tensor
 from simbal.analysis.shared.finding import Finding, numbers_table
 from simbal.analysis.shared.subject import Subject, check_pass
 from simbal.config.values import whole_number
-from simbal.metrics import language
+from simbal.metrics.definitions import bits_per_byte, perplexity
 from simbal.model.router import Steering
 
 FEW = 30  # documents; resamples of fewer are too much alike
@@ -45,12 +45,12 @@ def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: in
     totals_3 = sums_G3.sum(0)
     spread = bootstrap(sums_G3, resamples, seed)
     nats, counted, num_bytes = (totals_3[0].item(), int(totals_3[1]), int(totals_3[2]))
-    numbers = {"loss": nats / counted, "ppl": language.perplexity(nats, counted)}
+    numbers = {"loss": nats / counted, "ppl": perplexity(nats, counted)}
     notes = [f"{counted:,} tokens of {len(sums_G3):,} documents."]
     if subject.bytes_of_token_V is None:
         notes.append("Bits per byte are left out: how many bytes a token stands for is not known of this tokenizer.")
     else:
-        numbers["bpb"] = language.bits_per_byte(nats, num_bytes)
+        numbers["bpb"] = bits_per_byte(nats, num_bytes)
     notes += too_few(len(sums_G3))
     record = {
         "definition": DEFINITION,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from simbal.balancing.bias import LossFree
 from simbal.balancing.composition import Composition
-from simbal.balancing.loss_free import LossFree
 from simbal.errors import UserError
 from simbal.host.routers import HostRouter
 

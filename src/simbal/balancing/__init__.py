@@ -5,31 +5,16 @@ Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, 
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
-from simbal.balancing.bias_controller import BiasController
-from simbal.balancing.capacity import Capacity
+from simbal.balancing.bias import BiasController, LossFree
 from simbal.balancing.composition import Composition
-from simbal.balancing.controls import FrozenRouter, HashRouting, UniformRouting
-from simbal.balancing.cosine import CosineRouter
-from simbal.balancing.dynamic_quantile import DynamicQuantile
-from simbal.balancing.expert_choice import ExpertChoice
-from simbal.balancing.expert_overlap import ExpertOverlap
-from simbal.balancing.expert_router_coupling import ExpertRouterCoupling
-from simbal.balancing.expert_threshold import ExpertThreshold
-from simbal.balancing.geometry import ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm
-from simbal.balancing.lbl import LoadBalancingLoss
-from simbal.balancing.lbl_hf import PooledLoadBalancingLoss
-from simbal.balancing.logit_norm import LogitNorm
-from simbal.balancing.loss_free import LossFree
-from simbal.balancing.none import NoBalancing
+from simbal.balancing.controls import FrozenRouter, HashRouting, NoBalancing, UniformRouting
+from simbal.balancing.coupling import ExpertRouterCoupling
+from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
+from simbal.balancing.logits import CosineRouter, LogitNorm, PrototypeRouter, Sinkhorn, Temperature
 from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
-from simbal.balancing.prototype import PrototypeRouter
-from simbal.balancing.quantile import QuantileBalancing
-from simbal.balancing.remoe import ReMoE
-from simbal.balancing.router_z_loss import RouterZLoss
-from simbal.balancing.simbal import SimBal
-from simbal.balancing.sinkhorn import Sinkhorn
-from simbal.balancing.temperature import Temperature
-from simbal.balancing.top_p import TopP
+from simbal.balancing.ragged import ReMoE, TopP
+from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, ExpertThreshold, QuantileBalancing
+from simbal.balancing.weight_losses import ErnieOrthogonalLoss, ExpertOverlap, OffDiagonalCosine, RowNorm, SimBal
 from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 

@@ -1,4 +1,4 @@
-"""Controls: experts that no router chose, or one that learns nothing, which show what learning to choose is worth.
+"""Controls: no balancing, a router that learns nothing, and experts that no router chose.
 
 Reference: Hash Layers (arXiv 2106.04426); mixing of integers: splitmix64 (Steele et al., OOPSLA 2014).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
@@ -15,6 +15,14 @@ from simbal.model.router import Candidates, Router
 CHOSEN_BLINDLY = Properties(
     differentiable=False, scope="token", causal=True, revives_dead_experts=True, equivariant=False
 )
+
+
+class NoBalancing(Balancing):
+    """No balancing: loss = 0."""
+
+    formula = "no loss"
+    citation = "arXiv 2506.14038, figure 2"
+    properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
 
 
 class HashRouting(Balancing):

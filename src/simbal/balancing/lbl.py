@@ -1,7 +1,8 @@
-"""The load balancing loss: experts chosen often are made less probable.
+"""Losses of what a router gives the tokens: load balancing in every published reading, and the router z-loss.
 
 Reference: arXiv 2506.14038, equation 3 and first listing; Switch Transformers (arXiv 2101.03961); OLMoE (arXiv
-2409.02060); the whole step's counts: Qiu et al. (arXiv 2501.11873).
+2409.02060); the whole step's counts: Qiu et al. (arXiv 2501.11873); over the tokens of all layers together:
+`load_balancing_loss_func` of transformers' Mixtral and OLMoE; router z-loss: ST-MoE (arXiv 2202.08906), equation 5.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, K experts per token.
 """
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from simbal.balancing.base import Balancing, Properties, require_unchosen
 from simbal.config.values import not_negative, one_of
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, topk_weights
+from simbal.model.router import Router, Routing, count, topk_weights
 
 GATES = {
     "dense": "probability of i",
@@ -144,3 +145,53 @@ def at_experts(experts_NK: Tensor, values_NK: Tensor, routing: Routing) -> Tenso
     """Return the value of each chosen expert in its column, else 0, (N, E); those of empty slots are dropped."""
     num_tokens, num_experts = routing.probs_NE.shape
     return values_NK.new_zeros(num_tokens, num_experts + 1).scatter(-1, experts_NK, values_NK)[:, :num_experts]
+
+
+class PooledLoadBalancingLoss(Balancing):
+    """loss = coef * E sum_i f_i P_i, with f and P over the tokens of all layers together.
+
+    Opposite imbalances of two layers cancel in it: it can be lowest while every layer is uneven.
+    """
+
+    formula = "coef * E * sum_i f_i P_i; f_i, P_i: share and mean probability over the tokens of all layers together"
+    citation = "transformers, load_balancing_loss_func"
+    unit = "OLMoE's loss, (E/K) sum_i f_i P_i averaged over layers"
+    over_layers = "mean"  # every layer gets the same value
+    properties = Properties(
+        differentiable=True, scope="micro", causal=True, revives_dead_experts=True, mixes_layers=True
+    )
+
+    def __init__(self, coef: float = 0.01) -> None:
+        super().__init__()
+        self.coef = not_negative("coef", coef)
+
+    def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
+        """Return every layer's loss, (L,), the same value for each."""
+        num_tokens, num_experts = routings[0].probs_NE.shape
+        f_E = self.measure(routings).sum(0) / (num_tokens * len(routings))
+        p_E = torch.cat([routing.distribution_NE for routing in routings]).mean(0)
+        return (self.coef * num_experts * (f_E * p_E).sum()).expand(len(routings))
+
+    def measure(self, routings: Sequence[Routing]) -> Tensor:
+        """Return the number of tokens whose K largest logits hold each expert, (L, E)."""
+        return torch.stack([count(routing.unsteered_experts_NK, routing.probs_NE.shape[1]) for routing in routings])
+
+    def effective_coef(self, num_layers: int, top_k: int) -> float:
+        """Return coef * K."""
+        return self.coef * top_k
+
+
+class RouterZLoss(Balancing):
+    """loss = coef * mean over tokens of (logsumexp_E logits)^2; it balances nothing by itself."""
+
+    formula = "coef * mean over tokens of (logsumexp_E logits)^2"
+    citation = "arXiv 2202.08906, equation 5"
+    properties = Properties(differentiable=True, scope="token", causal=True, revives_dead_experts=False)
+
+    def __init__(self, coef: float = 0.001) -> None:
+        super().__init__()
+        self.coef = not_negative("coef", coef)
+
+    def loss(self, routing: Routing) -> Tensor:
+        """Return the loss of the logits that go into the gating; a scalar."""
+        return self.coef * routing.logits_NE.logsumexp(-1).square().mean()

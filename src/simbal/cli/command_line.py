@@ -149,7 +149,4 @@ def _no_flag(flag: str) -> str:
     name = flag.partition("=")[0]
     key = name.lstrip("-").replace("-", "_")
     hint = f"; did you mean {key}=?" if key in all_keys() else closest(key, all_keys())
-    return (
-        f"there is no flag {name}{hint} Keys are given as key=value, without dashes"
-        + (not hint) * "; --help lists them"
-    )
+    return f"there is no flag {name}{hint or '.'} Keys are given as key=value, without dashes"

@@ -1,4 +1,4 @@
-"""The page of `--help`: one page from the schema and the first comments in conf/; `--help GROUP` lists a group's keys."""
+"""The page of `--help`, from the schema and the comments in conf/; `--help GROUP` lists the keys of a group."""
 
 import re
 import textwrap
@@ -66,10 +66,8 @@ def describe_type(annotation: Any) -> str:
 
 def describe_bounds(field: FieldInfo) -> str:
     """Return the bounds of a key, such as `≥ 1`, or nothing."""
-    bounds = [
-        f"{sign} {getattr(m, name):,}" for m in field.metadata for name, sign in BOUNDS.items() if hasattr(m, name)
-    ]
-    return ", ".join(bounds)
+    given = [(sign, getattr(bound, name, None)) for bound in field.metadata for name, sign in BOUNDS.items()]
+    return ", ".join(f"{sign} {bound:,}" for sign, bound in given if bound is not None)
 
 
 def group_keys(group: str) -> dict[str, FieldInfo]:
@@ -86,13 +84,10 @@ def _group(group: str, chosen: list[str]) -> str:
 def _group_page(group: str) -> str:
     about = f": {Config.model_fields[group].description}" if group in Config.model_fields else ""
     rows = [(option, " ".join(first_comment(file))) for option, file in options(group).items()]
-    keys = [
-        (
-            name,
-            f"{field.description} [{', '.join(filter(None, (describe_type(field.annotation), describe_bounds(field))))}]",
-        )
-        for name, field in group_keys(group).items()
-    ]
+    keys = []
+    for name, field in group_keys(group).items():
+        kind = ", ".join(filter(None, (describe_type(field.annotation), describe_bounds(field))))
+        keys.append((name, f"{field.description} [{kind}]"))
     return f"{group}{about}\n\nOptions\n{_columns(rows)}" + (f"\n\nKeys\n{_columns(keys)}" if keys else "")
 
 

@@ -94,8 +94,7 @@ import pytest
 import torch
 
 from NAME.balancing import Mine
-from simbal.conformance import CHECKS, cases_of_file
-from simbal.conformance.loss_checks import E, losses, route
+from simbal.conformance import CHECKS, E, cases_of_file, losses, route
 
 CASES = cases_of_file(Path(__file__).parents[1] / "conf/balancing/mine.yaml")
 

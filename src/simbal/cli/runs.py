@@ -94,7 +94,7 @@ def delete(argv: list[str]) -> None:
     with exit_on_user_error():
         from simbal.report.listing import size
         from simbal.report.listing_table import in_bytes
-        from simbal.runs.removal import delete_runs, run_folders
+        from simbal.runs.folder import delete_runs, run_folders
 
         runs = run_folders(args.runs)
         if not args.yes and not _agreed(runs, in_bytes(sum(map(size, runs)))):

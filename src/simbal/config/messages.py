@@ -114,18 +114,16 @@ def of_pydantic(error: ValidationError, prefix: str = "", candidates: Iterable[s
         hint = closest(key, [*candidates] or all_keys())
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         hint = f": write {key}={int(value)}"
-    default = "{key}={value} " + re.sub(r"^(Value error, |\w+ should )", "must ", first["msg"]).replace(
-        "must must", "must"
-    )
-    said = PYDANTIC.get(kind, default.replace("{key}={value}", "{key}") if isinstance(value, dict) else default)
+    reason = "must " + re.sub(r"^(Value error, must |Value error, |\w+ should )", "", first["msg"])
+    said = PYDANTIC.get(kind, ("{key} " if isinstance(value, dict) else "{key}={value} ") + reason)
     shown = {None: "null", True: "true", False: "false"}.get(value, value) if isinstance(value, bool | None) else value
     more = f" (and {len(others)} more)" if others else ""
     numbers = {name: f"{bound:.15g}" for name, bound in context.items() if isinstance(bound, int | float)}
     return said.format(key=key, value=shown, hint=hint, expected=", ".join(expected), **numbers) + more
 
 
-def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:
-    """Return a sentence for an error of Hydra, OmegaConf or YAML; None if the user did not cause it.
+def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa: PLR0911
+    """Return a sentence for an error of Hydra, OmegaConf or YAML; None if it is not the user's mistake.
 
     `words` are the arguments of the command line.
     """
@@ -168,9 +166,8 @@ def _no_option(group: str, option: str, names: Collection[str]) -> str:
     listed = ", ".join([*names][:5]) + (", ...; --help lists all" if len(names) > 5 else "")
     parts = re.split(r"[+&|; ]", option)
     if len(parts) > 1 and {*parts} <= {*names}:
-        return (
-            f"{group}={option}: write -m {group}={','.join(parts)} to compare, {group}=[{','.join(parts)}] to combine"
-        )
+        listed = ",".join(parts)
+        return f"{group}={option}: write -m {group}={listed} to compare, {group}=[{listed}] to combine"
     if group == "data" and ("." in option or "/" in option):
         return f"data={option} is not an option; did you mean data=files data.files={option}?"
     return f"{group}={option}: there is no such option{closest(option, names)} ({group} has {listed})"
@@ -179,15 +176,9 @@ def _no_option(group: str, option: str, names: Collection[str]) -> str:
 def _unreadable(word: str, words: Sequence[str]) -> str:
     """Return what is wrong with a word that Hydra's grammar does not have."""
     before = words[words.index(word) - 1] if word in words[1:] else ""
-    if (
-        word.endswith(",")
-        or before.endswith((",", "="))
-        or any(word.count(a) != word.count(b) for a, b in ("[]", "()"))
-    ):
-        return (
-            f"{before} {word}".strip()
-            + " is incomplete: write lists without spaces, such as seed=1,2, or quote the value"
-        )
+    is_cut = word.endswith((",", "=")) or before.endswith((",", "="))
+    if is_cut or any(word.count(opening) != word.count(closing) for opening, closing in ("[]", "()")):
+        return f"{before} {word} is incomplete: write values without spaces, such as seed=1,2".lstrip()
     if "=" not in word:
         groups = [f"{group}={word}" for group in (*GROUPS, SWEEPS) if word in options(group)]
         return f"{word} has no value: write key=value" + (f"; did you mean {' or '.join(groups)}?" if groups else "")
@@ -229,9 +220,7 @@ def all_keys() -> dict[str, str]:
 def closest(name: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean ...?`, or nothing. The part after the last dot counts as much as the whole name."""
     names, last = [*dict.fromkeys(candidates)], name.rpartition(".")[2]
-    for meant in (
-        key for key, aliases in ALIASES.items() if last.replace("-", "_") in aliases.split() and key in names
-    ):
+    for meant in (key for key, aliases in ALIASES.items() if last in aliases.split() and key in names):
         owner = all_keys().get(meant, "") if "." in meant else ""
         return f"; did you mean {owner} {meant}?".replace("  ", " ")
     ratio = difflib.SequenceMatcher

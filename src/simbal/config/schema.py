@@ -68,7 +68,7 @@ class ModelConfig(Group):
             raise UserError(f"model.head_dim={self.head_dim} must be even: rotary embeddings turn pairs of channels")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise UserError(
-                f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}; null uses as many"
+                f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}, or be null"
             )
         if self.num_shared_experts and not self.num_experts:
             raise UserError(
@@ -204,7 +204,7 @@ class DCLMConfig(DataConfig):
         first, last = self.first_shard, self.first_shard + self.num_shards - 1
         if last > LAST_SHARD:
             raise UserError(
-                f"data.first_shard={first} and data.num_shards={self.num_shards} end at shard {last}; the last shard is "
+                f"data.first_shard={first} and data.num_shards={self.num_shards} end at shard {last}, but the last is "
                 f"{LAST_SHARD}"
             )
         if first <= self.validation_shard <= last:

@@ -69,13 +69,9 @@ def parameters_of(target: str) -> type[BaseModel] | None:
     Importing the class would import torch, which takes seconds.
     """
     module, _, name = target.rpartition(".")
-    try:
-        spec = find_spec(module) if module else None
-        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")) if spec and spec.origin else None
-    except (ImportError, ValueError, OSError, SyntaxError):
-        return None
-    found = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name), None) if tree else None
-    if tree is None or found is None:
+    tree = _source(module)
+    found = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name), None)
+    if found is None:
         return None
     init = next((n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if init is None:
@@ -83,15 +79,28 @@ def parameters_of(target: str) -> type[BaseModel] | None:
     if init.args.kwarg or init.args.vararg:
         return None
     parameters = [*init.args.args[1:], *init.args.kwonlyargs]
-    defaults = [*([None] * len(init.args.args)), *init.args.defaults][-len(init.args.args) :][
-        1:
-    ] + init.args.kw_defaults
+    required = len(init.args.args) - 1 - len(init.args.defaults)
+    defaults = [*[None] * required, *init.args.defaults, *init.args.kw_defaults]
     fields = {
         parameter.arg: (_type(parameter.annotation), ... if default is None else ast.unparse(default))
         for parameter, default in zip(parameters, defaults, strict=True)
         if parameter.arg not in FACTS
     }
     return create_model(target, __config__=STRICT, **fields)  # type: ignore[call-overload, no-any-return]
+
+
+@cache
+def _source(module: str) -> ast.Module:
+    """Return the parsed source of a module, found by its path; empty if there is none."""
+    package, *parts = module.split(".")
+    spec = find_spec(package) if package else None
+    if spec is None or spec.submodule_search_locations is None:
+        files = [Path(str(spec.origin))] if spec and spec.origin and not parts else []
+    else:
+        folders = [Path(place, *parts) for place in spec.submodule_search_locations]
+        files = [file for folder in folders for file in (folder.with_suffix(".py"), folder / "__init__.py")]
+    text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+    return ast.parse(text)
 
 
 def _inherited(module: str, tree: ast.Module, found: ast.ClassDef) -> type[BaseModel] | None:

@@ -1,1 +1,1 @@
-"""The cost of a model, without making it: parameters, FLOPs, memory, and the rates of devices."""
+"""The cost of a model, without making it: parameters, FLOPs and memory."""

@@ -79,14 +79,6 @@ class Parameters:
         """The number of parameters that nothing is multiplied by."""
         return 0 if self.shape.tie_embeddings else self.embedding
 
-    def total_with_biases(self, attention: bool) -> int:
-        """Return the total with a bias for each output of an expert's three matrices, and with `attention` of its four.
-
-        The first is what `model.bias=true` makes, and the paper prints 627M for MoE-M, which is true with biases alone.
-        """
-        of_attention = qkv_width(self.shape) + self.shape.d_model if attention else 0
-        return parameters(replace(self.shape, bias=True)).total + self.shape.num_layers * of_attention
-
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), with H P = D in the paper's models.
 

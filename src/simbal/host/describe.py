@@ -14,8 +14,6 @@ from simbal.host.hooks import paused
 from simbal.host.own_loss import Subject, undisturbed
 from simbal.host.rules import Rule
 
-NOISE = 1e-4  # a relative change that is none of rounding
-
 
 @dataclass(frozen=True)
 class Description:
@@ -57,7 +55,7 @@ def describe(model: nn.Module) -> Description:
     frozen = not any(router.weight_ED.requires_grad for router in routers)
     biases = [router.bias for router in routers if router.bias is not None and router.bias.requires_grad]
     with paused(routers), undisturbed(model, [subject.embedding, *(router.weight_ED for router in routers), *biases]):
-        findings = [*OwnLoss(subject).findings(), *bias_findings(subject), *noise_findings(subject)]
+        findings = [*OwnLoss(subject).findings(), *bias_findings(subject)]
     if frozen:
         findings.append(Finding("frozen", "the weights of all routers are frozen", "set their requires_grad to train"))
     facts = f"{len(routers)} routers, {routers[0].top_k} of {len(routers[0].weight_ED)} experts per token; {said(rule)}"
@@ -96,22 +94,3 @@ def bias_findings(subject: Subject) -> Iterator[Finding]:
         "idle_bias", f"its bias on the choice of experts ({size}) is moved by nothing: no forward pass changes it, and "
         "no gradient reaches it", "attach(model, LossFree(bias_on='scores')) moves it",
     )  # fmt: skip
-
-
-def noise_findings(subject: Subject) -> Iterator[Finding]:
-    """Yield what is random about the routers in training."""
-    batch = subject.batch(0, 2, 32)
-    one, other = (subject.observe(batch, seed) for seed in (0, 1))
-    if one.noise > NOISE:
-        yield Finding(
-            "jitter",
-            f"in training, noise changes the hidden states that a router gets, by up to {one.noise:.1%} in this pass",
-        )
-    first, second = one.routings[0], other.routings[0]
-    if not torch.equal(first.logits_NE, second.logits_NE):
-        if one.noise <= NOISE:
-            yield Finding("random", "in training, two passes give its first router other logits (dropout)")
-    elif not torch.equal(first.topk_experts_NK, second.topk_experts_NK):
-        yield Finding(
-            "draws", "in training, its routers draw experts at random: the largest logits do not decide alone"
-        )

@@ -37,7 +37,7 @@ class Knob:
 
     @property
     def value(self) -> Any:
-        """Its value now; None if it was never set."""
+        """Its value now."""
         return getattr(self.owner, self.name)
 
     @contextmanager
@@ -54,7 +54,7 @@ class Knob:
 def knobs(owner: Any) -> list[Knob]:
     """Return the attributes of a module or config that may be a coefficient."""
     names = [name for name in vars(owner) if "coef" in name and not name.startswith("_")]
-    return [Knob(owner, name) for name in names if isinstance(getattr(owner, name), int | float | None)]
+    return [Knob(owner, name) for name in names if isinstance(getattr(owner, name), int | float)]
 
 
 class OwnLoss:
@@ -67,7 +67,6 @@ class OwnLoss:
         narrow = torch.finfo(subject.embedding.dtype).bits < 32
         self.tolerance = 0.03 if narrow else 2e-3  # of a relative deviation
         self.batch = subject.batch(7, 2, 5)
-        self.error = ""
         self.knob, self.on = self._turn_on()
 
     def _added(self, batch: dict[str, Tensor] | None = None) -> float:
@@ -76,13 +75,10 @@ class OwnLoss:
 
     def _turn_on(self) -> tuple[Knob | None, float]:
         """Return the knob that moves the loss, found by turning each, and what is added with the loss on."""
-        try:
-            on = self._added()
-        except TypeError as error:
-            on, self.error = 0.0, str(error)
+        on = self._added()
         for module in self.model.modules():
             for knob in knobs(module):
-                with knob.at((knob.value or 0.0) + 1.0):
+                with knob.at(knob.value + 1.0):
                     moved = self._added()
                 if self._differ(moved, on):
                     return knob, on
@@ -103,21 +99,16 @@ class OwnLoss:
             return
         yield from self._settings()
         if self.knob is None:
-            yield from self._formula(None)
+            yield from self._formula()
             return
         with self.knob.at(1.0):
-            yield from self._formula(self.knob)
+            yield from self._formula()
         yield from self._config()
 
     def _settings(self) -> Iterator[Finding]:
         """Yield whether the loss is on."""
-        name = f"model.{self.knob.name}" if self.knob else "its coefficient"
-        if self.error:
-            yield Finding(
-                "no_coefficient", f"with {SETTING}=True its forward pass fails, as {name} is not set ({self.error})",
-                f"set {name} to a number",
-            )  # fmt: skip
-        elif self.knob and not self.knob.value:
+        if self.knob and not self.knob.value:
+            name = f"model.{self.knob.name}"
             yield Finding("zero", f"its auxiliary loss adds nothing: {name} is 0", f"set {name} to train with it")
         with self.knob.at(1.0) if self.knob else nullcontext():
             now = float(self.subject.observe(self.batch).added.detach())
@@ -126,39 +117,34 @@ class OwnLoss:
                 "off", f"its auxiliary loss is off: config.{SETTING} is False, so that {self._size()} is not used",
                 f"set model.config.{SETTING} = True, or attach a loss, which needs no such setting",
             )  # fmt: skip
-        elif not self.error and (self.knob is None or self.knob.value):
+        elif self.knob is None or self.knob.value:
             yield Finding("on", f"its auxiliary loss is added to the loss, with {self._size()}")
 
     def _size(self) -> str:
-        if self.knob is None:
-            return "a coefficient in its code"
-        return f"model.{self.knob.name}" + ("" if self.knob.value is None else f" = {self.knob.value:g}")
+        return f"model.{self.knob.name} = {self.knob.value:g}" if self.knob else "a coefficient in its code"
 
     def _config(self) -> Iterator[Finding]:
         """Yield what does not move the loss although it is called like what does."""
         assert self.knob is not None
-        before = self._added() if self.knob.value is not None else 0.0
+        before = self._added()
         for knob in knobs(getattr(self.model, "config", self)):
-            if knob.name != self.knob.name or self.knob.value is None:
+            if knob.name != self.knob.name:
                 continue
-            with knob.at((knob.value or 0.0) + 1.0):
+            with knob.at(knob.value + 1.0):
                 if not self._differ(self._added(), before):
                     yield Finding(
                         "config_is_deaf", f"config.{knob.name} is read only when the model is made",
                         f"change model.{knob.name} instead, or give the key to from_pretrained",
                     )  # fmt: skip
 
-    def _formula(self, knob: Knob | None) -> Iterator[Finding]:
+    def _formula(self) -> Iterator[Finding]:
         """Yield what the loss is, with the knob at 1."""
-        with self.subject.random_biases():  # of 0 it could not be seen whether they count
-            passes = [self.subject.observe(batch, **{SETTING: True}) for batch in self.subject.batches()]
+        passes = [self.subject.observe(batch, **{SETTING: True}) for batch in self.subject.batches()]
         found = fit(passes, self.subject.routers, self.tolerance)
         if found is None:
-            yield Finding(
-                "unknown", "what it adds to the loss is no reading of the load balancing loss or z-loss known"
-            )
+            yield Finding("unknown", "what it adds to the loss is no known reading of the load balancing loss")
         else:
-            yield from self._terms(found, knob)
+            yield from self._terms(found)
             yield from self._tokens(found)
         yield self._gradient()
         if self.subject.divides:
@@ -169,18 +155,13 @@ class OwnLoss:
                 "divide its coefficient by gradient_accumulation_steps, or use attach_trainer, whose losses are means",
             )  # fmt: skip
 
-    def _terms(self, found: Fit, knob: Knob | None) -> Iterator[Finding]:
-        times = f"model.{knob.name} x " if knob else ""
-        z = f"{times}{found.z:.4g} x the router z-loss, mean of logsumexp^2" if found.z else ""
-        reading, rule = found.reading, self.subject.routers[0].rule
-        if reading is None:
-            yield Finding("formula", f"it is {z}; nothing balances experts", f"{ATTACH} the load of each layer")
-            return
-        factor = "" if abs(found.balance - 1) < self.tolerance else f"{found.balance:.4g} x "
-        choice = "the experts chosen" if reading.carried_out else f"the {self.top_k} largest logits"
+    def _terms(self, found: Fit) -> Iterator[Finding]:
+        times = f"model.{self.knob.name} x " if self.knob else ""
+        reading, gating = found.reading, self.subject.routers[0].gating
+        factor = "" if abs(found.factor - 1) < self.tolerance else f"{found.factor:.4g} x "
         yield Finding(
             "formula", f"it is {times}{factor}E sum_i f_i P_i {TOGETHER[reading.together]}; f_i: share of tokens with "
-            f"i among {choice}, P_i: mean {reading.gating} of the logits; " + (f"and {z}" if z else "no router z-loss"),
+            f"i among the {self.top_k} largest logits, P_i: mean {reading.gating} of the logits",
         )  # fmt: skip
         if self.top_k > 1 and not factor:
             yield Finding(
@@ -190,15 +171,8 @@ class OwnLoss:
             )  # fmt: skip
         if reading.together == "all layers":
             yield Finding("pooled", "opposite imbalances of two layers cancel in it", f"{ATTACH} each layer by itself")
-        if reading.gating != rule.gating:
-            yield Finding(
-                "other_gating", f"its P_i are of the {reading.gating}, and the router weighs by {rule.gating}"
-            )
-        if not rule.plain and not reading.carried_out:
-            yield Finding(
-                "other_choice", "its f_i count the largest logits, and not the experts that the router's rule chooses",
-                "LoadBalancingLoss(choice='biased') counts those",
-            )  # fmt: skip
+        if reading.gating != gating:
+            yield Finding("other_gating", f"its P_i are of the {reading.gating}, and the router weighs by {gating}")
 
     def _matches(self, found: Fit, observed: Observed, padding: bool) -> bool:
         """Whether the fitted loss is what was added, over the tokens with or without padding."""
@@ -207,8 +181,8 @@ class OwnLoss:
         return abs(added - fitted) <= self.tolerance * abs(added)
 
     def _tokens(self, found: Fit) -> Iterator[Finding]:
-        """Yield which tokens are counted, by a batch with padding and one with labels of half its tokens."""
-        padded, prompted = self.subject.batch(3, 3, 9), self.subject.batch(4, 2, 9)
+        """Yield whether padding is counted, by a batch with padding."""
+        padded = self.subject.batch(3, 3, 9)
         for row, length in enumerate((16, 9, 4)):
             padded["attention_mask"][row, length:] = 0
         padded["labels"] = padded["labels"].masked_fill(padded["attention_mask"] == 0, -100)
@@ -220,10 +194,6 @@ class OwnLoss:
                 "padding", "padding counts as tokens, although the forward pass is given an attention_mask",
                 f"{ATTACH} tokens alone; or train without padding",
             )  # fmt: skip
-        prompted["labels"] = prompted["labels"].clone()
-        prompted["labels"][:, :8] = -100
-        if self._matches(found, self.subject.observe(prompted, **{SETTING: True}), padding=False):
-            yield Finding("prompts", "tokens without a label (prompts) count like others")
 
     def _gradient(self) -> Finding:
         """Return how many routers the loss has a gradient to."""

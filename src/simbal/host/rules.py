@@ -16,8 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from simbal.model.expert_groups import Groups
-from simbal.model.router import gate, largest, topk_weights
+from simbal.model.router import Groups, gate, largest, topk_weights
 
 SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")  # attributes of routers
 GROUPS = (("num_group", "topk_group"), ("n_group", "topk_group"))

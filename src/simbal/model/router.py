@@ -10,7 +10,7 @@ of a ragged choice), R = N*K slots, F width of an expert.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -288,3 +288,29 @@ def count(experts_NK: Tensor, num_experts: int) -> Tensor:
 def device_only(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return `cast` (as `nn.Module._apply` gets it) without its change of dtype: it only moves between devices."""
     return lambda tensor: tensor.to(cast(tensor.new_empty(0)).device)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The limit of a token's choice to experts of its `chosen` best groups, as on few nodes; others are closed to it.
+
+    A group is as good as its best expert (`score=best`, DeepSeek-V2, arXiv 2405.04434) or its two best together
+    (`best two`, V3, arXiv 2412.19437). Shapes: G groups of e = E/G neighbours, k experts by which a group is judged.
+    """
+
+    count: int
+    chosen: int
+    score: Literal["best", "best two"]
+
+    def limited(self, scores_NE: Tensor) -> Tensor:
+        """Return the scores with -inf for the experts of all other groups: a score may be negative, so 0 is no limit.
+
+        Ties go to the lowest group.
+        """
+        if self.chosen == self.count:
+            return scores_NE
+        scores_NGe = scores_NE.reshape(len(scores_NE), self.count, -1)
+        best_NGk = scores_NGe.topk(1 if self.score == "best" else min(2, scores_NGe.shape[2]), dim=2).values
+        chosen_NG = largest(best_NGk.sum(2), self.chosen)
+        open_NG = torch.zeros_like(scores_NGe[:, :, 0], dtype=torch.bool).scatter(1, chosen_NG, True)
+        return scores_NGe.masked_fill(~open_NG[:, :, None], -math.inf).flatten(1)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from simbal.model.attention import Attention, KeyValueCache, LayerPast, document_mask
+from simbal.model.attention import Attention, KeyValueCache, LayerPast, document_mask, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
-from simbal.model.rotary import rotary_angles
 from simbal.model.router import Router, Routing, Steering
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from simbal.analysis.shared.finding import read_analysis
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS, SPEED
-from simbal.runs.curves import curve
-from simbal.runs.documents import DocumentSums, document_sums
+from simbal.metrics.definitions import NUMBERS, SPEED
+from simbal.runs.curves import DocumentSums, curve, document_sums
 from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
 from simbal.runs.spec import RunSpec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS, Metric, short_name
+from simbal.metrics.definitions import NUMBERS, Metric, short_name
 from simbal.report.collect import Run
 
 if TYPE_CHECKING:

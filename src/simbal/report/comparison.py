@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simbal.errors import UserError
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm
 from simbal.report.conclusion import concluded, examined
 from simbal.report.documents import DocumentDifferences, bootstrap, document_differences

@@ -5,7 +5,7 @@ from functools import cache
 from math import isfinite, sqrt
 from typing import Literal
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.documents import CONFIDENCE
 from simbal.report.statistics import PairedDifference, student_quantile
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from simbal.runs.documents import DocumentSums
+    from simbal.runs.curves import DocumentSums
 
 RESAMPLES = 10_000
 AT_ONCE = 256  # comparisons, whose resamples take 80 kB each

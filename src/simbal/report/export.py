@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.files.disk import write_json, write_text
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
 from simbal.report.notes import notes

@@ -17,8 +17,7 @@ from simbal.errors import UserError
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import read_analyses
 from simbal.runs.folder import CONFIG_FILE, CURVES_FILE, RECORD_FILE, DamagedRecordError, RunFolder, is_run
-from simbal.runs.progress import read_progress
-from simbal.runs.record import error_of
+from simbal.runs.record import error_of, read_progress
 from simbal.runs.spec import RunSpec
 
 OURS = {"analysis", "mlflow"}  # folders of an output_dir that no sweep has made

@@ -8,7 +8,7 @@ from typing import Any
 
 from simbal.analysis.shared.host_record import HostRecord, is_host, read_host_record
 from simbal.errors import UserError
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.collect import definitions_of_analyses, numbers_of_analyses, read_analyses
 from simbal.report.columns import ABSENT, Cell, number_cell, of_analysis
 from simbal.runs.folder import is_run

@@ -4,20 +4,23 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import MOST_NAMED, Arm, listed, seed_spans
 from simbal.report.collect import Run
-from simbal.report.comparison import Row, rivals
-from simbal.report.controls import of_controls
+from simbal.report.comparison import Row, differences, rivals
+from simbal.report.conclusion import ALPHA
 from simbal.report.models import MeasuredModel, notes_on_models
 from simbal.report.paper import NOTE
-from simbal.report.statistics import PairedDifference, relative
+from simbal.report.statistics import PairedDifference, holm, relative
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import PAPER_SAVING
 
 SMALL_SAMPLE = 5  # pairs; with 6 a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
 SAME_COMPUTE = 0.01  # by which experts per token may differ, as they do at random where their number varies
+CONTROLS = {  # strategies by which a router learns nothing
+    f"simbal.balancing.controls.{name}" for name in ("FrozenRouter", "HashRouting", "UniformRouting")
+}
 
 
 @lru_cache(maxsize=1)  # four renderings have the same, which of very many runs take a while
@@ -246,3 +249,49 @@ def _of_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:
 def _range(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def is_control(arm: Arm) -> bool:
+    """Whether one of its strategies is a control: a frozen router, experts drawn at random or fixed by the token."""
+    strategies = arm.runs[0].spec.config.balancing.values()
+    return any(isinstance(keys, dict) and str(keys.get("_target_")) in CONTROLS for keys in strategies)
+
+
+def of_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
+    """Return a note if no arm is a control, or for each that is not significantly worse than some learnt router.
+
+    A control is compared with those that are like it in all else; with all, where there are none.
+
+    Args:
+        arms: all that the table has; those of dense models have no router.
+        metrics: the columns, of which the first loss or perplexity decides.
+    """
+    routed = [arm for arm in arms if arm.runs[0].spec.config.model.num_experts]
+    controls = [arm for arm in routed if is_control(arm)]
+    if len(routed) > 1 and not controls:
+        return [
+            "No arm is a control: without a router that learns nothing, such as balancing=frozen, the table cannot "
+            "say how much of these numbers learnt routing gives."
+        ]
+    decisive = next((metric for metric in metrics if metric.margin and metric.compared), None)
+    if decisive is None:
+        return []
+    learnt = [arm for arm in routed if not is_control(arm)]
+    notes = []
+    for control in controls:
+        alike = [arm for arm in learnt if arm.setting == control.setting]
+        if unbeaten := _not_worse_than(control, alike or learnt, decisive):
+            notes.append(
+                f"{control.name}, a control, is not significantly worse in {decisive.title} than "
+                f"{listed(unbeaten)}: the table does not show that learning the router helps there."
+            )
+    return notes
+
+
+def _not_worse_than(control: Arm, learnt: Sequence[Arm], metric: Metric) -> list[str]:
+    """Return the names of the learnt routers that paired t tests, corrected by Holm, do not find to be better."""
+    found = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learnt]
+    tested = [(arm, one.mean, one.p) for arm, one in found if one and one.p is not None]
+    corrected = holm([p for _, _, p in tested])
+    beaten = {arm.name for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA}
+    return [arm.name for arm in learnt if arm.name not in beaten]

@@ -6,7 +6,7 @@ Reference: arXiv 2506.14038, section 4.2 (five seeds of MoE-M), tables 3, 4, 7, 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 

@@ -4,7 +4,7 @@ from math import sqrt
 from statistics import fmean
 
 from simbal.errors import UserError
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.columns import Cell, number_cell
 from simbal.report.comparison import Row
 from simbal.report.conclusion import ALPHA, POWER, noncentrality

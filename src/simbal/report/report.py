@@ -13,7 +13,7 @@ import yaml
 
 from simbal.errors import UserError
 from simbal.files.console import console
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report import export, two_folders
 from simbal.report.collect import Run, collect
 from simbal.report.columns import choose, named_by_runs

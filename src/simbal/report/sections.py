@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import quote
 
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report import paper
 from simbal.report.arms import seed_spans, short_columns
 from simbal.report.collect import Run

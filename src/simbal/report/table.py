@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from simbal.errors import UserError
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import group, label_columns, label_of, short_label
 from simbal.report.collect import Run
 from simbal.report.columns import usual

@@ -8,7 +8,7 @@ from typing import Any
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
 from simbal.errors import UserError
-from simbal.metrics.table import Metric
+from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, group, label_columns, label_of, seed_spans, short_label
 from simbal.report.collect import Run, collect, read_run, unlike
 from simbal.report.columns import ABSENT, Cell, usual

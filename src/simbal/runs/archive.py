@@ -8,8 +8,7 @@ from tarfile import TarInfo
 
 from simbal.errors import UserError
 from simbal.files.disk import refusals_of_disk, replacing
-from simbal.runs.folder import RunFolder
-from simbal.runs.removal import refuse_busy, run_folders
+from simbal.runs.folder import RunFolder, refuse_busy, run_folders
 
 LOCKS = (".lock", ".lock.lease")
 

@@ -1,17 +1,22 @@
-"""Reads metrics.jsonl, the curves of a run: one JSON object per line, with its `step` and `tokens`.
+"""Reads the numbers that a run has measured: metrics.jsonl, its curves, and documents.json, its last validation.
 
-No torch here: the sweep's parent process and `report.py` read curves without it.
+metrics.jsonl is one JSON object per line, with its `step` and `tokens`; documents.json has the nats and tokens of each
+document of the validation split.
+
+No torch here: the sweep's parent process and `report.py` read these files without it.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from simbal.errors import UserError
-from simbal.runs.folder import CURVES_FILE
+from simbal.runs.folder import CURVES_FILE, DOCUMENTS_FILE
 from simbal.runs.record import is_number
 
 
@@ -96,3 +101,45 @@ def _parsed(line: bytes) -> list[dict[str, Any]]:
 def _is_row(row: Any) -> bool:
     counts = [row.get("step"), row.get("tokens")] if isinstance(row, dict) else [None]
     return all(type(count) is int and count >= 0 for count in counts)
+
+
+@dataclass(frozen=True)
+class DocumentSums:
+    """The sums of each document, in the order of the split; a document that was not seen has 0 tokens."""
+
+    nats: Sequence[float]  # cross-entropy over its tokens
+    tokens: Sequence[int]
+
+
+def document_sums(run_path: Path) -> DocumentSums | None:
+    """Return the sums of a run's documents; None if it has no documents.json.
+
+    Raises:
+        UserError: the file is broken; it is named.
+    """
+    file = run_path / DOCUMENTS_FILE
+    try:
+        said = orjson.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is broken: {error}") from None
+    nats, tokens = _lists(said)
+    if not (_are_numbers(nats) and _are_numbers(tokens) and all(isinstance(count, int) for count in tokens)):
+        raise UserError(f"{file} is broken: it must have nats and tokens of each document, none below 0")
+    if len(nats) != len(tokens):
+        raise UserError(f"{file} is broken: it has nats of {len(nats):,} documents and tokens of {len(tokens):,}")
+    return DocumentSums(array("d", nats), array("q", tokens))  # a quarter of the memory of lists
+
+
+def _lists(said: Any) -> tuple[Any, Any]:
+    """Return what stands under `nats` and `tokens`, of any kind."""
+    return (said.get("nats"), said.get("tokens")) if isinstance(said, dict) else (None, None)
+
+
+def _are_numbers(values: Any) -> bool:
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        return False
+    return not values or min(values) >= 0

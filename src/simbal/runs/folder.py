@@ -12,8 +12,10 @@
 No torch here: the sweep's parent process and `report.py` read folders without it.
 """
 
+import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +33,7 @@ PRUNE_FILE, CONSOLE_FILE = "prune.json", "console.log"
 CONFIG_FILE, CURVES_FILE, DOCUMENTS_FILE = "config.yaml", "metrics.jsonl", "documents.json"
 RECORD_FILE, DAMAGED_FILE = "record.json", "record.json.damaged"
 BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a key without indentation begins
+DELETED = ".deleted"  # a folder beside the runs; what is in it is no run any more
 
 
 class DamagedRecordError(UserError):
@@ -239,3 +242,64 @@ class _WrittenOut(yaml.SafeDumper):
 @lru_cache(maxsize=4096)
 def _block(text: str) -> dict[str, Any]:
     return dict(yaml.load(text, yaml.CSafeLoader))
+
+
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Return the runs that paths name: folders of runs, and all runs in outputs/<name>, each once.
+
+    Raises:
+        UserError: one is a link, no folder, or neither a run nor a folder of runs that simbal has written.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}")
+        runs = [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
+        if not runs:
+            raise UserError(f"{path} is no run, and holds none: give outputs/<name>/<run>, or outputs/<name>")
+        for run in runs:
+            if run.is_symlink():
+                raise UserError(f"{run} is a link: give the folder that it leads to")
+            RunFolder(run).read_spec()  # another program's folder can have a config.yaml too
+            found.setdefault(run.resolve(), run)
+    return [*found.values()]
+
+
+def refuse_busy(runs: Iterable[Path]) -> None:
+    """Raise `BusyError` if another process is at one of the runs."""
+    for run in runs:
+        if RunFolder(run).looks_busy():
+            raise BusyError(f"{run} is being trained: wait for it, or stop it first")
+
+
+def delete_runs(runs: Sequence[Path]) -> None:
+    """Delete folders of runs, and what an earlier deletion beside them has left; links are not followed.
+
+    Each is renamed away before it is removed, so that a kill leaves no half of a run.
+
+    Raises:
+        BusyError: before anything is deleted, if one is being trained; it names the run.
+        UserError: the disk refuses.
+    """
+    refuse_busy(runs)
+    aside = {run: run.absolute().parent / DELETED for run in runs}
+    for run, folder in aside.items():
+        with refusals_of_disk(folder.parent):
+            if folder.is_symlink():
+                raise UserError(f"{folder} is a link: delete it")
+            folder.mkdir(exist_ok=True)
+            with RunFolder(run).lock():
+                run.absolute().rename(folder / f"{run.absolute().name}-{os.getpid()}")
+        _remove(folder)
+    for folder in {*aside.values()}:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, which another process may be removing too."""
+    while folder.exists():
+        try:
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be removed: {error.strerror}; what is in it is no run any more") from None

@@ -1,12 +1,15 @@
-"""The content of record.json: its keys, their types, and a checksum over all of it.
+"""The content of record.json, its keys, their types and a checksum over all of it, and that of progress.json.
 
-No torch here: the sweep's parent process and `report.py` read records without it.
+record.json says how a run ended, progress.json where a running job is and how long it has to go.
+
+No torch here: the sweep's parent process and `report.py` read both without it.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import orjson
@@ -15,6 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 # killed: by a signal, so that the next sweep goes on with it; diverged: its loss or gradient became NaN or infinite
 STATUSES = ("finished", "failed", "killed", "pruned", "diverged")
 CHECKSUM = "sha256"
+PROGRESS_FILE = "progress.json"
+STEPS = ("step", "max_steps")
+NUMBERS = (*STEPS, "loss", "tokens_per_second", "seconds_left")
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -151,3 +157,23 @@ def error_of(record: Mapping[str, Any]) -> str:
 def _checksum(record: dict[str, Any]) -> str:
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_progress(run_path: Path) -> dict[str, Any]:
+    """Return what a run's progress.json says; empty before there is one, and for one that makes no sense."""
+    try:
+        said = orjson.loads((run_path / PROGRESS_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return said if _is_progress(said) else {}
+
+
+def _is_progress(said: Any) -> bool:
+    """Whether `said` can be shown and computed with.
+
+    Each number that is there is one, and a step comes with the number of steps.
+    """
+    if not isinstance(said, dict) or not all(said.get(key) is None or is_number(said[key]) for key in NUMBERS):
+        return False
+    steps = [said[key] for key in STEPS if key in said]
+    return not steps or (len(steps) == 2 and None not in steps and 0 <= steps[0] <= steps[1] != 0)

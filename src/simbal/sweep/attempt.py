@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from simbal.errors import BusyError, UserError
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
-from simbal.runs.progress import read_progress
+from simbal.runs.record import read_progress
 from simbal.sweep.composer import Job
 from simbal.sweep.ending import Outcome, recorded_outcome
 

@@ -22,7 +22,7 @@ INTERPOLATION = "${"
 
 
 class Job(list[str]):
-    """A job as a list of overrides, which any launcher takes, with its run, so that launchers need not compose again."""
+    """A job as a list of overrides, which any launcher takes, with its run, which a launcher need not compose."""
 
     def __init__(self, overrides: Sequence[str], spec: RunSpec) -> None:
         super().__init__(overrides)

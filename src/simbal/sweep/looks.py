@@ -8,7 +8,7 @@ are those of the logarithm of perplexity.
 from collections.abc import Sequence
 
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report.arms import group, label_columns
 from simbal.report.collect import Run, collect
 from simbal.report.comparison import rivals

@@ -11,8 +11,7 @@ from simbal.distributed import is_first
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.runs.folder import RunFolder
-from simbal.training.divergence import DivergedError
-from simbal.training.out_of_memory import memory_errors
+from simbal.training.failures import DivergedError, memory_errors
 from simbal.training.ranks import Ranks
 from simbal.training.record import now
 from simbal.training.stop import PrunedError, StoppedError

@@ -20,7 +20,7 @@ from simbal.distributed import sum_over_ranks, whole, world_size
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Router, Routing
 from simbal.model.transformer import Transformer
-from simbal.training.divergence import DivergedError, layer_statistics
+from simbal.training.failures import DivergedError, layer_statistics
 from simbal.training.optimizer import build_optimizer
 from simbal.training.parallel import shard, whole_routers
 from simbal.training.validation import Validation, ValidationTotals

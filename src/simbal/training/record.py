@@ -13,7 +13,7 @@ import torch
 from simbal import __name__ as package
 from simbal.cost.parameters import count_parameters
 from simbal.data.loader import TokenData
-from simbal.metrics.table import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
+from simbal.metrics.definitions import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
 from simbal.runs.spec import RunSpec
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.lit_moe import LitMoE

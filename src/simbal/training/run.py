@@ -38,12 +38,11 @@ from simbal.training.build import (
     resolve_precision,
     transformer_shape,
 )
-from simbal.training.cautions import divided_gradients
+from simbal.training.cautions import Rounding, divided_gradients
 from simbal.training.checkpoint import Saving
 from simbal.training.lit_moe import LitMoE
 from simbal.training.parallel import DeviceCount, Joined, on_devices
 from simbal.training.ranks import Ranks, local_devices, together
-from simbal.training.rounding import Rounding
 from simbal.training.stop import TrialPruning
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
 from simbal.training.validation import ValidationTimes, is_validated

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from simbal.data.loader import TokenData
 from simbal.distributed import from_first, is_first, sum_over_ranks
 from simbal.files.disk import write_json, write_text
+from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
-from simbal.metrics.table import SETTLING, SIMILARITY
 from simbal.model.expert_similarity import watched
 from simbal.runs import curves
 from simbal.runs.folder import CURVES_FILE

@@ -14,9 +14,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from simbal.distributed import largest, sum_over_ranks
-from simbal.metrics import language
+from simbal.metrics.definitions import VALIDATION, perplexity
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
-from simbal.metrics.table import VALIDATION
 from simbal.model.router import Routing
 
 
@@ -101,7 +100,7 @@ class ValidationTotals:
         Raises:
             ArithmeticError: the perplexity is NaN or infinite.
         """
-        if not math.isfinite(language.perplexity(self.nats, self.tokens)):
+        if not math.isfinite(perplexity(self.nats, self.tokens)):
             raise ArithmeticError(f"the validation loss is {self.nats / self.tokens}")
         self.router_weights = router_weights
         metrics: dict[str, float | None] = {}

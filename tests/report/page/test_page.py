@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simbal.errors import UserError
-from simbal.metrics.table import NUMBERS
+from simbal.metrics.definitions import NUMBERS
 from simbal.report.page import page, tables
 from simbal.report.page.styles import MOST_ARMS
 from simbal.report.report import report

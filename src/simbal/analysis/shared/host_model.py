@@ -23,9 +23,8 @@ from simbal.errors import UserError
 from simbal.host.hooks import Hooks
 from simbal.host.routers import HostRouter
 from simbal.host.rules import Rule, SparseMixer
-from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched
-from simbal.model.router import Candidates, Routing, Steering
+from simbal.model.router import Candidates, Groups, Routing, Steering
 
 LOGITS_AT_ONCE = 1 << 28  # numbers of a pass, such as 2,048 tokens of 131,072 ids
 LOGITS_IN_FP32 = 1 << 24

@@ -19,9 +19,8 @@ from torch import Tensor
 from simbal.config.values import whole_number
 from simbal.data.loader import HeldOut, ValidationSplit
 from simbal.errors import UserError
-from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched
-from simbal.model.router import Routing, Steering
+from simbal.model.router import Groups, Routing, Steering
 
 
 class UnsuitedError(UserError):

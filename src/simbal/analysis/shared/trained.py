@@ -16,7 +16,7 @@ from simbal.analysis.shared.decoding import decoder_of
 from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject, UnsuitedError
-from simbal.balancing.bias_controller import BiasController
+from simbal.balancing.bias import BiasController
 from simbal.config.compose import typed
 from simbal.config.schema import DataConfig, Group
 from simbal.cost.parameters import parameters
@@ -24,11 +24,10 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_groups import Groups
 from simbal.model.expert_similarity import Watched, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
-from simbal.model.router import Router, Steering
+from simbal.model.router import Groups, Router, Steering
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -54,6 +53,9 @@ class DataPlaces(Group):
     def of(cls, keys: Any) -> "DataPlaces":
         """Return the places that the keys `data` of a command line give; `UserError` for a key of another kind."""
         return typed(cls, keys, "data.")
+
+
+NOWHERE = DataPlaces()
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class TrainedRun(Subject):
         return 1 + 2 * counted.ffn_routed / counted.forward_flops(self.seq_len)
 
 
-def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces()) -> TrainedRun:
+def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) -> TrainedRun:
     """Read a run's folder, with its final weights, or a checkpoint in it. Weights only: nothing in it is executed.
 
     Args:
@@ -217,9 +219,8 @@ def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> 
     if places.cache_dir is None or key is None or getattr(places, key) is None:
         raise UserError(_missing(path, data, tokens, places))
     inputs = {name: getattr(places, name) for name in ("files", "validation_files", "location") if hasattr(data, name)}
-    own = data.model_copy(
-        update=places.model_dump(include={"cache_dir", "tokenizer_path"}) | {"threads": None} | inputs
-    )
+    here = {"cache_dir": places.cache_dir, "tokenizer_path": places.tokenizer_path, "threads": None}
+    own = data.model_copy(update=here | inputs)
     store = prepare(own, progress=True)
     if store.fingerprints["tokens"] != tokens:
         raise UserError(

@@ -24,8 +24,8 @@ from simbal.data.sources.records import (
     read_lines,
     share_read,
 )
+from simbal.data.sources.remote import UnreachableError
 from simbal.errors import UserError
-from simbal.files.remote import UnreachableError
 
 BAD_PER = 1000  # one bad record in so many may be left out
 ROWS = 1024  # decoded at once

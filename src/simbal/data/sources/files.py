@@ -9,8 +9,8 @@ from simbal.data.document import SPLITS
 from simbal.data.sources.corpus import Corpus, FileSource
 from simbal.data.sources.inputs import Input, check_once, find_inputs
 from simbal.data.sources.records import Format
+from simbal.data.sources.remote import UnreachableError
 from simbal.errors import UserError
-from simbal.files.remote import UnreachableError
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
 """Writes the page of a sweep, index.html: tables, figures and links in one file that needs no network.
 
 Every text comes from files that anybody may have written: the template escapes them all, and the only markup that goes
-in as it is are the figures, which matplotlib has escaped.
+in as it is are the figures, which matplotlib has escaped. A browser runs no script but those whose digests the page's
+policy has.
 """
 
+from base64 import b64encode
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from simbal.files.disk import write_text
@@ -20,12 +27,11 @@ from simbal.report.page.chart import curves_json, thinned
 from simbal.report.page.series import MOST_RUNS, read
 from simbal.report.page.styles import COLORS, MOST_ARMS
 from simbal.report.page.svg import inline, svg
-from simbal.report.page.template import render
 from simbal.report.table import LastSweep, Table
 
 SCRIPTS = ("sort.js", "uplot/uPlot.iife.min.js", "curves.js")
-
 MOST_NUMBERS = 12_000  # of all curves
+HERE = Path(__file__).parent
 
 
 def write(table: Table, folder: Path, running: bool = False) -> None:
@@ -97,3 +103,31 @@ def _tiles(table: Table) -> list[tuple[str, str]]:
         spread = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
         tiles.append(("training tokens per run", spread))
     return tiles
+
+
+def render(scripts: Sequence[str], **values: Any) -> str:
+    """Return the page with scripts of this package and values for the template's variables."""
+    sources = [_source(name) for name in scripts]
+    digests = [b64encode(sha256(source.encode()).digest()).decode() for source in sources]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return _template().render(
+        css=_source("style.css") + _source("uplot/uPlot.min.css"),
+        scripts=sources,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
+        licence=_source("uplot/LICENSE"),
+        **values,
+    )
+
+
+@cache
+def _source(name: str) -> Markup:
+    """Return a file of this package, to stand in the page as it is."""
+    return Markup((HERE / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("template.html")

@@ -20,7 +20,7 @@ from rich.console import Console
 from simbal.config.schema import Config
 from simbal.errors import UserError
 from simbal.files.disk import write_json
-from simbal.metrics.table import SIMILARITY
+from simbal.metrics.definitions import SIMILARITY
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE, RunFolder
 from simbal.sweep.composer import Job
 from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RETRY_OF, RUNS, OptunaStudy, shown

@@ -58,7 +58,7 @@ class SearchSettings:
             raise UserError(f"hydra.sweeper.max_failure_rate={self.max_failure_rate} must lie between 0 and 1")
 
     def _check_objectives(self) -> None:
-        from simbal.metrics.table import NUMBERS  # which every command would import
+        from simbal.metrics.definitions import NUMBERS  # which every command would import
 
         measured = [metric.key for metric in NUMBERS]
         for objective in self.objectives:

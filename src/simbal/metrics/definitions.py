@@ -15,17 +15,29 @@ Shapes: L MoE layers, E experts, D model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from simbal.metrics import language, routing, settling
+from simbal.metrics import routing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ARROWS = {"lower": " ↓", "higher": " ↑", "neither": ""}
 NATS = "nats"
+
+
+def perplexity(nats: float, tokens: int) -> float:
+    """Return exp of the mean cross-entropy per token, nats / tokens; `inf` where that overflows."""
+    loss = nats / tokens
+    return math.exp(loss) if loss < math.log(1e300) else math.inf
+
+
+def bits_per_byte(nats: float, num_bytes: int) -> float:
+    """Return the cross-entropy in bits per UTF-8 byte of text, which is comparable across vocabularies."""
+    return nats / (math.log(2) * num_bytes)
 
 
 class Sums(Protocol):
@@ -64,7 +76,7 @@ class Metric:
     whole: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
-    of_curve: Callable[[settling.Curve], float | None] | None = None
+    of_curve: Callable[[routing.Curve], float | None] | None = None
 
     @property
     def key(self) -> str:
@@ -98,12 +110,12 @@ VALIDATION = (
     Metric(
         "ppl", "perplexity", "exp of val/loss",
         "", "{:.3f}", "lower", column=True, ratio=True, margin=True,
-        whole=lambda sums: language.perplexity(sums.nats, sums.tokens),
+        whole=lambda sums: perplexity(sums.nats, sums.tokens),
     ),
     Metric(
         "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
         "bits per byte", "{:.4f}", "lower", column=True,
-        whole=lambda sums: language.bits_per_byte(sums.nats, sums.num_bytes),
+        whole=lambda sums: bits_per_byte(sums.nats, sums.num_bytes),
     ),
     Metric(
         "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation split, mean over layers",
@@ -158,13 +170,13 @@ SETTLING = (  # of the whole run
     Metric(
         "max_vio_tail", "MaxVio tail",
         "95th percentile of train/max_vio over the logged steps of the second half of the run",
-        "", "{:.3f}", "lower", where="train/", of_curve=settling.tail,
+        "", "{:.3f}", "lower", where="train/", of_curve=routing.tail,
     ),
     Metric(
         "steps_to_settle", "steps to settle",
         "first logged step from which on the median of five logged train/max_vio stays within 1.25 times the median of "
         "the second half of the run",
-        "steps", "{:,.0f}", "lower", where="train/", of_curve=settling.steps_to_settle,
+        "steps", "{:,.0f}", "lower", where="train/", of_curve=routing.steps_to_settle,
     ),
 )  # fmt: skip
 SPEED = Metric(

@@ -1,17 +1,35 @@
-"""Divergence, a loss or gradient that is NaN or infinite, and the statistics that are recorded of it.
+"""Failures that training cannot go on from: memory that runs out, and a loss or gradient that is not finite.
 
 Shapes: L MoE layers, E experts.
 """
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from simbal.distributed import whole
+from simbal.errors import UserError
 from simbal.metrics.routing import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
+
+# how torch reports it on a CPU, and some CUDA libraries: as a plain RuntimeError
+MESSAGE = re.compile(r"DefaultCPUAllocator|out of memory|STATUS_ALLOC_FAILED|std::bad_alloc")
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise `UserError` where memory runs out within the block."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not MESSAGE.search(str(error)):
+            raise
+        raise UserError("out of memory: use a smaller trainer.micro_batch, data.seq_len or model") from error
 
 
 class DivergedError(Exception):

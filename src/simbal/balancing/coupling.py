@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.balancing.choice_bias import layer_bias
+from simbal.balancing.bias import layer_bias
 from simbal.balancing.controls import mixed, uniform_numbers
 from simbal.config.values import not_negative
 from simbal.model.router import Router, Routing
