@@ -109,7 +109,6 @@ def test_hydra_composes_one_job_for_all_that_differ_in_plain_values(sweep, monke
     [
         ["name=a${seed}"],
         ["baseline=${oc.env:HOME}"],
-        ["seed=0"],  # a key that is overridden twice
         ["optim={lr:1}", "optim.lr=2"],
     ],
 )

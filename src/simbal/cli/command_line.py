@@ -95,16 +95,15 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
         raise ConfigError(_no_flag(unknown[0]))
     if args.shell_completion or args.hydra_help:
         return [*argv]
-    for folder in [*conf_here(), *sweeps_here()]:
-        for group in [path.name for path in folder.iterdir() if path.is_dir()] or [folder.name]:
-            options(group)  # refuses a file that is never read
+    for group in ["", *(path.name for path in [*sweeps_here(), *(p for c in conf_here() for p in c.iterdir())])]:
+        options(group)  # refuses a file that is never read
     overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
     given = {override.key_or_group: override for override in overrides}
     flags = [word for word in argv if word not in args.overrides]
     multirun = args.multirun or ("hydra.mode" in given and given["hydra.mode"].value() == "MULTIRUN")
     if root != "config":
         if multirun:
-            raise ConfigError("this program takes one config at a time: leave out -m")
+            raise ConfigError(f"{root}.py takes one config at a time: leave out -m")
         return [*flags, *(str(override.input_line) for override in overrides)]
     if folder := folder_of("run", overrides):
         if multirun or args.cfg or "dry_run" in given:

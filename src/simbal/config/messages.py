@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 
 from pydantic import ValidationError
 
@@ -203,7 +202,6 @@ def unknown_key(key: str, others: Sequence[str] = ()) -> str:
     return f"there is no key {key}{closest(key, [*known, *others])}"
 
 
-@cache
 def all_keys() -> dict[str, str]:
     """Return every dotted key, with the `group=option` that sets it if other options of its group do not."""
     keys = dict.fromkeys([*every_key(), "run", "from", "hydra/launcher", "hydra/sweeper", "hydra.launcher.n_jobs"], "")

@@ -69,12 +69,14 @@ def root_keys(root: str) -> dict[str, Any]:
 
 
 def sweeper_of(sweep: str) -> str | None:
-    """Return the sweeper that a named sweep chooses by `override /hydra/sweeper`, or None."""
-    file = options(SWEEPS).get(sweep)
+    """Return the sweeper that a named sweep chooses by `override /hydra/sweeper`, or inherits; None if it chooses none."""
+    file, found = options(SWEEPS).get(sweep), None
     for item in (read(file).get("defaults") or []) if file else []:
         if isinstance(item, dict) and "override /hydra/sweeper" in item:
             return str(item["override /hydra/sweeper"])
-    return None
+        if isinstance(item, str) and item not in ("_self_", sweep):
+            found = sweeper_of(item)  # of a sweep that this one inherits
+    return found
 
 
 def first_comment(file: Path) -> list[str]:

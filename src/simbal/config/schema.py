@@ -261,7 +261,9 @@ class TrainerConfig(Group):
     val_at: Literal["log", "none"] = key("log: also validate after 1, 2, 4, 8, ... steps, up to val_every")
     log_every: int = key("steps between lines of metrics.jsonl", ge=1)
     ckpt_every: int = key("steps between checkpoints; the two newest are kept", ge=1, hashed=False)
-    ckpt_seconds: float = key("seconds after which a checkpoint is due in any case; 0: never", ge=0, hashed=False)
+    ckpt_seconds: float = key(
+        "also save a checkpoint once the last one is this many seconds old; 0: never", ge=0, hashed=False
+    )
     skip_nonfinite: int = key("steps with a NaN or infinite loss or gradient to skip before the run fails", ge=0)
     keep_every: int = key("steps between weights that are kept for analyses; 0: none", ge=0)
     pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
