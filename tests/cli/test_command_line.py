@@ -115,7 +115,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
     assert named in said
 
 
-@pytest.mark.parametrize(("text", "named"), [("num_layers: [1\n", "mine.yaml, line 2"), ("rate: 1\n", "model.rate")])
+@pytest.mark.parametrize(
+    ("text", "named"), [("num_layers: [1\n", "mine.yaml, line 2"), ("defaults: [tiny]\nrate: 1\n", "model.rate")]
+)
 def test_a_mistake_in_a_file_is_named(tmp_path, text, named):
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/mine.yaml").write_text(text)

@@ -3,6 +3,7 @@
 import re
 import shlex
 
+import hydra
 import pytest
 
 from tests.composing import compose

@@ -4,6 +4,7 @@ import re
 import shlex
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from tests.conftest import CONF
 

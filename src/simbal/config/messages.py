@@ -96,7 +96,7 @@ def of_pydantic(error: ValidationError, prefix: str = "", candidates: Iterable[s
         prefix: the dotted key of what was validated, with a dot at its end.
         candidates: keys that may have been meant; empty: all keys of a run.
     """
-    first, *others = error.errors(include_url=False)
+    first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")  # a typo is both
     context, value, kind = first.get("ctx", {}), first["input"], first["type"]
     if isinstance(context.get("error"), UserError):  # from a validator of ours, whose sentence is whole
         return str(context["error"])
@@ -152,7 +152,7 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
         case MarkedYAMLError(problem_mark=mark) if mark:
             return f"{mark.name}, line {mark.line + 1}: {error.problem}"
         case HydraException():
-            return text
+            return " ".join(str(error).split("\n")[:2]) if text.endswith(":") else text
         case ValueError() if text.startswith("Config group override must be"):
             return f"{next((word for word in words if word.endswith('=null')), 'null')}: a group needs an option"
         case ValueError() if text.startswith("Only one of --"):

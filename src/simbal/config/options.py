@@ -69,7 +69,7 @@ def root_keys(root: str) -> dict[str, Any]:
 
 
 def sweeper_of(sweep: str) -> str | None:
-    """Return the sweeper that a named sweep chooses by `override /hydra/sweeper`, or inherits; None if it chooses none."""
+    """Return the sweeper that a named sweep chooses by `override /hydra/sweeper`, itself or by inheritance, or None."""
     file, found = options(SWEEPS).get(sweep), None
     for item in (read(file).get("defaults") or []) if file else []:
         if isinstance(item, dict) and "override /hydra/sweeper" in item:
