@@ -133,13 +133,6 @@ def test_rows_become_data_frames(sweep):
     assert simbal.Rows([]).to_polars().shape == simbal.Rows([]).to_pandas().shape == (0, 0)
 
 
-def test_one_run_is_loaded_too(sweep):
-    run = next(sweep.glob("simbal-*"))
-    loaded = simbal.load(run)
-    assert [one.path for one in loaded] == [run]
-    assert {row["balancing"] for row in loaded.table} == {"simbal"}
-
-
 @pytest.mark.parametrize("place", ["nowhere", "empty"])
 def test_a_folder_without_runs_is_refused(tmp_path, place):
     (tmp_path / "empty").mkdir()

@@ -86,14 +86,3 @@ def test_a_hostile_config_of_a_run_is_one_sentence_of_report_py(write_run, text,
     assert refused.stderr.startswith(f"error: {path / 'config.yaml'} is not a config written by simbal")
     assert refused.stderr.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["outputs"]
-
-
-@pytest.mark.slow
-def test_a_hostile_config_of_a_run_is_one_sentence_of_evaluate_py(write_run, tmp_path):
-    path = write_run(keys={"balancing": {"simbal": {"_target_": "os.system", "command": "touch pwned"}}})
-    config = path / "config.yaml"
-    config.write_text(config.read_text().replace("name: fake", "name: !!python/object/apply:os.system [touch pwned]"))
-    refused = run("evaluate.py", f"run={path}", "analysis=quality", cwd=tmp_path)
-    assert refused.returncode == 1
-    assert refused.stderr == f"error: {config} is not a config written by simbal\n"
-    assert [file.name for file in tmp_path.iterdir()] == ["outputs"]

@@ -196,7 +196,7 @@ class Sweep(Sequence[Run]):
     def _listed(self) -> "list[Listed]":
         from simbal.report.listing import runs_below
 
-        return [one for one in runs_below([self.path]) if one.status != "foreign"]
+        return runs_below([self.path])
 
 
 def train(overrides: Sequence[str] = ()) -> Run:

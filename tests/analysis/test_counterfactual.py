@@ -59,20 +59,6 @@ def test_sets_are_uniform_over_all_but_the_routed_one():
     assert (counts - expected).abs().max() < 4 * spread
 
 
-def test_draws_are_of_seed_number_layer_and_sequence_and_not_of_batches():
-    tokens_BS = torch.randint(1000, (4, 50), generator=torch.Generator().manual_seed(0))
-    whole = OtherSets(Plain(), 0, 2, seed=0, draw=0).choice_scores(candidates_of(tokens_BS))
-    its = candidates_of(tokens_BS)
-    for row in range(4):
-        part = slice(50 * row, 50 * (row + 1))
-        alone = Candidates(0, tokens_BS[row : row + 1], its.logits_NE[part], its.probs_NE[part], 2)
-        assert torch.equal(whole[part], OtherSets(Plain(), 0, 2, seed=0, draw=0).choice_scores(alone))
-    for other in ({"seed": 1}, {"draw": 1}, {"layer": 1}):
-        keys = {"layer": 0, "seed": 0, "draw": 0} | other
-        drawn = OtherSets(Plain(), top_k=2, **keys).choice_scores(candidates_of(tokens_BS, keys["layer"]))
-        assert (sets_of(drawn) == sets_of(whole)).all(1).double().mean() < 0.5
-
-
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_drawn_experts_are_weighed_by_the_routers_own_rule(renormalize):
     probs_4 = torch.tensor([0.4, 0.3, 0.2, 0.1])

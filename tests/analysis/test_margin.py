@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from simbal.analysis.coactivation import coactivation
 from simbal.analysis.counterfactual import counterfactual
 from simbal.analysis.margin import Watching, flips, margin, margins
-from simbal.analysis.quality import quality
 from simbal.errors import UserError
 from simbal.model.router import Router, Steering
 from tests.analysis.module_runs import trained_run
@@ -101,24 +100,6 @@ def test_those_of_a_biased_choice_are_of_the_biased_scores(biased):
     assert [record["metrics"][name] for name in ("near", "flips")] == pytest.approx(
         [sum(each) / 2 for each in of_layers]
     )
-
-
-def test_nothing_is_changed_and_batches_do_not_matter(biased):
-    before = quality(biased, 160, 3, 2, 0).record["metrics"]
-    one, other = (margin(biased, **KEYS | {"batch_size": size}).record["metrics"] for size in (3, 16))
-    assert one == pytest.approx(other, rel=1e-4)
-    assert quality(biased, 160, 3, 2, 0).record["metrics"] == before
-
-
-def test_logits_of_small_difference_flip(tmp_path_factory, cache_dir):
-    run = trained_run(tmp_path_factory, cache_dir, "balancing=lbl", "trainer.max_steps=1")
-    with torch.no_grad():
-        for router in run.routers:  # experts that are alike but for a thousandth
-            router.weight_ED[:] = router.weight_ED[:1] * torch.tensor([1, 1.001, 1.002, 1.003])[:, None]
-    record = margin(run, **KEYS | {"quantiles": [0.5]}).record
-    assert record["by_logits"] is True
-    assert record["metrics"]["near"] == 1
-    assert 0.05 < record["metrics"]["flips"] < 0.95
 
 
 def test_a_choice_that_no_logit_decides_has_margins_and_no_flips(tmp_path_factory, cache_dir):

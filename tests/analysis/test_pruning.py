@@ -8,9 +8,8 @@ import torch
 
 from simbal.analysis import pruning as pruning_module
 from simbal.analysis.pruning import Pruning, geometric_mean, pruning
-from simbal.analysis.quality import document_sums, quality
-from simbal.analysis.shared import trained as trained_module
-from simbal.analysis.shared.pruned_layers import kept_plan, pruned
+from simbal.analysis.quality import quality
+from simbal.analysis.shared.pruned_layers import kept_plan
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import BACKENDS
 from tests.analysis.module_runs import trained_run
@@ -117,30 +116,3 @@ def test_a_difference_within_the_interval_is_said_to_be_below_the_noise(trained,
     low, high = (finding.record["metrics"][f"time_ratio_{end}_prune_0.5"] for end in ("low", "high"))
     assert (low < 1 < high) is expected
     assert [*finding.tables[0].columns[-1].cells] == ["", "below the noise" if expected else ""]
-
-
-def test_plain_is_timed_on_the_code_of_the_others(trained, monkeypatch):
-    pruned_with = []
-
-    def note(layers, keys):
-        pruned_with.append(keys.threshold)
-        return pruned(layers, keys)
-
-    monkeypatch.setattr(trained_module, "pruned", note)
-    finding = pruning(trained, 160, 16, [0.5], **KEYS | {"repeats": 1})
-    assert pruned_with == [0, 0.5, 0, 0.5]  # one window of each first
-    assert "time_ratio_low_prune_0.5" not in finding.record["metrics"]
-    assert any("analysis.pruning.repeats=2" in note for note in finding.notes)
-
-
-def test_afterwards_the_layers_are_as_before(trained):
-    plain_G3 = document_sums(trained, 160, 16)
-    with pruned(trained.model.feed_forwards, absolute(1)) as kept_L:
-        assert not torch.equal(document_sums(trained, 160, 16), plain_G3)
-    assert kept_L == [160, 160]
-    assert torch.equal(document_sums(trained, 160, 16), plain_G3)
-
-
-def test_all_experts_can_go(trained):
-    record = pruning(trained, 160, 16, [1], **KEYS | {"allow_none": True, "repeats": 1}).record
-    assert record["metrics"]["experts_prune_1"] == 0

@@ -1,6 +1,5 @@
 """The data of a run that may be anybody's: found by their fingerprint, and never where its config sends one."""
 
-import json
 import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -76,15 +75,6 @@ def test_nothing_that_a_runs_config_names_is_fetched_or_created(run, tmp_path, a
     assert not [*(tmp_path / "here").iterdir()]
 
 
-def test_data_are_found_by_their_fingerprint_in_the_users_cache_under_any_name(run, trained, tmp_path):
-    cache = shutil.copytree(trained[1] / "cache", tmp_path / "mine")
-    for store in [path for path in cache.iterdir() if path.is_dir()]:
-        store.rename(cache / "renamed")
-    done = run_program(tmp_path, "evaluate.py", f"run={run}", "analysis=quality", f"data.cache_dir={cache}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((run / "analysis" / "quality.json").read_text())["metrics"]["ppl"] > 1
-
-
 def test_in_the_cache_of_the_run_nothing_is_written(trained, tmp_path):
     run = shutil.copytree(trained[0], tmp_path / "run")
     cache = shutil.copytree(trained[1] / "cache", tmp_path / "theirs")
@@ -108,21 +98,6 @@ def test_text_that_the_user_gives_is_prepared_in_the_users_cache_and_compared(ru
     other.write_text("\n\n".join(f"another text {number}" for number in range(200)))
     with pytest.raises(UserError, match=rf"{run} was trained on other data \(tokens {tokens[:12]}\) than data.files="):
         load(run, "cpu", DataPlaces(cache_dir=str(tmp_path / "second"), files=str(other)))
-
-
-def test_validation_text_of_a_runs_config_is_not_taken_beside_the_users_text(run, trained, tmp_path, asked):
-    url, paths = asked
-    forge(run, "data.validation_files", url)
-    text = str(trained[1] / "corpus.txt")
-    assert load(run, "cpu", DataPlaces(cache_dir=str(tmp_path / "mine"), files=text)).store.path.exists()
-    assert paths == []
-
-
-def test_a_store_of_another_vocabulary_is_refused(trained, tmp_path):
-    run = shutil.copytree(trained[0], tmp_path / "run")
-    forge(run, "data.vocab_size", 300)
-    with pytest.raises(UserError, match="has another data.vocab_size than"):
-        load(run, "cpu")
 
 
 def test_the_tokenizer_of_an_analysis_is_the_users(run, trained, tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from simbal.attach import attach, describe
-from simbal.balancing import LossFree, SimBal
+from simbal.balancing import SimBal
 from simbal.host.findings import OwnLoss
 from simbal.host.own_loss import Subject, undisturbed
 from tests.attach.test_model_bias import tokens
@@ -117,26 +117,6 @@ def test_a_loss_without_a_gradient(monkeypatch):
     assert "1 of 3 routers" in describe(with_loss(monkeypatch, detached))["no_gradient"].fact
 
 
-@pytest.mark.parametrize("takes", [True, False])
-def test_a_model_that_ignores_the_number_of_labels(takes):
-    """Then the loss is what is left of the cross-entropy, and no accumulation is at fault."""
-    model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
-    forward = model.forward
-
-    def ignores(*args, num_items_in_batch=None, **keys):
-        return forward(*args, **keys)
-
-    def takes_none(input_ids, labels, attention_mask, use_cache, output_router_logits=None):
-        return forward(input_ids, attention_mask, labels=labels, output_router_logits=output_router_logits)
-
-    model.forward = ignores if takes else takes_none
-    found = describe(model)
-    assert "accumulation" not in found
-    assert "over the tokens of all layers" in found["formula"].fact
-    assert "mask" in found
-    assert "gradient" in found
-
-
 @torch.no_grad()
 def test_the_loss_does_count_once_a_micro_batch():
     """What `accumulation` says: the parts of a step sum to its cross-entropy, and to G times its auxiliary loss."""
@@ -198,28 +178,6 @@ def test_the_model_is_left_as_it_was(name, train):
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert frozen == [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
     attach(model, SimBal()).detach()
-
-
-def test_in_bf16():
-    found = describe(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1).bfloat16())
-    for kind in ("on", "formula", "mask", "gradient"):
-        assert kind in found
-
-
-@pytest.mark.parametrize("strategies", [[SimBal()], [LossFree(update_rate=1.0), SimBal()]])
-def test_what_is_attached_is_passed_by(strategies):
-    model = architecture("mixtral")
-    expected = describe(model)
-    with attach(model.train(), strategies) as balancing:
-        for seed in range(2):
-            model(input_ids=tokens(seed))
-            balancing.step()
-        model(input_ids=tokens())
-        before = balancing.losses(), balancing.counts_LE.clone()
-        assert describe(model) == expected
-        assert balancing.micro_batches == 1
-        assert torch.equal(balancing.counts_LE, before[1])
-        torch.testing.assert_close(balancing.losses(), before[0])
 
 
 def test_settings_are_tried_in_a_block_alone():

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from simbal.attach import attach
 from simbal.balancing import (
@@ -23,7 +21,7 @@ from simbal.balancing import (
 )
 from simbal.errors import UserError
 from tests.attach.test_hooks import hooks
-from tests.host.models import SIZES, E, batch, host, padded
+from tests.host.models import E, batch, host, padded
 
 
 @pytest.mark.parametrize(
@@ -58,12 +56,6 @@ def test_strategies(strategies, sentence):
 def test_nothing_to_choose(strategy):
     with pytest.raises(UserError, match=f"{type(strategy).__name__}: model.top_k equals model.num_experts"):
         attach(host(num_experts_per_tok=E), strategy)
-
-
-def test_a_model_without_routers():
-    sizes = {key: value for key, value in SIZES.items() if key != "num_experts_per_tok"}
-    with pytest.raises(UserError, match="LlamaForCausalLM has no router that simbal knows: .* Mixtral, OLMoE"):
-        attach(LlamaForCausalLM(LlamaConfig(**sizes)), SimBal())
 
 
 def by_distance(logits_NE: torch.Tensor, top_k: int) -> tuple[torch.Tensor, ...]:
@@ -128,15 +120,3 @@ def test_padding_where_each_sequence_is_taken_by_itself():
         model(**padded())
         with pytest.raises(UserError, match="LoadBalancingLoss takes each sequence by itself"):
             balancing.loss()
-
-
-def test_a_router_that_is_passed_by():
-    model = host()
-    model.model.layers[1].mlp = nn.Identity()
-    with attach(model, SimBal()) as balancing:
-        assert len(balancing.routers) == 1
-    model = host()
-    with attach(model, SimBal()):
-        model.model.layers[1].mlp.forward = lambda x: x
-        with pytest.raises(UserError, match="model.layers.1.mlp.gate was not called in this forward pass"):
-            model(**batch())

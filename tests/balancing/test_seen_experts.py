@@ -163,12 +163,6 @@ def test_experts_can_be_trained_against_a_router_that_is_not(name):
     assert all(router.weight_ED.grad is None for router in model.routers)
 
 
-@pytest.mark.parametrize("key", ["coef", "alpha"])
-def test_negative_numbers_are_refused(key):
-    with pytest.raises(UserError, match=f"{key}=-1 must be a finite number of at least 0"):
-        ExpertRouterCoupling(**{key: -1})
-
-
 def test_a_strategy_of_another_model_is_refused():
     with pytest.raises(UserError, match="made for num_layers=3 and num_experts=2, but the model has num_layers=1"):
         ExpertRouterCoupling(3, 2).prepare([router_of(torch.eye(4))])

@@ -85,12 +85,6 @@ def test_more_experts_than_dimensions_are_warned_about(caplog):
     assert "6 rows cannot be orthonormal in 4 dimensions" in caplog.text
 
 
-@pytest.mark.parametrize(("keys", "says"), [(("sum", "fp8"), "gram_dtype=fp8"), (("max", "fp32"), "reduction=max")])
-def test_an_unknown_reading_is_refused(keys, says):
-    with pytest.raises(UserError, match=f"{says} is not one of"):
-        SimBal(0.1, *keys)
-
-
 @pytest.mark.parametrize("coef", [-0.1, float("nan"), float("inf"), "much", True])
 @pytest.mark.parametrize("make", [lambda coef: SimBal(coef, "sum", "fp32"), OffDiagonalCosine, RowNorm])
 def test_a_coefficient_that_is_no_finite_number_of_at_least_zero_is_refused(coef, make):

@@ -3,13 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from simbal import commands
 from simbal.cli import main as dispatcher
-from simbal.errors import UserError
 from tests.conftest import CONF
 
 ROOT = CONF.parent
@@ -71,17 +68,6 @@ def test_refusals_and_exit_codes_are_those_of_the_scripts(simbal, tmp_path, monk
     assert simbal("report", "nowhere") == (1, "", "error: there is no folder nowhere\n")
 
 
-def test_a_sentence_shows_commands_as_they_are_typed(simbal, monkeypatch):
-    sentence = "start some with python train.py -m name=x, or evaluate.py; train.pyx and a/train.py stay"
-    monkeypatch.delenv(commands.STARTED_BY_NAME, raising=False)
-    assert str(UserError(sentence)) == sentence
-    simbal("train", "--help")
-    assert (
-        str(UserError(sentence))
-        == "start some with simbal train -m name=x, or simbal evaluate; train.pyx and a/train.py stay"
-    )
-
-
 @pytest.mark.slow  # starts Python anew
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_help_imports_neither_torch_nor_hydra(arguments, tmp_path):
@@ -93,21 +79,3 @@ def test_help_imports_neither_torch_nor_hydra(arguments, tmp_path):
         "main()"
     )
     assert python("-P", "-c", program, cwd=tmp_path).stdout.splitlines()[-1] == "loaded []"
-
-
-@pytest.mark.slow  # starts Python anew
-def test_what_lies_in_the_current_folder_is_not_imported(tmp_path):
-    for name in ("hydra", "torch", "simbal", "yaml", "myproject"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path)!r} + '/executed', 'w')\n")
-    (tmp_path / "conf/balancing").mkdir(parents=True)
-    (tmp_path / "conf/balancing/mine.yaml").write_text("mine: {_target_: myproject.Mine}\n")
-    simbal = Path(sys.executable).with_name("simbal")
-    done = subprocess.run(
-        [simbal, "train", "balancing=mine"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "_target_=myproject.Mine names no subclass" in done.stderr
-    assert ": no package myproject is installed\n" in done.stderr
-    assert "preparing" not in done.stderr  # data come after what a user can get wrong
-    assert not (tmp_path / "executed").exists()

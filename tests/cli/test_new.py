@@ -9,7 +9,6 @@ from hydra import compose, initialize_config_dir
 
 from simbal.cli import new
 from simbal.config.options import CONF
-from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train
@@ -61,23 +60,3 @@ def test_its_own_tests_pass_before_it_is_installed_and_fail_if_a_promise_is_brok
     broken = pytest_of_it()
     assert broken.returncode == 1
     assert "the_cut_into_micro_batches_matters_only_if_declared" in broken.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("my-project", "my-project is no name of a package"), ("class", "class is no name of a package"),
-        ("torch", "torch is the name of a package that is installed already"),
-        ("json", "json is the name of a package that is installed already"),
-        ("there", "is there already, and nothing of it was changed"),
-        ("file/mine", "cannot be written: Not a directory"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_one_sentence_and_leaves_nothing(tmp_path, name, sentence):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/kept").write_text("kept")
-    (tmp_path / "file").write_text("")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=sentence):
-        new.write(tmp_path / name)
-    assert sorted(tmp_path.rglob("*")) == before

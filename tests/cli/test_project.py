@@ -2,11 +2,9 @@
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_search_path import ConfigSearchPath
 
-from hydra_plugins.simbal_plugins.project import ProjectSearchPath
 from simbal.cli.help import help_page
-from simbal.config.options import CONF, options
+from simbal.config.options import CONF
 from tests.in_process import run
 
 MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
@@ -49,29 +47,3 @@ def test_hydra_composes_them(project):
     assert cfg.balancing.mine.strength == 0.5
     assert (cfg.model.num_layers, cfg.model.d_model, cfg.seed) == (3, 128, 1)
     assert cfg.hydra.sweeper.params.balancing == "mine,lbl"
-
-
-def test_other_programs_that_use_hydra_keep_their_search_path(project):
-    added = []
-
-    class Path(ConfigSearchPath):
-        def get_path(self):
-            return []
-
-        def append(self, provider, path, anchor=None):
-            added.append(path)
-
-        prepend = append
-
-    ProjectSearchPath().manipulate_search_path(Path())
-    assert added == []
-
-
-def test_its_models_are_planned_too(project):
-    assert [*options("model")][-1] == "mine"
-
-
-def test_another_root_config_may_choose_other_defaults(project):
-    (project / "conf/own.yaml").write_text("defaults: [config, {override balancing: mine}, _self_]\nname: own\n")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert [*compose("own").balancing] == ["mine"]

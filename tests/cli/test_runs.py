@@ -1,4 +1,4 @@
-"""`simbal runs`: lists, archives and deletes; a mistake is one sentence, and scripts are asked nothing."""
+"""`simbal runs`: lists and deletes; a mistake is one sentence, and scripts are asked nothing."""
 
 import json
 
@@ -54,14 +54,6 @@ def test_a_script_reads_all_that_is_known(outputs, capsys):
     assert (run["folder"].startswith("outputs/fake/"), "val/ppl" in run) == (True, False)
 
 
-def test_none_is_no_mistake(outputs, capsys):
-    empty = outputs.parent / "empty"
-    empty.mkdir()
-    assert listed(capsys, "empty") == []
-    main(["empty"])
-    assert capsys.readouterr().out == "no runs\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -69,7 +61,7 @@ def test_none_is_no_mistake(outputs, capsys):
         (["--sort", "los"], "error: runs have no los; did you mean val/loss?"),
         (["--limit", "0"], "error: --limit 0 must be at least 1"),
         (["delete", "outputs/none"], "error: there is no folder outputs/none"),
-        (["archive", "outputs"], "error: outputs is no run, and holds none"),
+        (["delete", "outputs"], "error: outputs is no run, and holds none"),
         (["delete", "outputs/fake"], "error: 4 runs would be deleted: give --yes where nobody can be asked"),
     ],
 )
@@ -78,27 +70,11 @@ def test_a_mistake_is_one_sentence(outputs, capsys, arguments, said):
     assert len([*(outputs / "fake").iterdir()]) == 4
 
 
-def test_runs_are_archived_and_deleted(outputs, capsys):
+def test_runs_are_deleted(outputs, capsys):
     run = listed(capsys)[-1]["folder"]
-    main(["archive", run, "--to", "kept.tar.gz"])
-    assert "written: kept.tar.gz, with 1 run" in capsys.readouterr().out
     main(["delete", run, "--yes"])
     assert capsys.readouterr().out == "deleted: 1 run\n"
     assert [run["seed"] for run in listed(capsys)] == [3, 2, 1]
-
-
-@pytest.mark.parametrize(("answer", "left"), [("y", 3), ("", 4), ("no", 4)])
-def test_at_a_terminal_it_is_asked_first(outputs, capsys, monkeypatch, answer, left):
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda question: print(question) or answer)
-    run = next((outputs / "fake").glob("lbl-*"))
-    if left == 4:
-        assert "nothing is deleted" in refused(capsys, "delete", str(run))
-    else:
-        main(["delete", str(run)])
-        assert f"  {run}\nDelete 1 run, " in capsys.readouterr().out
-    assert len([*(outputs / "fake").glob("*-*")]) == left
 
 
 def test_a_run_that_is_held_is_refused_as_busy(outputs, capsys):

@@ -75,12 +75,6 @@ def test_a_good_store_passes_and_its_figures_are_named(good):
     assert f"decoded 100 of {counts['documents']} train documents" in lines
 
 
-def test_a_vocabulary_of_four_bytes_an_id_passes(keys, jsonl):
-    texts = [f"{number} unquestionably" for number in range(20)]
-    store = prepare(keys("files", files=str(jsonl(texts)), vocab_size=100_277, validation_one_in=4), progress=False)
-    assert "decoded" in check(store, None)[3]
-
-
 def test_a_flipped_token_is_found(good, refused):
     tokens = good.path / "validation" / "tokens.bin"
     change(tokens, "<u2", 3, 77)
@@ -106,25 +100,6 @@ def test_an_end_of_text_that_moved_is_found_though_the_hash_is_right(good, refus
     change(good.path / "train" / "tokens.bin", "<u2", slice(end - 2, end), ids[:-3:-1])
     state_anew(good, "train")
     refused("train/docs.idx", f"document 1 ends at {end}, but its end of text at {end - 1}")
-
-
-def test_an_end_of_text_inside_of_the_last_document_is_found(good, refused):
-    last = len(good.tokens("train")) - 2
-    change(good.path / "train" / "tokens.bin", "<u2", last, good.meta["eot"])
-    state_anew(good, "train")
-    refused("train/docs.idx", f"ends at {last + 2}, but its end of text at {last + 1}")
-
-
-def test_a_last_document_without_an_end_of_text_is_found(good, refused):
-    change(good.path / "train" / "tokens.bin", "<u2", -1, 5)
-    state_anew(good, "train")
-    number = good.meta["splits"]["train"]["documents"]
-    refused("train/tokens.bin", f"{number - 1} ends of text, but {number} documents in docs.idx")
-
-
-def test_a_changed_length_of_an_id_is_found(good, refused):
-    change(good.path / "byte_len.bin", "<u2", 258, 9)
-    refused("byte_len.bin", "id 258 stands for 2 bytes of text, not 9")
 
 
 @pytest.mark.parametrize(

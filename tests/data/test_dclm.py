@@ -36,25 +36,6 @@ def test_the_identity_needs_no_network_and_changes_with_what_is_read(keys, shard
     assert len({str(identity) for identity in [default, *local]}) == 4
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"num_shards": 0}, "data.num_shards=0 must be at least 1"),
-        ({"first_shard": -1}, "data.first_shard=-1 must lie between 0 and 2827"),
-        ({"validation_shard": 2828}, "data.validation_shard=2828 must lie between 0 and 2827"),
-        ({"first_shard": 2800, "num_shards": 29}, "data.first_shard=2800 and data.num_shards=29 end at shard 2828"),
-        ({"validation_shard": 0}, "data.validation_shard=0 is one of the training shards, 0 to 257"),
-        ({"validation_shard": 257}, "data.validation_shard=257 is one of the training shards, 0 to 257"),
-        ({"on_bad_record": "ignore"}, "data.on_bad_record=ignore is not one of error, skip"),
-    ],
-)  # fmt: skip
-def test_shards_that_make_no_sense_are_refused(keys, changed, sentence):
-    keys("dclm")
-    keys("dclm", validation_shard=258)
-    with pytest.raises(UserError, match=sentence):
-        keys("dclm", **changed)
-
-
 def test_a_build_that_was_interrupted_goes_on_with_the_next_shard(shards, tmp_path):
     files = MemoryFileSystem()
     for shard in (0, 1, 4):

@@ -70,20 +70,9 @@ def test_windows_line_ends_blank_lines_a_mark_and_no_last_line_end_are_fine(text
     assert texts("a.txt", codecs.BOM_UTF8 + b"a\r\nb")[0] == ["a\r\nb"]
 
 
-def test_only_a_line_feed_ends_a_record(texts):
-    line = json.dumps({"text": "one\u2028\u0085two"}, ensure_ascii=False).encode()
-    assert texts("a.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
-
-
 def test_empty_texts_and_replaced_surrogates_are_counted(texts):
     content = b'{"text": ""}\n{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n'
     assert texts("a.jsonl", content) == (["a\ufffd", "😀"], {"empty text": 1, "surrogates replaced": 1})
-
-
-def test_another_key_and_encoding_can_be_named(texts):
-    assert texts("a.jsonl", '{"body": "café"}'.encode("latin-1"), encoding="latin-1", text_key="body")[0] == ["café"]
-    with pytest.raises(UserError, match="data.encoding=klingon"):
-        texts("a.txt", b"a", encoding="klingon")
 
 
 def packed(texts, extension):

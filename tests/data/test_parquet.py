@@ -25,28 +25,11 @@ def test_a_column_of_text_or_of_its_bytes_is_read_row_group_after_row_group(text
     assert texts("a.parquet", parquet(column, getattr(pa, kind)()))[0] == written
 
 
-def test_a_column_of_categories_is_text(texts):
-    column = pa.array(["a", "b", "a"]).dictionary_encode()
-    assert texts("a.parquet", parquet(column))[0] == ["a", "b", "a"]
-
-
 def test_a_missing_column_stops_and_says_which_there_are(texts):
     with pytest.raises(
         UserError, match="a.parquet: no column 'text', or .* .there is 'id', 'body'.: set data.text_key"
     ):
         texts("a.parquet", parquet(["a"], name="body"))
-
-
-def test_a_column_of_numbers_stops(texts):
-    with pytest.raises(UserError, match="a.parquet: column 'text' must hold text, not int64"):
-        texts("a.parquet", parquet([1, 2]))
-
-
-def test_a_null_is_a_bad_record(texts):
-    with pytest.raises(UserError, match="a.parquet, record 6: 'text' must hold text, not null"):
-        texts("a.parquet", parquet(["a"] * 5 + [None]))
-    found, skipped = texts("a.parquet", parquet(["a"] * 999 + [None]), on_bad_record="skip")
-    assert (len(found), skipped) == (999, {"bad record: null as text": 1})
 
 
 def test_bytes_that_are_no_text_stop_with_the_record(texts):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.data.store import Plan, open_source, prepare
+from simbal.data.store import Plan, prepare
 from simbal.errors import UserError
 
 
@@ -54,41 +54,3 @@ def test_a_text_that_may_not_be_read_is_a_sentence(corpus, monkeypatch, function
         prepare(corpus, progress=False)
     assert "\n" not in str(caught.value)
     assert "cannot write" not in str(caught.value)
-
-
-@pytest.mark.parametrize("file", ["meta.json", "train/tokens.bin"])
-def test_a_file_of_a_store_that_may_not_be_read_is_not_called_damaged(corpus, monkeypatch, file):
-    store = prepare(corpus, progress=False)
-    refuse(monkeypatch, "open" if file == "meta.json" else "stat", store.path / file, errno.EACCES)
-    with pytest.raises(UserError) as caught:
-        prepare(corpus, progress=False)
-    assert str(caught.value) == f"{store.path / file} cannot be read: Permission denied"
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.ENOSPC, "free some space, or choose another data.cache_dir="),
-        (errno.EDQUOT, "free some space, or choose another data.cache_dir="),
-        (errno.EACCES, "choose another data.cache_dir="),
-        (errno.EROFS, "choose another data.cache_dir="),
-        (errno.ENOTDIR, "choose another data.cache_dir="),
-    ],
-)
-def test_the_advice_on_a_disk_fits_what_is_wrong_with_it(corpus, monkeypatch, number, advice):
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "mkdir", fail)
-    with pytest.raises(UserError) as caught:
-        prepare(corpus, progress=False)
-    assert str(caught.value) == f"cannot write {Plan.of(corpus).path}: {os.strerror(number)}; {advice}"
-
-
-def test_a_home_that_nobody_has_is_a_sentence(keys):
-    for data in (
-        keys("files", files="~nobody-of-this-name/a.txt"),
-        keys("dclm", location="~nobody-of-this-name/{shard}.jsonl"),
-    ):
-        with pytest.raises(UserError, match="~nobody-of-this-name"):
-            open_source(data).identity()

@@ -85,13 +85,6 @@ def test_no_document_is_in_both_splits(corpus):
     assert not texts("train") & texts("validation")
 
 
-@pytest.mark.slow
-def test_each_package_is_listed_with_its_share(corpus):
-    shares = {entry["name"]: entry["documents"] for entry in corpus.meta["inputs"]}
-    assert (shares["torch"], sum(shares.values())) == (2055, 4146)
-    assert corpus.meta["skipped"]["duplicate"] == 17
-
-
 def test_tests_vendored_code_small_files_and_duplicates_are_left_out(install):
     install({
         "toy/a.py": SOURCE, "toy/copy.py": SOURCE, "toy/b.py": SOURCE * 2, "toy/small.py": b"1\n",
@@ -118,13 +111,6 @@ def test_a_changed_file_stops(install):
     info = install({"toy/a.py": SOURCE})
     (info.parent / "toy/a.py").write_bytes(SOURCE * 2)
     with pytest.raises(UserError, match="toy/a.py of toy 1.0 was changed .* pip install --force-reinstall"):
-        read()
-
-
-def test_a_package_without_hashes_stops(install):
-    info = install({"toy/a.py": SOURCE})
-    (info / "RECORD").write_text("toy/a.py,,\n")
-    with pytest.raises(UserError, match="cannot verify toy/a.py of toy 1.0"):
         read()
 
 

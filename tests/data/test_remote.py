@@ -114,16 +114,6 @@ def test_a_short_copy_is_told_by_the_size_that_was_announced(read_url, flaky):
         read_url("flaky://a.jsonl")
 
 
-def test_a_list_of_files_is_tried_again_too(keys, flaky):
-    flaky(*[ConnectionResetError("gone")] * 3)
-    assert open_source(keys("files", files="flaky://*.jsonl")).units() == ["flaky://a.jsonl", "flaky://b.jsonl"]
-    flaky(*[ConnectionResetError("gone")] * 4)
-    with pytest.raises(
-        UserError, match=r"flaky://\*.jsonl cannot be listed .ConnectionResetError: gone; 4 attempts.: fe"
-    ):
-        open_source(keys("files", files="flaky://*.jsonl")).units()
-
-
 @pytest.mark.parametrize(
     ("failure", "sentence"),
     [(FileNotFoundError(), "there is no such file"), (PermissionError(), "access is refused")],

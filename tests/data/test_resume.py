@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from itertools import count
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from simbal.data import builder, store, verification
-from simbal.data.sources.files import Files
 from simbal.data.splits import SplitWriter
 from simbal.data.store import Plan, prepare
 from simbal.data.verification import MEMORY
@@ -137,34 +135,10 @@ def require_nothing_left(corpus):
     assert not [path for path in built.rglob("*") if path.name.endswith(".part")]
 
 
-def test_what_is_finished_is_not_read_again(corpus, stopped, monkeypatch):
-    with pytest.raises(KeyboardInterrupt):
-        stopped(KeyboardInterrupt(), 70)
-    read, units = Files.read, []
-
-    def noting(self, unit, *rest):
-        units.append(Path(unit).name)
-        return read(self, unit, *rest)
-
-    monkeypatch.setattr(Files, "read", noting)
-    prepare(corpus, progress=False)
-    assert units == ["part-2.jsonl", "part-3.jsonl"]
-
-
 def test_a_full_disk_keeps_what_is_finished(corpus, stopped, whole):
     with pytest.raises(UserError, match="No space left on device; free some space"):
         stopped(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 70)
     assert contents(prepare(corpus, progress=False).path) == whole
-
-
-def test_a_bad_input_keeps_what_was_finished_before_it(keys, files, tmp_path):
-    shutil.copytree(files, tmp_path / "own")
-    (tmp_path / "own/part-2.jsonl").write_bytes(b"no json")
-    corpus = keys("files", files=str(tmp_path / "own/part-*.jsonl"), **SIZES)
-    with pytest.raises(UserError, match=r"part-2.jsonl, line 1: .*\nrun it again to continue after input 2 of 4"):
-        prepare(corpus, progress=False)
-    with pytest.raises(UserError, match="continue after input 2 of 4"):
-        prepare(corpus, progress=False)
 
 
 def test_a_build_stopped_while_it_was_finishing_goes_on(corpus, whole, monkeypatch):

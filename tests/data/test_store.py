@@ -1,7 +1,5 @@
 import errno
-import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,14 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simbal.config.schema import as_dict
 from simbal.data import builder as encode
 from simbal.data import store
-from simbal.data.sources.files import Files
 from simbal.data.sources.synthetic import Symbols
 from simbal.data.store import Store, prepare
 from simbal.errors import UserError
-from simbal.runs import record as record_schema
 
 NO_FLOCK = """
 import errno
@@ -85,12 +80,6 @@ def test_fingerprints_do_not_depend_on_names_times_or_compression(corpus, jsonl,
     assert second.fingerprints == first.fingerprints
 
 
-def test_the_text_fingerprint_ignores_the_vocabulary(corpus):
-    first, second = (prepare(replace(corpus, vocab_size=size), progress=False).fingerprints for size in (300, 400))
-    assert first["text"] == second["text"]
-    assert first["tokens"] != second["tokens"]
-
-
 def test_any_number_of_threads_writes_the_same_bytes(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(encode, "GROUP", 1000)
     fingerprints = []
@@ -123,39 +112,11 @@ def test_a_damaged_store_is_refused(corpus):
         Store.open(path)
 
 
-@pytest.mark.parametrize("key", ["format", "source", "vocab_size", "tokenizer_sha256"])
-def test_a_store_that_is_not_what_its_name_says_is_refused(corpus, key):
-    path = prepare(corpus, progress=False).path
-    if key == "vocab_size":
-        other = prepare(replace(corpus, vocab_size=301), progress=False).path
-        shutil.rmtree(path)
-        other.rename(path)
-    else:
-        meta = json.loads((path / "meta.json").read_text())
-        meta[key] = {"name": "files"} if key == "source" else "another"
-        (path / "meta.json").write_text(json.dumps(record_schema.sealed(meta)))
-    with pytest.raises(UserError, match=rf"is not what its name says \({key}\): delete it and prepare it again"):
-        prepare(corpus, progress=False)
-
-
-def test_an_input_that_changes_while_it_is_read_stops(corpus, monkeypatch, jsonl, folders):
-    read = Files.read
-
-    def read_then_change(self, *arguments):
-        yield from read(self, *arguments)
-        jsonl(["other text"])
-
-    monkeypatch.setattr(Files, "read", read_then_change)
-    with pytest.raises(UserError, match="input of data.source=files changed while it was read"):
-        prepare(corpus, progress=False)
-    assert folders() == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("locking", ["", NO_FLOCK], ids=["flock", "a lease"])
 def test_two_processes_that_prepare_at_once_make_one_build_without_torch(corpus, locking):
     def start():
-        command = [sys.executable, "-c", locking + BUILDS_WHEN_TOLD, json.dumps(as_dict(corpus))]
+        command = [sys.executable, "-c", locking + BUILDS_WHEN_TOLD, corpus.model_dump_json()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, **pipes)
 

@@ -1,16 +1,13 @@
-import gzip
 from hashlib import sha256
 
 import numpy as np
 import pytest
-import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.data import tokenizer
 from simbal.data import tokenizer as token_table
 from simbal.data.tokenizer import load_tokenizer
-from simbal.errors import UserError
 
 VOCABULARIES = (257, 4096, 8192, 100_257, 100_277)
 TEXT = "def f(x):\n\treturn 'naïve 😀 漢字' + \"\\x00\"  # <|endoftext|>\r\n\n\n    12345\u2028\u0085\0end"
@@ -24,20 +21,6 @@ def table():
 @pytest.fixture(scope="module")
 def tokenizers():
     return {vocab_size: load_tokenizer(vocab_size) for vocab_size in VOCABULARIES}
-
-
-@pytest.fixture
-def nowhere(monkeypatch, tmp_path):
-    """A machine without any copy of the token table, and without a network."""
-
-    def offline(url, timeout):
-        raise requests.ConnectionError
-
-    monkeypatch.setattr(requests, "get", offline)
-    monkeypatch.setattr(token_table, "find_spec", lambda package: None)
-    monkeypatch.setattr(token_table.tempfile, "gettempdir", lambda: str(tmp_path))
-    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
-        monkeypatch.delenv(variable, raising=False)
 
 
 def test_the_table_is_that_of_cl100k_base_by_its_sha256(table):
@@ -78,16 +61,3 @@ def test_a_long_text_gives_the_same_ids_whole_or_in_pieces(tokenizers, monkeypat
     monkeypatch.setattr(tokenizer, "PIECE", 20)
     assert len(list(tokenizer._pieces(text))) > 50
     assert np.array_equal(tokenizers[8192].encode(text.encode()), whole)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_named_file_is_read_plain_or_compressed(table, nowhere, tmp_path, pack):
-    path = tmp_path / "table"
-    path.write_bytes(pack(table))
-    assert token_table.read_token_table(str(path)) == table
-
-
-def test_a_named_file_is_the_only_place_looked_in(tmp_path):
-    with pytest.raises(UserError, match=r"missing +not found") as error:
-        token_table.read_token_table(str(tmp_path / "missing"))
-    assert token_table.URL not in str(error.value)

@@ -23,7 +23,6 @@ LEFT_BEHIND = {
     "Export a model": ["model/model.safetensors"],
     "Measure a model you have": ["outputs/zoo/olmoe/analysis/redundancy.json", "outputs/zoo/table.md"],
     "Search a coefficient or a rate": ["outputs/search/trials.csv"],
-    "Tidy up": ["text.tar.gz"],
 }
 
 

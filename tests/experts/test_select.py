@@ -7,7 +7,7 @@ import torch
 
 from simbal.errors import UserError
 from simbal.experts import select
-from simbal.experts.select import BACKENDS, TABLE, UNMEASURED, Backend, Row, choose
+from simbal.experts.select import BACKENDS, TABLE, UNMEASURED, Backend, choose
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.run import train
@@ -57,23 +57,6 @@ def test_on_cuda_the_default_is_the_fastest_of_other_widths(all_run):
     )
 
 
-def test_on_cuda_without_the_default_auto_says_so(all_run, monkeypatch):
-    refuse(monkeypatch, "fused", "Triton is not installed: pip install triton==3.7.1")
-    choice = choose("auto", CUDA, torch.bfloat16, 768, 768)
-    assert choice.name == "torch"
-    assert choice.reason == (
-        "auto chose torch: fused cannot run here: Triton is not installed: pip install triton==3.7.1"
-    )  # fmt: skip
-
-
-def test_a_measured_row_wins_over_the_default_for_its_widths_only(all_run, monkeypatch):
-    row = Row("cuda", torch.bfloat16, 768, 768, "megablocks", "by a test")
-    monkeypatch.setattr(select, "TABLE", (row,))
-    assert choose("auto", CUDA, torch.bfloat16, 768, 768).reason == "auto chose megablocks: measured by a test"
-    assert choose("auto", CUDA, torch.bfloat16, 768, 1536).name == "fused"
-    assert choose("auto", CUDA, torch.float16, 768, 768).name == "fused"
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_named_backend_runs_or_is_refused_but_never_replaced(all_run, monkeypatch, name):
     assert choose(name, CUDA, torch.bfloat16, 768, 768).name == name
@@ -104,14 +87,6 @@ def test_a_run_says_and_records_its_backend_and_why(small_spec, capsys, override
     assert record["backend_choice"]["reason"].startswith(reason)
     assert f"experts: {record['backend_choice']['reason']}" in (spec.path / "train.log").read_text()
     assert f"experts: {reason}" in capsys.readouterr().out
-
-
-def test_a_dense_run_has_no_backend(small_spec, capsys):
-    spec = small_spec("model.num_experts=0", "balancing=none", "trainer.max_steps=1")
-    train(spec)
-    record = json.loads((spec.path / "record.json").read_text())
-    assert (record["backend"], record["backend_choice"]) == (None, None)
-    assert "experts:" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_any_backend_loads_in_any_other():

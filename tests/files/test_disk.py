@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -37,25 +36,6 @@ def test_a_place_where_nothing_can_be_made_is_not_called_full(small_spec, place)
     with pytest.raises(UserError, match=f"cannot write {place}/.*; choose another output_dir=") as refused:
         train(small_spec(output_dir=Path(place)))
     assert "space" not in str(refused.value)
-
-
-def test_a_disk_without_room_for_the_checkpoints_is_said_to_be_full(small_spec, tmp_path, monkeypatch):
-    monkeypatch.setattr("simbal.training.run.shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=1000))
-    with pytest.raises(
-        UserError, match=r"needs \d+ MB for its checkpoints, and 0 MB are free; free some space, or cho"
-    ):
-        train(small_spec())
-    assert not (tmp_path / "outputs").exists()
-
-
-def test_a_run_goes_on_in_the_room_that_its_own_checkpoints_leave_it(small_spec, monkeypatch):
-    spec = small_spec()
-    checkpoints = spec.path / "checkpoints"
-    (checkpoints / "step-00000002.ckpt").mkdir(parents=True)
-    (checkpoints / "step-00000002.ckpt" / "shard-00000.ckpt").write_bytes(bytes(10**7))
-    (checkpoints / "step-00000001.ckpt").write_bytes(bytes(10**7))
-    monkeypatch.setattr("simbal.training.run.shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=1000))
-    train(spec)  # both are damaged, and it begins again
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_sentence(tmp_path):

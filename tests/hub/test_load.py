@@ -119,14 +119,6 @@ def test_what_our_model_is_not_is_refused_by_name_and_value(copy, key, value, sa
     assert str(refused.value).count("\n") == 0
 
 
-def test_a_config_of_transformers_4_is_read_alike(copy):
-    folder = copy(*SPARSE, rope_theta=123.0)
-    config = json.loads((folder / "config.json").read_text())
-    del config["rope_parameters"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert hub.load(folder).shape.rope_theta == 123.0
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

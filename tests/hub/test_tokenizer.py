@@ -43,28 +43,6 @@ def test_ids_agree_on_pieces_in_any_order_and_come_back_as_the_text(both):
         assert theirs.decode(ids(ours, text)) == text
 
 
-def test_ids_agree_on_long_words_of_few_letters_where_merges_compete(both):
-    ours, theirs = both
-    draw = random.Random(1)
-    for letters in (
-        "a",
-        "ab",
-        "aei",
-        "xX",
-        "=-",
-        "- ",
-        "/*",
-        " \n",
-        "etaoinshr",
-        "\t ",
-        "012",
-        "\u00e9a",
-    ):
-        for _ in range(100):
-            text = "".join(draw.choice(letters) for _ in range(draw.randint(1, 60)))
-            assert theirs(text).input_ids == ids(ours, text)
-
-
 def test_ids_agree_on_every_character_of_the_first_plane(both):
     ours, theirs = both
     for start in range(0, 0x10000, 64):

@@ -10,7 +10,6 @@ from simbal.report.collect import collect
 from simbal.report.columns import choose
 from simbal.report.report import report
 from simbal.report.table import build
-from simbal.runs.record import sealed
 
 
 @pytest.fixture
@@ -64,44 +63,11 @@ def test_analyses_done_with_other_settings_do_not_share_a_table(analysed):
         chosen(analysed, "min_pes")
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["{", "[]", "[" * 99_999, '{"metrics": {"min_pes": 0.01}}', b"\xff", sealed({"metrics": {}}),
-     sealed({"settings": {}, "definition": {}, "metrics": {"a": "b"}}), sealed({"settings": {}, "metrics": {}}),
-     sealed({"settings": {}, "definition": {"a": 5}}), sealed({"settings": None, "definition": {}})],
-    ids=lambda content: str(content)[:40],
-)  # fmt: skip
-def test_a_broken_analysis_is_an_error_and_no_number(analysed, content):
-    text = json.dumps(content) if isinstance(content, dict) else content
-    file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=r"redundancy.json is broken \(.*\): delete it and do the analysis again"):
-        collect(analysed)
-
-
 def test_an_edited_number_of_an_analysis_is_found_out_by_its_checksum(analysed):
     file = next(analysed.glob("lbl-*")) / "analysis" / "redundancy.json"
     file.write_text(file.read_text().replace("0.25", "0.15"))
     with pytest.raises(UserError, match="redundancy.json is broken .its checksum is that of another content.: delete"):
         collect(analysed)
-
-
-@pytest.mark.parametrize(
-    ("name", "metric", "is_its"),
-    [
-        ("min_pes", "min_pes", True), ("min_pes", "min_pes_", False), ("<number>_se", "ppl_se", True),
-        ("<number>_se", "_se", False), ("seu_<length>", "seu_128", True), ("seu_<length>", "seu_", False),
-        ("<a>_<b>", "x_y", True), ("<a>_<b>", "_y", False), ("<a>_<b>", "x__", True), ("<a>_<b>", "x_", False),
-        ("<a><b>", "xy", True), ("<a><b>", "x", False), ("a<x>b<y>c", "abbc", False), ("a<x>b<y>c", "abbbc", True),
-        ("a<x>ab<y>b", "aaabb", False), ("a<x>ab<y>b", "aaababb", True), (".*", "x", False), ("a<", "a<", True),
-        ("<x>aa<y>aa", "baaaaa", True), ("<x>aa<y>aa", "baaaa", False), ("<>", "x", True),
-    ],
-)  # fmt: skip
-def test_a_place_in_the_name_of_a_definition_stands_for_any_text_but_none(analysed, name, metric, is_its):
-    content = {"settings": {}, "definition": {name: "text"}, "metrics": {metric: 1.0}}
-    write_analysis(next(analysed.glob("lbl-*")) / "analysis" / "x.json", content)
-    (run,) = [run for run in collect(analysed) if "x" in run.analyses]
-    assert (run.definitions.get(f"x.{metric}") == "text") == is_its
 
 
 def test_columns_that_no_finished_run_has_a_number_for_are_left_out(write_run):
@@ -129,9 +95,3 @@ def test_the_runs_own_columns_are_taken_if_all_name_the_same(write_run):
     write_run("simbal", 2, keys={"columns": ["ppl"]})
     report(folder)
     assert columns_of(folder) == ["val/ppl", "val/max_vio", "tokens_per_second"]
-
-
-def test_a_short_name_is_the_runs_own_number_only_if_a_run_has_it(write_run):
-    path = write_run(metrics={"val/ppl": 1.0})
-    write_analysis(path / "analysis/redundancy.json", {"settings": {}, "definition": {}, "metrics": {"min_pes": 0.1}})
-    assert [metric.key for metric in choose(["min_pes"], collect(path.parent))] == ["redundancy.min_pes"]

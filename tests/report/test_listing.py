@@ -1,4 +1,4 @@
-"""Every folder is listed as what it is; nothing in one makes a list fail."""
+"""Every run is listed as what it is; nothing in one makes a list fail."""
 
 import json
 
@@ -42,16 +42,13 @@ def every_kind(write_run):
     (changed / "config.yaml").write_text((changed / "config.yaml").read_text() + "# a word\n")
     sweep = changed.parent
     (sweep / "notes").mkdir()
-    (sweep / "of_others").mkdir()
-    (sweep / "of_others" / "config.yaml").write_text("theme: dark\n")
-    (sweep / ".hidden").mkdir()
     (sweep.parent / "analysis").mkdir()
     return sweep
 
 
-def test_every_folder_is_what_it_is(every_kind):
+def test_every_run_is_what_it_is(every_kind):
     expected = {name: name for name in ("finished", "failed", "diverged", "killed", "unfinished", "damaged")}
-    expected |= {"changed": "damaged", "notes": "foreign", "of_others": "foreign"}
+    expected["changed"] = "damaged"
     assert by_status(every_kind) == expected
     assert by_status(every_kind.parent) == expected
 
@@ -61,9 +58,8 @@ def test_why_and_how_far_is_said(every_kind):
     assert found["failed"].error == "out of memory"
     assert found["diverged"].error == "diverged at step 7: the loss was NaN"
     assert "it is no JSON" in found["damaged"].error
-    assert found["notes"].error == "it has no config.yaml"
-    steps = {name: (found[name].step, found[name].steps) for name in ("finished", "diverged", "unfinished", "failed")}
-    assert steps == {"finished": (400, 1000), "diverged": (7, 1000), "unfinished": (40, 1000), "failed": (None, 1000)}
+    steps = {name: found[name].step for name in ("finished", "diverged", "unfinished", "failed")}
+    assert steps == {"finished": 400, "diverged": 7, "unfinished": 40, "failed": None}
 
 
 def test_only_a_finished_run_has_numbers(every_kind):
@@ -98,6 +94,6 @@ def test_a_run_is_listed_once_and_a_missing_folder_is_refused(write_run, tmp_pat
 def test_a_list_fits_the_terminal_and_tells_all(every_kind, width):
     text = shown(every_kind, width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("diverged", "damaged", "foreign", "40/1000", "100.00", "out of memory", "of_others"):
+    for word in ("diverged", "damaged", "40/1000", "100.00", "out of memory"):
         assert word in text
     assert ("lbl" in text) == (width > 80)

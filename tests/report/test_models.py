@@ -8,7 +8,6 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.analysis.shared.host_record import read_host_record, require_same, write_host_record
 from simbal.errors import UserError
 from simbal.report.export import as_json, tidy_rows
-from simbal.report.page import page
 from simbal.report.report import read_table, report
 from simbal.report.sections import means
 
@@ -65,12 +64,6 @@ def test_every_number_is_in_the_json_with_what_it_was_measured_on(folder):
         {"quality.bpb": 0.5},
     ]
     assert models[0]["digests"] == FACTS["digests"]
-
-
-def test_the_page_shows_them(folder):
-    text = page.html(read_table(folder), folder)
-    assert "Qwen3-MoE" in text
-    assert "models of Hugging Face" in text
 
 
 def test_analyses_with_other_settings_stand_in_no_table(folder):

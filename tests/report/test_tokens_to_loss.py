@@ -204,18 +204,3 @@ def test_a_broken_line_elsewhere_is_an_error_that_names_the_file_and_the_line(tm
     (tmp_path / "metrics.jsonl").write_bytes(f"{good}{line}\n{good}".encode("latin-1"))
     with pytest.raises(UserError, match=f"{tmp_path / 'metrics.jsonl'} is broken: line 2 is no row of a curve"):
         rows(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"step": 1, "tokens": 5, "val/loss": 4.0, "layers": {"val/loss": [1.0, 2.0]}}',
-        '{"step": 1, "tokens": 5, "val/loss": 4.0, "layers": {"val/pes": [NO JSON]}}',
-        '{"step": 1, "tokens": 5, "layers": {"val/pes": [1.0]}, "val/loss": 4.0}',
-        '{"step": 1, "val/loss": 4.0, "layers": {"val/pes": [1.0]}, "tokens": 5}',
-        '{"step": 1, "tokens": 5, "note": ", \\"layers\\": ", "val/loss": 4.0}',
-    ],
-)
-def test_a_curve_that_is_vouched_for_is_read_without_the_values_by_layer_that_end_its_lines(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "tokens": 0, "train/ce": 9.0}}\n{line}\n')
-    assert curve(tmp_path, "val/loss", vouched=True) == [(5, 4.0)]

@@ -77,13 +77,6 @@ def test_arms_that_are_equal_are_told_apart_by_folder_and_compared_with_each_oth
     assert row.differences["val/ppl"].mean < 0
 
 
-def test_a_baseline_that_is_asked_for_is_that_of_the_own_folder(equal_arms):
-    assert compared(both(*equal_arms, "lbl")) == {("simbal folder=new", "lbl folder=new"): 1}
-    everyone = compared(both(*equal_arms, "lbl folder=old"))
-    assert everyone == {("lbl folder=new", "lbl folder=old"): 2, ("simbal folder=new", "lbl folder=old"): 1}
-    assert len(compared(both(*equal_arms, pairs=True))) == 3
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -129,23 +122,3 @@ def test_the_command_line_compares_two_and_writes_nothing(equal_arms, capsys):
     assert out.index("what differs between old and new") < out.index("paired difference of equal arms, new - old,")
     assert "code.dirty" in out
     assert {path.name for folder in equal_arms for path in folder.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["old", "old"], "old and old are one folder"),
-        (["old", "new", "new"], "takes one folder or two, not 3"),
-        (["old", "nowhere"], "nowhere is no folder, and no key: give baseline="),
-        (["old", "failed"], "failed has no finished run to compare"),
-        (["old", "new", "baseline=simbl"], "baseline=simbl: no arm is that"),
-        (["old", "new", "bas=x"], "bas=x: give baseline="),
-        (["old", "new", "figures=true"], "figures=true draws one folder: name it alone"),
-    ],
-)
-def test_a_mistake_is_one_sentence(equal_arms, write, monkeypatch, arguments, said):
-    write("failed", "lbl", status="failed")
-    monkeypatch.chdir(equal_arms[0].parent)
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert said in str(end.value.code)

@@ -16,14 +16,10 @@ HERE = Path("here")
 KEYS = [*every_key()]
 NO_MATTER = {
     "name", "baseline", "equivalence_margin", "columns", "dry_run", "until", "max_seeds", "retry_failed", "output_dir",
-    "store",
     "data.cache_dir", "data.tokenizer_path",
     "data.threads", "trainer.force_precision", "trainer.ckpt_every", "trainer.ckpt_seconds", "trainer.progress_bar",
     "logger", "logger.kind", "logger.tracking_uri", "logger.experiment", "logger.project", "logger.offline",
 }  # fmt: skip
-PPL = {
-    "ppl": {"_target_": "simbal.analysis.quality.quality", "tokens": None, "batch_size": 16, "resamples": 2, "seed": 0}
-}
 
 
 @pytest.mark.parametrize("name", KEYS)

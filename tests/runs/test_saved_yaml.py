@@ -25,20 +25,6 @@ def test_it_reads_what_it_writes(mapping):
     assert saved_yaml.parse_config(saved_yaml.config_text({"a": 1, **mapping})) == {"a": 1, **mapping}
 
 
-def test_what_a_config_holds_twice_is_written_out_twice():
-    shared = [1, 2]
-    text = saved_yaml.config_text({"first": shared, "second": {"third": shared}})
-    assert saved_yaml.parse_config(text) == {"first": [1, 2], "second": {"third": [1, 2]}}
-
-
-def test_what_a_thousand_runs_have_in_common_is_parsed_once(monkeypatch):
-    parsed, load = [], yaml.load
-    monkeypatch.setattr(saved_yaml.yaml, "load", lambda text, loader: parsed.append(text) or load(text, loader))
-    for seed in range(1000):
-        assert saved_yaml.parse_config(f"unlike: [others]\nseed: {seed}\n") == {"unlike": ["others"], "seed": seed}
-    assert parsed.count("unlike: [others]\n") == 1
-
-
 @pytest.mark.parametrize("text", ["a: !!python/object/apply:os.system ['touch pwned']", "a: !!python/name:os.system"])
 def test_tags_of_python_are_an_error_and_nothing_is_executed(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

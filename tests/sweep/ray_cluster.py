@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, of which one, or the head, can be lost.
+"""A Ray cluster of several nodes on this machine, of which one can be lost.
 
 A process of its own has it: tests fork theirs, in which the threads of Ray would be missing, and need their own
 handlers of signals.
@@ -24,23 +24,11 @@ class LocalCluster:
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.start()
-
-    def start(self) -> None:
-        """Start all nodes; those of a cluster that has lost its head are no more."""
         self.address = self._do("start")  # of the head, for `hydra.launcher.address`
-
-    def add_node(self) -> None:
-        """Start another node, which takes its time."""
-        self._do("add_node")
 
     def lose_node(self) -> None:
         """Kill a node that is not the head, with all that runs there."""
         self._do("lose_node")
-
-    def lose_head(self) -> None:
-        """Kill the head; other nodes take up to a minute to see it."""
-        self._do("lose_head")
 
     def stop(self) -> None:
         """End what is left of it."""
@@ -85,12 +73,8 @@ def serve(nodes: int, environment: dict[str, str]) -> None:
             for _ in range(nodes - 1):
                 cluster.add_node(**node)
             cluster.wait_for_nodes(START_SECONDS)
-        elif line == "add_node\n":
-            cluster.add_node(**node)
         elif line == "lose_node\n":
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        elif line == "lose_head\n":
-            cluster.remove_node(cluster.head_node, allow_graceful=False)
         elif line == "stop\n":
             cluster.shutdown()
         print(cluster.address, file=answers, flush=True)

@@ -93,17 +93,6 @@ def composed(sweep, monkeypatch, jobs):
     return [composer.job(lines).spec for lines in jobs], len(asked)
 
 
-def test_hydra_composes_one_job_for_all_that_differ_in_plain_values(sweep, monkeypatch):
-    lines = [
-        ["data=synthetic", f"balancing={balancing}", f"seed={seed}", f"optim.lr={lr}", "optim.betas=[0.9,0.95]"]
-        for balancing in ("lbl", "simbal") for lr in ("1e-3", "2e-3") for seed in range(25)
-    ]  # fmt: skip
-    specs, asked = composed(sweep, monkeypatch, lines)
-    assert asked == 2
-    assert len({spec.hash for spec in specs}) == 100
-    assert [spec.hash for spec in specs[::30]] == [by_hydra(*sweep, job).hash for job in lines[::30]]
-
-
 @pytest.mark.parametrize(
     "shared",
     [

@@ -1,8 +1,5 @@
 """How a job ended is in its record; without one its error is what it said last, or what has killed it."""
 
-import os
-import tracemalloc
-
 import pytest
 
 from simbal.errors import BUSY
@@ -39,32 +36,6 @@ def test_the_reason_of_an_exit(tmp_path, said, status, words):
     console = tmp_path / "console.log"
     console.write_text("error: of an earlier attempt\n" + said, encoding="latin-1")
     assert exit_reason(console, len("error: of an earlier attempt\n"), status) == words
-
-
-def test_only_the_end_of_a_long_output_is_looked_at_and_only_the_beginning_of_a_long_line_is_kept(tmp_path):
-    console = tmp_path / "console.log"
-    with console.open("wb") as file:
-        file.write(b"error: at the very beginning\n")
-        file.truncate(1 << 30)  # holes, which take no place on the disk
-        file.seek(0, os.SEEK_END)
-        file.write(b"\nerror: " + b"x" * 9999 + b"\n")
-    tracemalloc.start()
-    words = exit_reason(console, 0, 1)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert words == "x" * 2000
-    assert most < 32 << 20
-    with console.open("ab") as file:
-        file.truncate(2 << 30)
-    assert exit_reason(console, 0, 3) == "ended with exit code 3 and no result"
-
-
-def test_words_may_be_missing(tmp_path):
-    console = tmp_path / "console.log"
-    console.write_text(TRACEBACK.format("OSError: it is away"))
-    assert exit_reason(console, 0, 1) == "OSError: it is away"
-    console.unlink()
-    assert exit_reason(console, 0, 1) == "ended with exit code 1 and no result"
 
 
 @pytest.fixture

@@ -128,13 +128,6 @@ def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_on
     assert app.record(1)["status"] == "finished"
 
 
-def test_a_run_by_hand_that_another_process_has_says_so_and_exits_as_busy(app):
-    app.behave({0: "forestalled"})
-    run = app.run("seed=0")
-    assert (run.returncode, run.stderr) == (75, "error: another process was quicker, and has let go since\n")
-    assert not list(app.folder.glob("outputs/*/*/record.json"))
-
-
 @pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": NO_FLOCK}], ids=["flock", "lease"])
 def test_two_sweeps_at_once_over_one_folder_do_every_run_once(app, environment):
     sweeps = [app.start("-m", "seed=0-7", "hydra.launcher.n_jobs=2", **environment) for _ in range(2)]
@@ -148,20 +141,6 @@ def test_two_sweeps_at_once_over_one_folder_do_every_run_once(app, environment):
     assert [run["seed"] for run in arm["runs"]] == [*range(8)]
     assert len(list(app.folder.glob("outputs/default/*/.lock"))) == 8
     assert not list(app.folder.glob("outputs/default/*/*.lease"))
-
-
-def test_a_run_that_fails_elsewhere_has_failed_here_too_and_is_not_tried_again(app):
-    app.behave({0: "die"})
-    app.run("-m", "seed=0")
-    folder = RunFolder(app.run_folder(0))
-    with folder.lock():
-        sweep = app.start("-m", "seed=0")
-        app.wait_until(lambda: sweep.stdout is not None and "elsewhere" in sweep.stdout.readline())
-        folder.write_record(app.record(0) | {"status": "failed", "error": "no space left"})
-    out, err = sweep.communicate()
-    assert (sweep.returncode, app.started) == (1, [0])
-    assert "failed  seed=0 data=synthetic: no space left" in out
-    assert err == "1 of 1 jobs failed\n"
 
 
 def test_a_named_sweep_and_another_config_reach_the_jobs(app):

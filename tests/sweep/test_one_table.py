@@ -53,12 +53,6 @@ def test_a_gpu_that_there_is_not(app):
     assert not (app.folder / "outputs").exists()
 
 
-def test_an_unfinished_run_of_another_length_is_in_nobodys_way(app):
-    app.behave({0: "crash"})
-    app.run("-m", "seed=0")
-    assert app.run("-m", "seed=1", "trainer.max_steps=20").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
@@ -68,11 +62,6 @@ def test_an_unfinished_run_of_another_length_is_in_nobodys_way(app):
 )
 def test_a_column_that_there_is_not(app, columns, said):
     assert said in refused(app, *SWEEP, f"columns={columns}")
-
-
-@pytest.mark.parametrize("column", ["val/loss", "loss", "val/min_pes"])
-def test_a_column_of_a_run(app, column):
-    assert app.run(*SWEEP, f"columns=[{column},ppl]").returncode == 0
 
 
 def test_the_table_is_as_the_newest_command_says(app):

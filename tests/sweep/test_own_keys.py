@@ -35,12 +35,6 @@ def test_its_arms_are_trained_and_labelled_and_found_again(app):
     assert "10 finished, 0 resumed, 0 new" in again.stdout
 
 
-def test_it_holds_for_a_key_of_a_source_of_data():
-    assert composer().own_keys(
-        [["data=synthetic", "data.documents=64"], ["data=pysource", "data.documents=64"]], {"data.documents"}
-    ) == [["data=synthetic", "data.documents=64"], ["data=pysource"]]
-
-
 def test_a_composition_has_the_keys_of_its_parts():
     job = ["balancing=[lf,simbal]", "balancing.simbal.coef=1", "balancing.lf.update_rate=1", "balancing.lbl.coef=1"]
     assert composer().foreign(job) == ["balancing.lbl.coef=1"]
@@ -52,20 +46,7 @@ def test_a_key_that_no_arm_has_is_an_error_that_names_it():
         composer().own_keys(jobs, {"balancing.lf.center"})
 
 
-def test_an_override_in_the_place_of_an_arms_own_is_said(app):
-    done = app.run("-m", "sweeps=language_modeling", "model.num_experts=32", "dry_run=true")
-    said = "model.num_experts=32 takes the place of model.num_experts=0 in the sweep's arms: 9 different runs are left"
-    assert said in done.stdout
-    assert "9 new" in done.stdout
-
-
 def test_a_key_of_one_arm_of_a_search_leaves_the_others_alone(app):
     done = app.run("-m", "sweeps=coefficient_search", "balancing.simbal.coef=0.1,1", "dry_run=true")
     assert done.returncode == 0, done.stderr
     assert "takes the place of balancing.simbal.coef=tag(log,interval(1e-3,10))" in done.stdout
-
-
-def test_a_search_takes_no_key_that_only_some_of_its_trials_have(app):
-    done = app.run("-m", "hydra/sweeper=optuna", "balancing=simbal,lbl", "balancing.simbal.coef=0.1,1")
-    assert done.returncode == 1
-    assert "balancing.simbal.coef=0.1,1: not every trial has this key" in done.stderr

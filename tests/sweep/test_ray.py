@@ -1,19 +1,15 @@
-"""Sweeps on Ray clusters of several nodes on this machine: a node, the head or a job goes away, and nothing is lost."""
+"""Sweeps on Ray clusters of several nodes on this machine: a node or a job goes away, and nothing is lost."""
 
 import json
 import os
 import signal
-import subprocess
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 
 import pytest
 
-from simbal.processes.start import Local
 from simbal.runs.folder import RunFolder
-from simbal.sweep import ray_tasks
 from simbal.training.run import train
-from tests.child_processes import alive, in_a_fork, wait_until
+from tests.child_processes import wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.programs import Program
 from tests.sweep.conftest import PRETENDING
@@ -83,43 +79,6 @@ def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(swe
     (first,) = [folder for folder in folders if "seed0" in folder.name]
     assert_same_run(whole, RunFolder(first).read_spec())
     assert (folders[0].parent / "table.json").exists()
-
-
-def test_after_the_head_is_gone_the_same_command_goes_on_in_another_cluster(sweep, tmp_path):
-    with cluster_of(2) as cluster:
-        running = sweep(cluster, *LONG, "seed=0-1")
-        with waiting(running, tmp_path, runs=1):
-            cluster.stop()
-    out, said = running.communicate()
-    assert running.returncode != 0, out + said
-    with cluster_of(1) as cluster:
-        out, said = sweep(cluster, *LONG, "seed=0-1").communicate()
-    assert "0 finished, 2 resumed, 0 new" in out, out + said
-    folders = [path.parent for path in tmp_path.glob("outputs/default/*/record.json")]
-    assert [RunFolder(folder).read_record()["status"] for folder in folders] == ["finished"] * 2
-    assert max(start for folder in folders for start in starts(folder)) > 0
-
-
-def test_a_job_ends_with_its_node_and_has_no_result_though_ray_leaves_the_worker_behind(tmp_path, monkeypatch):
-    def start(*_):
-        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        (tmp_path / f"{os.getpid()} {process.pid}").touch()
-        return Local(process)
-
-    def raylet():
-        if not os.fork():
-            ray_tasks._work_in_process({}, {})
-            (tmp_path / "a result").touch()
-            os._exit(0)
-        wait_until(lambda: any(tmp_path.iterdir()))
-
-    monkeypatch.setattr(ray_tasks, "Spawn", lambda program: SimpleNamespace(start=start))
-    assert in_a_fork(raylet) == 0
-    (file,) = tmp_path.iterdir()
-    worker, job = map(int, file.name.split())
-    wait_until(lambda: not alive(worker))
-    assert not alive(job)
-    assert not (tmp_path / "a result").exists()
 
 
 def refused(app, *keys, says):

@@ -1,6 +1,5 @@
 """Sweeps and runs on a Slurm of two nodes: jobs run out of time, nodes go away, and nothing is lost."""
 
-import json
 import os
 import signal
 import sys
@@ -71,36 +70,6 @@ def test_runs_that_are_out_of_time_or_lose_their_node_go_on_from_where_they_were
     assert min(starts(folder)[1] for folder in folders) > 0
     assert_same_run(whole, RunFolder(folders[0]).read_spec())
     assert (folders[0].parent / "table.json").exists()
-
-
-def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_are_gone_on_with(slurm, app):
-    def sweep(*more: str):
-        return app.start("-m", "seed=0-4", "trainer.accelerator=cpu", *LAUNCHER, *more, **slurm.environment)
-
-    app.behave({1: "crash", 2: "die", 3: "hang", 4: "forestalled"})
-    first = sweep()
-    others_ended = {"0", "4"}  # the seeds of those that finish; 1 and 2 have been started before
-    wait_until(lambda: first.poll() is not None or (app.lines("hanging") and {*app.lines("finished")} == others_ended))
-    slurm.run("scancel", "--user=root")
-    out, said = first.communicate()
-    assert said.endswith("3 of 5 jobs failed\n"), out + said
-    assert [app.record(seed)["status"] for seed in range(5)] == ["finished", "failed", "killed", "killed", "finished"]
-    assert app.started == [0, 1, 2, 3, 4, 4]
-    assert {json.loads(line)["threads"] for line in app.lines("started")} == {"1"}
-
-    app.behave({2: "hang"})
-    second = sweep("hydra.launcher.array_parallelism=1")
-    wait_until(lambda: second.poll() is not None or len(app.lines("hanging")) == 4)
-    second.send_signal(signal.SIGINT)
-    second.communicate()
-    assert second.returncode == 130
-    wait_until(lambda: not slurm.states())
-    assert not any(app.alive(int(pid)) for pid in app.lines("hanging"))
-
-    app.behave({})
-    third = sweep("retry_failed=true").completed()
-    assert third.returncode == 0, third.stderr
-    assert third.stdout.startswith("2 finished, 3 resumed, 0 new\n")
 
 
 def test_what_slurm_does_not_take_is_one_sentence(slurm, app):

@@ -41,12 +41,6 @@ def test_a_span_is_every_step_from_its_first_to_its_last_number(first, length, s
     assert values == [number for number in range(first, first + length + 1) if (number - first) % step == 0]
 
 
-@given(st.lists(NUMBERS, min_size=1))
-def test_single_numbers_stay_as_they_are(numbers):
-    values = ",".join(map(str, numbers))
-    assert spans.expand(values) == values
-
-
 @given(st.text(), st.sampled_from("'\"[](){}"), st.text())
 def test_text_with_quotes_or_brackets_stays_as_it_is(before, mark, after):
     values = f"{before}{mark}{after}"
@@ -66,7 +60,3 @@ def test_only_whole_number_keys_have_spans():
         "model.top_k=1,2,4",
         "~seed",
     ]
-
-
-def test_a_quoted_span_is_text():
-    assert lines("seed='0-2'", "seed=choice(0,1)") == ["seed='0-2'", "seed=choice(0,1)"]

@@ -5,10 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from simbal.sweep import pool
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.pool import Pool
 from simbal.sweep.view import Tally, View, draw, seconds_left
 from tests.run_folders import changed_spec
 
@@ -56,13 +54,6 @@ def test_the_live_view_shows_state_step_loss_speed_and_time_left_of_every_job(at
     assert "2 running, 2 queued, 1 done, 1 failed; about" in text
 
 
-def test_a_finished_row_keeps_its_step_and_its_loss_and_has_no_time_left(attempts):
-    said = {"phase": "validate", "step": 100, "max_steps": 100, "loss": 3.25, "seconds_left": 7.0}
-    (attempts[0].folder.path / "progress.json").write_text(json.dumps(said))
-    (done,) = [line for line in text_of(draw(Tally(attempts), slots=2, height=40)).splitlines() if "seed=0" in line]
-    assert done.split() == ["seed=0", "done", "100/100", "3.250", "1:40"]
-
-
 def test_what_does_not_fit_is_counted_and_the_most_urgent_stays(attempts):
     text = text_of(draw(Tally(attempts), slots=2, height=9))
     assert "seed=2" in text
@@ -87,41 +78,3 @@ def test_without_a_terminal_there_is_one_line_per_change(attempts):
         view.refresh()
         view.changed(attempts[1])
     assert capture.get().splitlines() == ["[1/6] done    seed=0 in 1:40", "[2/6] failed  seed=1: killed by signal 9"]
-
-
-class OnCluster:
-    """Starts a job that looks at each poll as the next of `looks` says, and then has ended, without a result."""
-
-    def __init__(self, *looks):
-        self.looks = looks
-
-    def start(self, task, environment):
-        self.left = [*self.looks]
-        return self
-
-    def begun(self):
-        return self.left[0] == "runs"
-
-    def poll(self):
-        del self.left[0]
-        return None if self.left else self.wait()
-
-    def wait(self):
-        return 1
-
-    def signal(self, number):
-        pass
-
-
-def test_a_job_that_a_cluster_lets_wait_is_queued_and_its_time_is_that_since_it_has_begun(attempts, monkeypatch):
-    slept = []
-    monkeypatch.setattr(pool.time, "sleep", slept.append)
-    monkeypatch.setattr(pool.time, "monotonic", lambda: 60.0 * len(slept))
-    console = Console(width=100, force_terminal=False)
-    cluster = OnCluster("waits", "waits", "runs", "runs", "waits", "runs")
-    with console.capture() as capture:
-        Pool([{}], cluster, View(attempts[5:], 1, console)).run(attempts[5:])
-    reason = "ended with exit code 1 and no result"
-    changes = ["running seed=5", "queued  seed=5", "running seed=5", f"failed  seed=5: {reason}"]
-    assert capture.get().splitlines() == [f"[1/1] {change}" for change in changes]
-    assert attempts[5].seconds == 60

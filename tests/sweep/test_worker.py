@@ -12,7 +12,6 @@ from simbal.sweep.worker import CONSOLE_FILE, Assignment, work
 from tests.sweep.conftest import BOTH_STARTS
 
 NOTING = str(Path(__file__).with_name("noting"))  # for PYTHONPATH
-PASSWORD = "p4ssw0rd"
 
 
 def noted(app, file):

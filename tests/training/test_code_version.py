@@ -27,17 +27,6 @@ def test_it_is_the_one_of_the_files_that_run(repository, monkeypatch):
     assert found["dirty"] is True  # .venv is not ignored there
 
 
-def test_the_files_of_a_study_are_no_change_of_the_code(repository, monkeypatch):
-    monkeypatch.setattr(record, "__file__", str(repository / "tracked.py"))
-    (repository / ".gitignore").write_text(".venv\n.gitignore\n")
-    (repository / "results").mkdir()
-    (repository / "results/rows.csv").write_text("")
-    assert record.code_version()["dirty"] is False
-    (repository / "conf").mkdir()
-    (repository / "conf/results").write_text("")
-    assert record.code_version()["dirty"] is True
-
-
 def test_an_installed_package_has_none_even_if_its_environment_lies_in_another_repository(repository, monkeypatch):
     monkeypatch.setattr(record, "__file__", str(repository / ".venv/record.py"))
     assert (record.code_version()["commit"], record.code_version()["dirty"]) == (None, None)

@@ -198,15 +198,6 @@ def test_another_number_of_processes_is_refused_in_one_sentence(small_spec, monk
     assert not spec.path.exists()
 
 
-def test_a_task_of_srun_knows_its_place_and_where_the_first_is(monkeypatch):
-    for name, value in TASK.items():
-        monkeypatch.setenv(name, value)
-    assert ranks.launched() == ranks.Launched("srun", 5, 8, 1, 2, "tcp://gpu03:12301")
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert ranks.launched() == ranks.Launched("srun", 5, 8, 1, 2, "tcp://10.0.0.7:29500")
-
-
 @FORKED
 @pytest.mark.parametrize(
     ("keys", "says"),

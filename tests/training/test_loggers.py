@@ -1,7 +1,5 @@
 """Whatever the logger, the run is the same, it has every row once, it goes on where it was, and it asks no network."""
 
-import json
-
 import pytest
 from lightning.pytorch.loggers import MLFlowLogger
 from tensorboard.summary.writer import event_file_writer
@@ -10,7 +8,6 @@ from simbal.runs.folder import RunFolder
 from simbal.training.lit_moe import LitMoE
 from simbal.training.run import train
 from tests.conftest import MARKOV, SMALL
-from tests.programs import run
 from tests.training.logged import expected, logged, mlflow_client
 from tests.training.run_files import assert_same_run, rows
 
@@ -87,26 +84,6 @@ def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(logg
         assert (broken.path / "logger.json").read_text() == before
 
 
-@pytest.mark.parametrize("kind", ["tensorboard", "csv", MLFLOW])
-def test_a_run_that_breaks_before_its_first_checkpoint_has_every_row_once(logging_spec, monkeypatch, kind):
-    spec = logging_spec(f"logger={kind}")
-    break_at(monkeypatch, 3)
-    with pytest.raises(RuntimeError, match="broken"):
-        train(spec)
-    train(spec)
-    assert logged(spec).points == expected(spec)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_with_another_logger_has_all_of_its_rows_there(logging_spec, monkeypatch, kind):
-    break_at(monkeypatch, 7)
-    with pytest.raises(RuntimeError, match="broken"):
-        train(logging_spec("logger=none"))
-    spec = logging_spec(f"logger={kind}")
-    train(spec)
-    assert logged(spec).points == expected(spec)
-
-
 @pytest.mark.slow
 def test_mlflow_has_one_run_whose_status_is_that_of_the_process(logging_spec, outputs, tmp_path, monkeypatch):
     spec = logging_spec("logger=mlflow")
@@ -150,36 +127,9 @@ def test_a_run_trains_on_when_its_server_fails_and_says_so(logging_spec, finishe
 
 
 @pytest.mark.slow
-def test_wandb_keeps_one_folder_of_the_project_and_id(small_spec, monkeypatch):
-    spec = small_spec("logger=wandb", "logger.project=ours")
-    break_at(monkeypatch, 7, times=2)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="broken"):
-            train(spec)
-    train(spec)
-    (folder,) = spec.path.glob("wandb/offline-run-*")
-    run_id = json.loads((spec.path / "logger.json").read_text())["wandb"]
-    assert folder.name.endswith(run_id)
-    content = next(folder.glob("*.wandb")).read_bytes()
-    assert b"ours" in content
-    assert spec.path.name.encode() in content
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_of_several_ranks_the_first_alone_logs(small_spec):
     spec = small_spec("logger=csv", "trainer.devices=2", "trainer.strategy=ddp", "trainer.micro_batch=4")
     train(spec)
     assert logged(spec).points == expected(spec)
     assert [file.name for file in spec.path.rglob("*.csv")] == ["metrics.csv"]
-
-
-@pytest.mark.slow
-def test_jobs_of_a_sweep_share_a_store_of_mlflow(tmp_path, cache_dir):
-    sweep = command(tmp_path, cache_dir, "-m", "logger=mlflow", "seed=0,1", "name=two", "trainer.max_steps=6")
-    done = run(*sweep, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    client = mlflow_client(tmp_path)
-    runs = client.search_runs([client.get_experiment_by_name("two").experiment_id])
-    assert sorted(run.info.status for run in runs) == ["FINISHED", "FINISHED"]
-    assert sorted(run.data.params["seed"] for run in runs) == ["0", "1"]

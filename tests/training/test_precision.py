@@ -9,7 +9,6 @@ from simbal.errors import UserError
 from simbal.training import build
 from simbal.training.build import resolve_precision
 from simbal.training.parallel import DeviceCount
-from simbal.training.run import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -39,16 +38,6 @@ def test_bf16_is_refused_on_a_cpu_without_its_instructions_in_one_sentence(cpu_w
 def test_bf16_is_taken_on_a_cpu_with_its_instructions(cpu_with, flags):
     cpu_with(flags)
     assert resolve_precision("bf16-true", CPU) == "bf16-true"
-
-
-def test_a_refused_run_leaves_no_folder_and_force_does_not_change_its_name(small_spec, cpu_with):
-    cpu_with("avx2")
-    spec = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2")
-    with pytest.raises(UserError, match="force_precision"):
-        train(spec)
-    assert not spec.path.exists()
-    forced = small_spec("trainer.precision=bf16-mixed", "trainer.max_steps=2", "trainer.force_precision=true")
-    assert forced.path == spec.path
 
 
 def test_a_run_that_goes_on_in_another_precision_says_so():

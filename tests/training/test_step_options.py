@@ -1,8 +1,6 @@
 """What makes a step cheaper changes nothing that is learnt: checkpointing not a bit, torch.compile the rounding."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -48,48 +46,3 @@ def test_a_compiled_model_follows_the_same_curve_to_rounding(finished, small_spe
     assert weights(plain).keys() == weights(compiled).keys()
     losses = [RunFolder(spec.path).read_record()["metrics"]["val/loss"] for spec in (plain, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
-GRAPHS = """
-import torch
-from torch._dynamo.testing import CompileCounter
-
-from simbal.model.router import Steering
-from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.build import compile_blocks
-
-
-class ByLayer(Steering):
-    def choice_scores(self, candidates):
-        return candidates.probs_NE + BIASES_LE[candidates.layer]
-
-
-counter = CompileCounter()
-
-
-def compile_(module):
-    module._compiled_call_impl = torch.compile(module._call_impl, backend=counter)
-
-
-torch.nn.Module.compile = compile_
-for layers in (2, 12):
-    torch._dynamo.reset()
-    counter.clear()
-    BIASES_LE = torch.zeros(layers, 4).unbind()
-    model = Transformer(TransformerShape(64, layers, 32, 2, 16, 4, 2, 1e4, 1e-5, "softmax", True), "torch")
-    compile_blocks(model)
-    tokens_BS = torch.zeros(2, 16, dtype=torch.int64)
-    model(tokens_BS, ByLayer())[0].sum().backward()
-    with torch.no_grad():
-        model(tokens_BS, ByLayer())
-    print(counter.frame_count)
-"""
-
-
-@pytest.mark.slow
-def test_all_blocks_share_what_is_compiled_for_one():
-    """Dynamo gives up at the ninth version of a function, and runs the rest as it is."""
-    done = subprocess.run([sys.executable, "-c", GRAPHS], capture_output=True, text=True, check=True)
-    few, many = map(int, done.stdout.split())
-    assert few == many > 0
-    assert not done.stderr

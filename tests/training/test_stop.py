@@ -94,19 +94,6 @@ def test_a_signal_that_somebody_waits_for_is_his_once_the_run_is_saved_and_the_r
     assert_same_run(whole, warned)
 
 
-def test_a_second_signal_that_somebody_waits_for_ends_nothing():
-    """Slurm sends several when it takes a job's machine."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        request = StopRequest()
-        with request.listening():
-            for number in (signal.SIGUSR2, signal.SIGTERM):
-                os.kill(os.getpid(), number)
-            assert request.number == signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
 def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):

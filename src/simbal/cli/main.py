@@ -24,7 +24,7 @@ class Program(NamedTuple):
 PROGRAMS = {  # in the order of their use
     "train": Program("simbal.cli.train", "train one model, or with -m every model of a sweep", True),
     "report": Program("simbal.cli.report", "print the table of a sweep again, from its run folders alone"),
-    "runs": Program("simbal.cli.runs", "list runs, or move, archive and delete them"),
+    "runs": Program("simbal.cli.runs", "list runs, or delete them"),
     "evaluate": Program("simbal.cli.evaluate", "run analyses of trained models, or of no model at all", True),
     "export": Program("simbal.cli.export", "write trained models in the format of Hugging Face", True),
     "prepare": Program("simbal.cli.prepare", "turn text into tokens on disk", True),

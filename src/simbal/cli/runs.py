@@ -4,10 +4,9 @@ Examples:
     simbal runs                                        # all below outputs/
     simbal runs outputs/default --sort loss --limit 5  # the best five of a sweep
     simbal runs --json                                 # for scripts: all that is known of each run
-    simbal runs archive RUN ... --to runs.tar.gz
     simbal runs delete RUN ...
 
-A status is finished, failed, diverged, pruned, killed, running, unfinished, damaged or foreign (no run).
+A status is finished, failed, diverged, pruned, killed, running, unfinished or damaged.
 """
 
 import json
@@ -25,13 +24,11 @@ SHORT = {"loss": "val/loss", "ppl": "val/ppl"}
 
 
 def main(argv: list[str]) -> None:
-    """List runs, or do what the first argument says with some."""
-    actions = {"archive": archive, "delete": delete}
-    action = actions.get(argv[0]) if argv else None
-    if action is None:
-        show(argv)
+    """List runs, or delete some."""
+    if argv[:1] == ["delete"]:
+        delete(argv[1:])
     else:
-        action(argv[1:])
+        show(argv)
 
 
 def show(argv: list[str]) -> None:
@@ -69,22 +66,6 @@ def show(argv: list[str]) -> None:
         draw(shown, len(ordered) - len(shown), console())
 
 
-def archive(argv: list[str]) -> None:
-    """Write runs into one file."""
-    parser = ArgumentParser(
-        prog="simbal runs archive", description="Write folders of runs into a .tar.gz; the folders stay as they are."
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="outputs/<name>/<run>, or outputs/<name>")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="a new .tar.gz; else one named after the first folder")
-    args = parser.parse_args(argv)
-    with exit_on_user_error():
-        from simbal.runs.archive import write_archive
-
-        file = args.to or Path(f"{args.runs[0].absolute().name}.tar.gz")
-        count = write_archive(args.runs, file)
-        print(f"written: {file}, with {_runs(count)}; tar -xzf {file} -C {OUTPUTS} brings them back")
-
-
 def delete(argv: list[str]) -> None:
     """Delete runs, after a question."""
     parser = ArgumentParser(prog="simbal runs delete", description="Delete folders of runs, and nothing else.")
@@ -92,12 +73,13 @@ def delete(argv: list[str]) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask, as a script must say")
     args = parser.parse_args(argv)
     with exit_on_user_error():
+        from rich.filesize import decimal
+
         from simbal.report.listing import size
-        from simbal.report.listing_table import in_bytes
         from simbal.runs.folder import delete_runs, run_folders
 
         runs = run_folders(args.runs)
-        if not args.yes and not _agreed(runs, in_bytes(sum(map(size, runs)))):
+        if not args.yes and not _agreed(runs, decimal(sum(map(size, runs)))):
             raise UserError("nothing is deleted")
         delete_runs(runs)
         print(f"deleted: {_runs(len(runs))}")

@@ -68,9 +68,7 @@ def escape(text: str) -> str:
 
 def latex(table: Table) -> str:
     """Return the sections of the table as booktabs tabulars, each under its title, and the notes below."""
-    head = (
-        f"% {_line(table.name)}: written by report.py; needs \\usepackage[T1]{{fontenc}} and \\usepackage{{booktabs}}"
-    )
+    head = f"% {table.name}: written by report.py; needs \\usepackage[T1]{{fontenc}} and \\usepackage{{booktabs}}"
     parts = [head, *map(_tabular, sections(table))]
     if found := notes(table):
         items = "\n".join(rf"  \item {escape_latex(note)}" for note in found)
@@ -80,7 +78,7 @@ def latex(table: Table) -> str:
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands; a sign unknown to pdflatex becomes its code point, `U+4E2D`."""
-    return LATEX.sub(_sign, NEGATIVE.sub("\N{MINUS SIGN}", _line(text)))
+    return LATEX.sub(_sign, NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split())))
 
 
 def tidy_csv(table: Table) -> str:
@@ -214,11 +212,6 @@ def _texts(label: Mapping[str, Cell]) -> dict[str, str | None]:
 def _sign(found: re.Match[str]) -> str:
     """Return what LaTeX prints as the sign; two hyphens in a row would become a dash."""
     return "-{}" if found[0] == "-" else SIGNS.get(found[0], f"U+{ord(found[0]):04X}")
-
-
-def _line(text: str) -> str:
-    """Return the text without line breaks and other control characters."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _tabular(section: Section) -> str:

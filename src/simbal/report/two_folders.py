@@ -1,6 +1,7 @@
 """Compares two sweeps, or two runs: what differs between them first, then one table with the arms of both."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from simbal.runs.spec import result_keys
 
 FOLDER = "folder"  # the label column that tells apart arms which are otherwise equal
 RECORDED = ("code", "versions", "device", "threads", "precision", "backend", "data", "definitions", "steps", "tokens")
-MOST_VALUES = 6  # that are shown of a key
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
 
 def what_differs(first: Side, second: Side) -> Section:
     """Return the options, keys and circumstances that are not the same on both sides, with the values of each."""
-    ours, theirs = ({**_options(side.runs), **_recorded(side.finished)} for side in (first, second))
+    ours, theirs = _differing(first.runs), _differing(second.runs)
     chosen_apart = {name for name in GROUPS if ours.get(name) != theirs.get(name)}
     rows = []
     for key in dict.fromkeys([*ours, *theirs]):
@@ -123,17 +123,13 @@ def build_both(
     )
 
 
-def _arms(sides: Iterable[Side], columns: Sequence[str]) -> tuple[tuple[list[Arm], list[Arm]], set[str]]:
+def _arms(sides: Sequence[Side], columns: Sequence[str]) -> tuple[tuple[list[Arm], list[Arm]], set[str]]:
     """Return the arms of both sides, labelled by folder if some are otherwise equal, and the names of those."""
-    names, arms = [side.name for side in sides], [group(side.finished, columns) for side in sides]
-    shared = {arm.name for arm in arms[0]} & {arm.name for arm in arms[1]}
-    if shared:
-        arms = [[_of_folder(arm, name) for arm in side] for name, side in zip(names, arms, strict=True)]
-    return (arms[0], arms[1]), shared
-
-
-def _of_folder(arm: Arm, name: str) -> Arm:
-    return replace(arm, label={**arm.label, FOLDER: Cell(name)})
+    first, second = (group(side.finished, columns) for side in sides)
+    shared = {arm.name for arm in first} & {arm.name for arm in second}
+    for side, arms in zip(sides, (first, second), strict=True) if shared else ():
+        arms[:] = [replace(arm, label={**arm.label, FOLDER: Cell(side.name)}) for arm in arms]
+    return (first, second), shared
 
 
 def _compared(
@@ -161,37 +157,21 @@ def _of_no_folder(arm: Arm) -> Arm:
     return replace(arm, label={column: cell for column, cell in arm.label.items() if column != FOLDER})
 
 
-def _options(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the options by group, and the values of each key that can change a result."""
-    chosen = {name: _values(run.spec.choices.get(name) for run in runs) for name in GROUPS if name != "logger"}
-    keys = [result_keys(run.spec.written) for run in runs]
-    return chosen | {key: _values(one[key] for one in keys if key in one) for key in dict.fromkeys(_all(keys))}
+def _differing(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """Return the values of each option, each key that can change a result, and each circumstance in the records."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        options = {name: run.spec.choices.get(name) for name in GROUPS if name != "logger"}
+        recorded = flatten({key: run.result[key] for key in RECORDED if key in run.result}) if run.finished else {}
+        for key, value in {**options, **result_keys(run.spec.written), **recorded}.items():
+            values[key].add(str(value)[:16] if _is_fingerprint(value) else str(value))
+    return values
 
 
-def _recorded(finished: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the values of what the records say of code, data and circumstances, by dotted key."""
-    said = [flatten({key: run.result[key] for key in RECORDED if key in run.result}) for run in finished]
-    return {key: _values(one[key] for one in said if key in one) for key in dict.fromkeys(_all(said))}
-
-
-def _all(mappings: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for mapping in mappings:
-        yield from mapping
-
-
-def _values(found: Iterable[Any]) -> list[Any]:
-    """Return each value once, in an order that is the same whatever the order of the runs."""
-    return [value for _, value in sorted({repr(value): value for value in found}.items())]
-
-
-def _shown(key: str, values: Collection[Any] | None) -> str:
+def _shown(key: str, values: Collection[str] | None) -> str:
     if values is None:
         return ABSENT
-    if key == "seed":
-        return seed_spans([int(value) for value in values])
-    texts = [str(value)[:16] if _is_fingerprint(value) else str(value) for value in values]
-    more = [f"and {len(texts) - MOST_VALUES} more"] if len(texts) > MOST_VALUES else []
-    return ", ".join([*texts[:MOST_VALUES], *more])
+    return seed_spans(sorted(map(int, values))) if key == "seed" else ", ".join(sorted(values))
 
 
 def _is_fingerprint(value: Any) -> bool:

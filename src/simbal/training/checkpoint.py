@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,6 @@ def weights_file(folder: Path, step: int) -> Path:
 def in_folder(folder: Path) -> list[Path]:
     """Return the periodic checkpoints in a folder, newest first."""
     return sorted((path for path in folder.glob("step-*.ckpt") if STEP.fullmatch(path.name)), reverse=True)
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of the periodic checkpoints in a folder, in which another process may be at work."""
-    found = 0
-    for path in in_folder(folder):
-        with suppress(FileNotFoundError):
-            found += sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
-    return found
 
 
 def newest(folder: Path, config_hash: str, curves_trouble: Callable[[dict[str, Any]], str | None]) -> Start:

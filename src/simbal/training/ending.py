@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from simbal.distributed import is_first
-from simbal.errors import BusyError, UserError
+from simbal.errors import UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.runs.folder import RunFolder
 from simbal.training.failures import DivergedError, memory_errors
@@ -31,7 +31,6 @@ def recorded(folder: RunFolder, run: dict[str, Any], ranks: Ranks) -> Iterator[N
     Raises:
         UserError: the run has diverged, memory or the disk is full, or another rank has failed.
         StoppedError: a signal came; there is no record then, as the run is to go on.
-        BusyError: another process has taken the run over, and records its end.
         Exception: any other error is recorded and passed on.
     """
     try:
@@ -44,9 +43,6 @@ def recorded(folder: RunFolder, run: dict[str, Any], ranks: Ranks) -> Iterator[N
     except StoppedError as stop:
         log.info("%s", stop.sentence)
         print(stop.sentence)
-        raise
-    except BusyError as busy:
-        log.error("%s", busy)
         raise
     except DivergedError as end:
         log.error("%s", end)

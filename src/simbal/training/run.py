@@ -3,9 +3,7 @@
 Everything a user can get wrong is found before the run folder is made.
 """
 
-import errno
 import logging
-import shutil
 import threading
 import time
 import warnings
@@ -22,8 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
-from simbal.errors import UserError
-from simbal.files.disk import refusals_of_disk, remedy, remove_parts, write_json
+from simbal.files.disk import refusals_of_disk, remove_parts, write_json
 from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
@@ -87,7 +84,7 @@ def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) 
     run: dict[str, Any] = {}
     notices: list[str] = []
     with ExitStack() as held:
-        if not from_first(partial(claim, folder, spec, module, held)):
+        if not from_first(partial(claim, folder, spec, held)):
             return
         held.callback(ranks.parted.set)
         if is_first():
@@ -131,16 +128,15 @@ def tell(folder: Path, measured: dict[str, Any]) -> None:
     print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
-def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> bool:
+def claim(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
     """Take the folder for as long as `held` lasts.
 
     Returns:
         False if another process has finished the run meanwhile.
 
     Raises:
-        UserError: the disk is too full, another process or run has the folder.
+        UserError: another process or run has the folder.
     """
-    require_space(folder.path, module)
     held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
@@ -150,22 +146,6 @@ def claim(folder: RunFolder, spec: RunSpec, module: LitMoE, held: ExitStack) -> 
         for written in (folder.path, folder.path / "checkpoints"):
             remove_parts(written)
     return True
-
-
-def require_space(folder: Path, module: LitMoE) -> None:
-    """Raise `UserError` where three checkpoints (weights and two moments, fp32) do not fit beside those that are there.
-
-    Two stay beside a new one.
-    """
-    needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in module.parameters())
-    needed -= checkpoint.size(folder / "checkpoints")
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    disk = shutil.disk_usage(existing.resolve())
-    if disk.total and disk.free < needed:  # one of no size, as /proc, says nothing of space
-        raise UserError(
-            f"cannot write {folder}: the run needs {needed / 1e6:.0f} MB for its checkpoints, and "
-            f"{disk.free / 1e6:.0f} MB are free; {remedy(OSError(errno.ENOSPC, ''), 'output_dir')}"
-        )
 
 
 def fit(spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precision: str) -> dict[str, Any]:

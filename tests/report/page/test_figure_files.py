@@ -33,14 +33,6 @@ def test_every_figure_stands_alone_as_svg_and_pdf(cards, sweep):
         assert b"/Type3" not in pdf
 
 
-def test_the_same_figures_give_the_same_bytes(cards, sweep):
-    written = []
-    for _ in range(2):
-        write_figures(cards[:1], sweep)
-        written.append([file.read_bytes() for file in sorted((sweep / "figures").iterdir())])
-    assert written[0] == written[1]
-
-
 def test_the_numbers_drawn_stand_in_a_file(cards):
     lines = [*csv.DictReader(curves_csv(cards).splitlines())]
     assert {line["figure"] for line in lines} == {card.name for card in cards if card.chart}

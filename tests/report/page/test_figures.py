@@ -61,18 +61,6 @@ def test_a_wide_range_gets_a_logarithmic_scale_and_a_narrow_one_does_not():
     assert figures.curves([LINE], "x", "y", log=True).axes[0].get_yscale() == "linear"
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (20_000, "20k"), (1.5e6, "1.5M"), (2e9, "2B")])
-def test_tokens_are_counted_in_thousands_millions_and_billions(value, text):
-    assert figures.count(value) == text
-
-
-@pytest.mark.parametrize("draw", [lambda: figures.curves([LINE, OTHER], "x", "y"), lambda: figures.load_maps(
-    [LoadMap("a", [[1.0, 2.0]])]
-)])  # fmt: skip
-def test_the_same_data_give_the_same_bytes(draw):
-    assert svg(draw(), "one") == svg(draw(), "one")
-
-
 def test_a_hostile_name_stays_text():
     curve = Curve(HOSTILE, 0, [0, 1], [1.0, 2.0], None)
     markup = inline(svg(figures.curves([curve], HOSTILE, "y"), "name"), "name", HOSTILE)

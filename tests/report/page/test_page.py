@@ -1,19 +1,13 @@
 import json
-import random
 import re
-from base64 import b64encode
-from hashlib import sha256
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from simbal.errors import UserError
-from simbal.metrics.definitions import NUMBERS
 from simbal.report.page import page, tables
 from simbal.report.page.styles import MOST_ARMS
 from simbal.report.report import report
-from tests.report.page.conftest import write_rows
 
 FIGURES = ["loss", "training-loss", "experts", "max-vio", "loads", "pes", "pes-rate-mean",
            "pes-rate-min", "dropping", "pruning"]  # fmt: skip
@@ -109,12 +103,6 @@ def test_the_page_asks_for_nothing_from_elsewhere(write_run, html):
     assert not re.search(r"@import|url\((?!#)", text)
 
 
-def test_the_same_folder_gives_the_same_bytes(write_run, analyse, html):
-    for seed in (0, 1):
-        analyse(write_run(seed=seed))
-    assert html() == html()
-
-
 @pytest.mark.usefixtures("without_figures")
 def test_keys_that_differ_stand_in_a_table_and_others_do_not(write_run, html):
     write_run("lbl")
@@ -144,15 +132,6 @@ def test_a_broken_sweep_file_is_an_error(write_run, sweep, html, content):
         html()
 
 
-def test_a_caption_says_whether_there_are_bands(write_run, html):
-    write_run(seed=0)
-    assert "One seed for each arm, so no bands." in html()
-    write_run(seed=1)
-    text = html()
-    assert "Line: mean over seeds; band: ± one standard deviation over seeds." in text
-    assert "One seed" not in text.partition('id="figures"')[2].partition("</section>")[0]
-
-
 @pytest.mark.usefixtures("without_figures")
 def test_a_number_whose_difference_is_not_resolved_is_marked_in_the_results_and_no_other(write_run, html):
     for seed, difference in enumerate((0.5, -0.5, 0.4)):
@@ -176,56 +155,6 @@ def test_the_script_s_curves_are_those_of_the_figures(write_run, html):
     assert panel["x"] == [0, 100, 200, 300, 400]
     assert (curve["arm"], curve["y"]) == ("simbal", [8.5, 7.5, 6.5, 5.5, 4.5])
     assert len(charts["pes"]["panels"]) == 2
-
-
-def test_a_browser_runs_no_script_but_those_whose_digests_the_page_names(write_run, html):
-    write_run()
-    text = html()
-    (policy,) = (a["content"] for _, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
-    scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
-    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
-    assert len(scripts) == 3
-    assert re.search("script-src ([^;]*);", policy)[1].split() == [f"'sha256-{digest}'" for digest in digests]
-    assert "default-src 'none'" in policy
-
-
-def test_the_library_in_the_page_is_the_one_that_is_stated_and_its_licence_stands_beside_it(write_run, html):
-    write_run()
-    library = Path(page.__file__).parent / "uplot"
-    stated = dict(re.findall(r"`(\S+)` \| `([0-9a-f]{64})`", (library / "README.md").read_text()))
-    assert stated == {name: sha256((library / name).read_bytes()).hexdigest() for name in stated}
-    assert len(stated) == 2
-    assert "Permission is hereby granted, free of charge" in html()
-
-
-@pytest.mark.slow
-def test_the_page_of_two_hundred_arms_is_smaller_than_a_megabyte(write_run, sweep, html):
-    noise = random.Random(0)
-    for arm in range(200):
-        for seed in (0, 1):
-            path = write_run(
-                "simbal" if arm else "lbl",
-                seed,
-                keys={"model.num_layers": 6, "optim.lr": arm / 1000},
-                metrics={metric.key: noise.uniform(1, 9) for metric in NUMBERS if metric.where == "val/"},
-            )
-            write_rows(path, [long_row(step, noise) for step in range(0, 600, 10)])
-    text = html()
-    assert len(text.encode()) < 1_000_000
-    points = [len(curve["y"]) for chart in curves_in(text) for panel in chart["panels"] for curve in panel["curves"]]
-    assert max(points) < 60
-    assert min(points) >= 15
-
-
-def long_row(step, noise):
-    layers = {
-        "val/pes": [noise.random() for _ in range(6)],
-        "val/tokens_per_expert": [[noise.randrange(50, 150) for _ in range(32)] for _ in range(6)],
-    }
-    numbers = {
-        key: noise.uniform(1, 9) for key in ("val/loss", "train/ce", "val/max_vio", "val/min_pes", "val/mean_pes")
-    }
-    return {"step": step, "tokens": 1000 * step, "val/unique_experts": 192, **numbers, "layers": layers}
 
 
 def curves_in(text):

@@ -1,10 +1,6 @@
-import json
-
 import pytest
 import scipy.stats
 
-from simbal.analysis.shared.finding import write_analysis
-from simbal.errors import UserError
 from simbal.report.page import series
 from simbal.report.page.figures import loads
 from tests.report.page.conftest import STEPS, row, write_rows
@@ -48,13 +44,6 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
     assert series.bands([*found.values()]) == (
         "band: 95% interval of the paired difference to lbl; of none: ± one standard deviation over seeds"
     )
-
-
-def test_the_sentence_on_bands_says_what_they_are_of(write_run, arms):
-    write_run(seed=0)
-    assert series.bands(series.over_tokens(arms(), "val/loss")) == "one seed for each arm, so no bands"
-    write_run(seed=1)
-    assert series.bands(series.over_tokens(arms(), "val/loss")) == "band: ± one standard deviation over seeds"
 
 
 def test_places_that_one_seed_lacks_are_left_out(write_run, arms):
@@ -112,27 +101,3 @@ def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arm
     (dropping,), (pruning,) = series.dropping(arms()), series.pruning(arms())
     assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
     assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])
-
-
-def test_an_analysis_with_other_settings_is_not_alike(write_run, analyse, arms):
-    for seed in (0, 1):
-        analyse(path := write_run(seed=seed))
-    assert series.alike(arms(), "dropping")
-    file = path / "analysis/dropping.json"
-    write_analysis(file, json.loads(file.read_text()) | {"settings": {"tokens": 1}})
-    assert not series.alike(arms(), "dropping")
-
-
-@pytest.mark.parametrize("value", ["<script>", None, True, float("nan"), [1]])
-def test_a_value_that_is_no_number_is_an_error(write_run, arms, value):
-    path = write_run()
-    write_rows(path, [row(0, 0, False) | {"val/max_vio": value}])
-    with pytest.raises(UserError, match=path.name):
-        series.over_tokens(arms(), "val/max_vio")
-
-
-@pytest.mark.parametrize("counts", [7, [[]], [["x"]], [[-1, 2]], {"a": 1}])
-def test_broken_loads_are_an_error(write_run, arms, counts):
-    write_run(layers={"val/tokens_per_expert": counts})
-    with pytest.raises(UserError, match="is no number"):
-        loads(arms())

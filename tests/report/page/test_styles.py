@@ -4,14 +4,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from simbal.report.page.styles import COLORS, KNOWN, NUM_STYLES, color, look, styles
+from simbal.report.page.styles import COLORS, NUM_STYLES, look
 
-NAMES = st.sampled_from([*KNOWN, "other", "mine"])
-ARMS = st.lists(st.builds(lambda kind, more: f"{kind}{more}", NAMES, st.sampled_from(["", " coef=1", " coef=2"])),
-                unique=True, max_size=NUM_STYLES)  # fmt: skip
 SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
     "full": np.eye(3),
     "protanope": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -46,22 +41,3 @@ def test_every_colour_is_seen_on_white():
 def test_styles_differ_in_colour_and_marker_or_by_dashes():
     looks = [str(sorted(map(str, look(style).items()))) for style in range(NUM_STYLES)]
     assert len(set(looks)) == NUM_STYLES
-
-
-def test_a_known_strategy_has_its_own_style_in_every_study():
-    assert styles(["none", "simbal"]) == [KNOWN.index("none"), KNOWN.index("simbal")]
-    assert styles(["simbal", "mine", "lbl"]) == [1, 2, 0]
-    assert color(styles(["simbal"])[0]) == "#d55e00"
-
-
-def test_of_several_arms_of_a_strategy_the_plain_one_or_the_first_has_its_style():
-    assert styles(["simbal coef=1", "simbal", "lbl"])[1:] == [1, 0]
-    assert styles(["simbal coef=1", "simbal coef=2", "lbl"]) == [1, 2, 0]
-
-
-@given(ARMS)
-def test_no_two_arms_look_the_same_and_a_plain_known_name_never_changes(names):
-    found = styles(names)
-    assert len(set(found)) == len(names)
-    assert all(0 <= style < NUM_STYLES for style in found)
-    assert all(style == KNOWN.index(name) for name, style in zip(names, found, strict=True) if name in KNOWN)

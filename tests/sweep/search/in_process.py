@@ -78,21 +78,5 @@ class SearchHere:
             run_searches({"": searched}, given, composer().job, self.launcher, console)
         return out.getvalue()
 
-    @property
-    def study_file(self) -> Path:
-        return self.folder / "outputs/s/study.db"
-
-    def study(self, storage: Any = None) -> optuna.Study:
-        return optuna.load_study(study_name="s", storage=storage or f"sqlite:///{self.study_file}")
-
-    def study_named(self, name: str, file: Path) -> optuna.Study:
-        return optuna.load_study(study_name=name, storage=f"sqlite:///{file}")
-
-
-def results(study: optuna.Study) -> list[tuple[Any, ...]]:
-    """What a search goes by: of each trial its state, parameters, values, runs and the values of its replicates."""
-    keys = ("runs", "replicates", "error")
-    return [
-        (trial.state, trial.params, trial.values, *(trial.user_attrs.get(key) for key in keys))
-        for trial in study.trials
-    ]
+    def study(self, storage: Any) -> optuna.Study:
+        return optuna.load_study(study_name="s", storage=storage)

@@ -92,7 +92,8 @@ def test_only_the_failed_replicate_is_run_again(app):
     app.behave(crash_seed=1)
     first = app.run(*how)
     assert first.returncode == 1
-    assert "1 of 1 trials of the study s failed, so the search stops; the last: seed=1 RuntimeError" in first.stderr
+    assert "1 of 1 trials of the study s failed, more than hydra.sweeper.max_failure_rate=0 of 1" in first.stderr
+    assert "the last: seed=1 RuntimeError" in first.stderr
     app.behave()
     again = app.run(*how, "retry_failed=true")
     assert again.returncode == 0, again.stderr
@@ -117,17 +118,11 @@ def test_failed_trials_are_replaced_by_others(app, how, error):
 
 def test_a_search_of_which_everything_fails_stops(app):
     app.behave(crash_above=0)
-    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=20", "hydra.sweeper.max_failure_rate=1")
+    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=4")
     assert search.returncode == 1
-    assert "4 of 4 trials of the study s failed, so the search stops; the last: RuntimeError" in search.stderr
+    assert "4 of 4 trials of the study s failed, more than hydra.sweeper.max_failure_rate=0.5 of 4" in search.stderr
+    assert "the last: RuntimeError" in search.stderr
     assert "Traceback" not in search.stderr
-
-
-def test_a_value_that_is_no_number_is_a_failure(app):
-    app.behave(nan=True)
-    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=1")
-    assert search.returncode == 1
-    assert "record.json is damaged" in trials(app)[0].user_attrs["error"]  # no record of ours holds NaN
 
 
 def test_several_objectives_have_a_front(app):
@@ -201,5 +196,5 @@ def test_what_would_spoil_the_table_or_cannot_be_launched_is_refused_before_anyt
 
 def test_a_dry_run_changes_nothing(app):
     search = app.run("name=s", COEF, "dry_run=true")
-    assert search.stdout == "dry run: study s in sqlite:///outputs/s/study.db: 0 of 20 trials done\n"
+    assert search.stdout == "dry run: study s in sqlite:///outputs/s/study.db: 20 trials in all\n"
     assert not (app.folder / "outputs").exists()

@@ -29,7 +29,6 @@ def build(*lines, replicates="seed", grid=False):
         ("optim.lr=range(0,1,0.5)", CategoricalDistribution(["0.0", "0.5"])),
         ("optim.lr=1e-3,1e-2,1e-3", CategoricalDistribution(["0.001", "0.01"])),
         ("balancing=choice(lbl,[lbl,simbal])", CategoricalDistribution(["lbl", "[lbl,simbal]"])),
-        ("balancing=shuffle(lbl,simbal)", CategoricalDistribution(["lbl", "simbal"])),
     ],
 )
 def test_a_line_is_a_distribution(line, distribution):

@@ -1,15 +1,22 @@
-"""A study of Optuna: which points were tried, their results, and which is next.
+"""A study of Optuna and its storage: which points were tried, their results, and which point is next.
 
-`n_trials` counts all of its trials, so that the same command given again does what is missing.
+`n_trials` counts all trials of the study, so that the same command given again runs what is missing.
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from simbal.errors import UserError
 from simbal.sweep.search.settings import TRIALS, SearchSettings
@@ -19,22 +26,15 @@ from simbal.sweep.search.space import SearchSpace
 RUNS, REPLICATES = "runs", "replicates"  # the run folders, and the values of each
 ERROR = "error"  # why it failed or was pruned
 RETRY_OF = "retry_of"  # the number of the trial whose parameters this one has
+SEARCHED = "searched"  # the study's user attribute: what it searches
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters with which a trial was queued
-VALUES = (TrialState.COMPLETE, TrialState.PRUNED)
-_PARTS = {
-    "directions": "directions",
-    "objectives": "objectives",
-    "space": "search space",
-    "replicates": "replicates",
-    "config": "keys",
-}
 
 
 class OptunaStudy:
     """A study: one search space, its trials so far, and a sampler.
 
-    Every trial asked for has a new sampler, seeded by the number of points drawn before it: a resumed search
-    goes on with the points that it would have had, and repeats none.
+    Every trial has a new sampler, seeded by the number of points drawn before it: a resumed search draws the same
+    points as an uninterrupted one, and repeats none.
     """
 
     inner: optuna.Study
@@ -49,37 +49,33 @@ class OptunaStudy:
             config: the options and keys that all of its runs have, as texts.
         """
         self.name, self.space, self.settings, self.config = name, space, settings, config
+        self.is_grid = settings.sampler == "grid"
 
     def open(self, storage: BaseStorage) -> None:
-        """Load the study from its storage, or create it there.
-
-        Raises:
-            UserError: a study of this name searches something else.
-        """
+        """Load the study from its storage, or create it there; `UserError` if it was started with other settings."""
         self.inner = optuna.create_study(
             storage=storage,
             study_name=self.name,
             directions=[StudyDirection[direction.upper()] for direction in self.settings.directions],
             load_if_exists=True,
         )
-        for part, asked in self._asked().items():
-            kept = self.inner.user_attrs.get(part, {})
-            if not kept and not self.trials():
-                self.inner.set_user_attr(part, asked)
-            elif kept != asked:
-                raise UserError(
-                    f"the study {self.name} has other {_PARTS[part]}: {_differences(kept, asked)}; "
-                    "give the command that began it, or choose another hydra.sweeper.study_name"
-                )
-
-    def _asked(self) -> dict[str, dict[str, str]]:
-        return {
-            "directions": {"directions": ",".join(self.settings.directions)},
-            "objectives": {"objectives": ",".join(self.settings.objectives)},
-            "space": self.space.describe(),
-            "replicates": {"replicates": ", ".join(" ".join(lines) for lines in self.space.replicates)},
-            "config": self.config,
+        now = {
+            "directions": ",".join(self.settings.directions),
+            "objectives": ",".join(self.settings.objectives),
+            "replicates": ", ".join(" ".join(lines) for lines in self.space.replicates),
+            **self.config,
+            **{key: str(distribution) for key, distribution in self.space.distributions.items()},
         }
+        before = self.inner.user_attrs.get(SEARCHED)
+        if before is None:
+            self.inner.set_user_attr(SEARCHED, now)
+        elif before != now:
+            changed = [key for key in before | now if before.get(key) != now.get(key)]
+            values = "; ".join(f"{key}={before.get(key, 'nothing')} (now {now.get(key, 'nothing')})" for key in changed)
+            raise UserError(
+                f"the study {self.name} was started with {values}; "
+                "rerun the command that started it, or choose another hydra.sweeper.study_name"
+            )
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in one of `states`, or all."""
@@ -87,57 +83,45 @@ class OptunaStudy:
 
     @property
     def n_trials(self) -> int:
-        """The number of trials that there are to be in all."""
-        if self.settings.sampler != "grid":
+        """The total number of trials."""
+        if not self.is_grid:
             return self.settings.n_trials or TRIALS
         points = sum(1 for _ in self.space.grid())
         return min(points, self.settings.n_trials or points)
 
     def requeue(self, retry_failed: bool) -> None:
-        """Queue again, with the same parameters, what a sweep that was killed left running; and the points of a grid.
-
-        With `retry_failed` also queue again what has failed.
-        """
-        grid = self.settings.sampler == "grid"
-        if retry_failed and (grid or self.missing()):
-            for trial in self.failed():
-                self._queue_again(trial)
-        if self.missing() == 0:
+        """Queue the trials that a killed search left running, and every point of a grid; failed ones if asked to."""
+        if not self.is_grid and not self.missing():
             return
-        for trial in self.trials(TrialState.RUNNING):
+        for trial in [*(self.failed() if retry_failed else ()), *self.trials(TrialState.RUNNING)]:
             self._queue_again(trial)
-        if grid:
-            for point in self.space.grid():
-                self.inner.enqueue_trial(point, skip_if_exists=True)
+        for point in self.space.grid() if self.is_grid else ():
+            self.inner.enqueue_trial(point, skip_if_exists=True)
 
     def failed(self) -> list[FrozenTrial]:
-        """Return failed trials that were not queued again, without those broken off before they had a point."""
+        """Return the failed trials that were not queued again."""
         again = {trial.user_attrs.get(RETRY_OF) for trial in self.trials()}
-        return [trial for trial in self.trials(TrialState.FAIL) if trial.number not in again and self.has_point(trial)]
+        return [t for t in self.trials(TrialState.FAIL) if t.number not in again and self._has_point(t)]
 
     def done(self) -> int:
-        """Return the number of trials that count: with a value or pruned.
-
-        Failed ones count too in a grid, as nothing can replace them.
-        """
-        return len(self.trials(*VALUES)) + (len(self.failed()) if self.settings.sampler == "grid" else 0)
+        """Return the number of trials with a value or pruned; failed points of a grid count, as none replaces them."""
+        done = self.trials(TrialState.COMPLETE, TrialState.PRUNED)
+        return len(done) + (len(self.failed()) if self.is_grid else 0)
 
     def missing(self) -> int:
         """Return the number of trials still to run."""
         return max(0, self.n_trials - self.done())
 
     def ask(self) -> optuna.Trial | None:
-        """Return the next trial: one that is queued, or a new point; None if a grid has no more."""
-        trials = self.trials()
-        if self.settings.sampler == "grid" and not self.trials(TrialState.WAITING):
+        """Return the next trial: a queued one, or a new point; None after the last point of a grid."""
+        if self.is_grid and not self.trials(TrialState.WAITING):
             return None
-        drawn = sum(RETRY_OF not in trial.user_attrs and self.has_point(trial) for trial in trials)
-        self.inner.sampler = make_sampler(self.settings, drawn)
+        drawn = sum(RETRY_OF not in trial.user_attrs and self._has_point(trial) for trial in self.trials())
+        # the plain sum would make the second point of sampler_seed=0 the first of sampler_seed=1
+        seed = random.Random(f"{self.settings.sampler_seed} {drawn}").getrandbits(32)
+        sampler = optuna.samplers.TPESampler if self.settings.sampler == "tpe" else optuna.samplers.RandomSampler
+        self.inner.sampler = sampler(seed=seed)
         return self.inner.ask(fixed_distributions=dict(self.space.distributions))
-
-    def has_point(self, trial: FrozenTrial) -> bool:
-        """Whether all of a trial's parameters are known; a kill can break off the drawing of a point."""
-        return _point(trial).keys() >= self.space.distributions.keys()
 
     def fail(self, trial: optuna.Trial, error: str) -> None:
         """Mark a trial as failed, with the reason."""
@@ -145,43 +129,48 @@ class OptunaStudy:
         self.inner.tell(trial, state=TrialState.FAIL)
 
     def _queue_again(self, trial: FrozenTrial) -> None:
-        """Queue a trial's point again, and end the trial.
-
-        The new one comes first: a kill between the two loses nothing. A point of which a part was drawn is not queued:
-        it does not count, so that the next is the same one.
-        """
+        """Queue a trial's point again, then end the trial: a kill between the two loses nothing."""
         queued = {waiting.user_attrs.get(RETRY_OF) for waiting in self.trials(TrialState.WAITING)}
-        if trial.number not in queued and self.has_point(trial):
+        if trial.number not in queued and self._has_point(trial):
             self.inner.enqueue_trial(_point(trial), user_attrs={RETRY_OF: trial.number})
         if trial.state == TrialState.RUNNING:
             self.inner.tell(trial.number, state=TrialState.FAIL)
 
-
-def shown(params: dict[str, Any]) -> str:
-    """Return parameters as they are given on the command line."""
-    return " ".join(f"{key}={value}" for key, value in params.items())
-
-
-def make_sampler(settings: SearchSettings, drawn: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler of one trial, before which `drawn` points were drawn."""
-    # the plain sum would make the second point of sampler_seed=0 the first of sampler_seed=1
-    seed = random.Random(f"{settings.sampler_seed} {drawn}").getrandbits(32)
-    sampler = optuna.samplers.TPESampler if settings.sampler == "tpe" else optuna.samplers.RandomSampler
-    return sampler(seed=seed)
+    def _has_point(self, trial: FrozenTrial) -> bool:
+        """Whether all parameters of a trial are known: a kill may have stopped the drawing of a point."""
+        return _point(trial).keys() >= self.space.distributions.keys()
 
 
 def _point(trial: FrozenTrial) -> dict[str, Any]:
-    """Return a trial's parameters, those included with which it was queued."""
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
 
 
-def _differences(kept: dict[str, str], asked: dict[str, str]) -> str:
-    """Return how two parts differ, such as `coef=interval(0,1), not interval(0,2)` for a key."""
-    said = []
-    for key in kept | asked:
-        before, now = kept.get(key), asked.get(key)
-        if before != now:
-            names = [f"{key}={value}" if value else key for value in (before, now) if value is not None]
-            alone = "is missing" if now is None else "is new"
-            said.append(", not ".join(names) if len(names) == 2 else f"{names[0]} {alone}")
-    return "; ".join(said)
+def open_storage(setting: str) -> BaseStorage:
+    """Open the storage that `hydra.sweeper.storage` names."""
+    if setting == "memory":
+        return InMemoryStorage()
+    if setting.startswith("journal:"):
+        return JournalStorage(JournalFileBackend(setting.removeprefix("journal:")))
+    return RDBStorage(setting)
+
+
+def format_storage(setting: str) -> str:
+    """Return the storage's name without its password; `UserError` if it is not a storage."""
+    if setting == "memory" or setting.startswith("journal:"):
+        return setting
+    try:
+        return make_url(setting).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
+        forms = "memory, journal:FILE, sqlite:///FILE or the URL of another database"
+        raise UserError(f"hydra.sweeper.storage is not one of {forms}") from None
+
+
+@contextmanager
+def storage_errors(storage: str) -> Iterator[None]:
+    """Raise errors of the storage within the block as a `UserError`."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError, JSONDecodeError, ImportError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        reason = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        raise UserError(f"cannot use the study's storage {storage}: {reason}") from None

@@ -1,15 +1,16 @@
-"""Searches a space: asks a study for trials, has the launcher run their jobs, and stores the results in the study.
+"""Searches a space: asks a study for trials, launches their jobs, and stores the results in the study.
 
-Meanwhile the sweep's process reads what the jobs write into their folders, and stops those that a pruner gives up
-on: a job needs no access to the study, and any launcher will do.
+Meanwhile the sweep's process reads the curves of the jobs, and stops those that the pruner gives up: a job needs no
+access to the study, and any launcher will do.
 """
 
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -20,15 +21,15 @@ from rich.console import Console
 from simbal.config.schema import Config
 from simbal.errors import UserError
 from simbal.files.disk import write_json
-from simbal.metrics.definitions import SIMILARITY
-from simbal.runs.folder import CURVES_FILE, PRUNE_FILE, RunFolder
+from simbal.runs.curves import readable_rows
+from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
+from simbal.runs.record import error_of, is_number
+from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
-from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RETRY_OF, RUNS, OptunaStudy, shown
-from simbal.sweep.search.results import curve, means, result, status
+from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RUNS, OptunaStudy
 from simbal.sweep.search.settings import SearchSettings
 
-POLL_SECONDS = 0.2
-ENOUGH = 4  # trials that may all fail before the search is given up, whatever max_failure_rate says
+POLL_SECONDS = 0.5
 
 
 @dataclass
@@ -37,40 +38,22 @@ class Candidate:
 
     trial: optuna.Trial
     jobs: list[Job]
-    reported: set[int] = field(default_factory=set)  # steps
+    step: int = 0  # the last that was reported
     decision: str = ""  # why it is pruned
-    read: tuple[int, int] = (0, 0)  # size and time of metrics.jsonl when it was last read
 
     def look(self, objective: str) -> None:
-        """Report new values to Optuna; once its pruner decides so, ask the jobs to stop, and keep why in `decision`."""
-        for step, value in self._new_values(objective) if not self.decision else ():
-            self.reported.add(step)
-            self.trial.report(value, step)
-            if self.trial.should_prune():
-                self.decision = f"pruned by trial {self.trial.number}: {objective} was {value:.6g} at step {step}"
-                break
-        if self.decision:
-            self._stop()
-
-    def _stop(self) -> None:
-        """Write prune.json for every job that has neither one nor a record.
-
-        A job that starts later removes an older one, and gets a new one.
-        """
-        for path in (job.spec.path for job in self.jobs):
-            if path.is_dir() and not (path / PRUNE_FILE).exists() and not (path / "record.json").exists():
+        """Report new values to Optuna; if its pruner decides so, stop all jobs."""
+        for row in readable_rows(self.jobs[0].spec.path):
+            if not self.decision and row["step"] > self.step and is_number(row.get(objective)):
+                self.step, value = row["step"], row[objective]
+                self.trial.report(value, self.step)
+                if self.trial.should_prune():
+                    number = self.trial.number
+                    self.decision = f"pruned by trial {number}: {objective} was {value:.6g} at step {self.step}"
+        for path in (job.spec.path for job in self.jobs) if self.decision else ():
+            # a job that starts later removes the file, and gets a new one
+            if path.is_dir() and not (path / PRUNE_FILE).exists() and not (path / RECORD_FILE).exists():
                 write_json(path / PRUNE_FILE, {"reason": self.decision})
-
-    def _new_values(self, objective: str) -> Iterator[tuple[int, float]]:
-        run = self.jobs[0].spec.path
-        try:
-            stat = (run / CURVES_FILE).stat()
-        except OSError:  # not there yet
-            return
-        now = (stat.st_size, stat.st_mtime_ns)
-        if now != self.read:
-            self.read = now
-            yield from ((step, value) for step, value in curve(run, objective).items() if step not in self.reported)
 
 
 class Search:
@@ -82,60 +65,41 @@ class Search:
         self.study, self.storage, self.compose, self.launcher = study, storage, compose, launcher
         self.settings, self.space = study.settings, study.space
         self.ended = self.failures = 0  # trials of this command
-        self.first_jobs: list[Job] = []  # the jobs of one point: for its folder, and for what all jobs share
+        self.first_jobs: list[Job] = []  # the jobs of one point
 
     def check(self) -> list[Job]:
-        """Return jobs that show every choice and every end of an interval, or every point of a grid.
+        """Return jobs with every choice and every end of an interval, or every point of a grid.
 
         Raises:
-            UserError: for one that cannot be run, or whose folder belongs to another config.
+            UserError: a job cannot be run, or its folder belongs to another config.
         """
-        checked: list[Job] = []
-        points = self.space.grid() if self.settings.sampler == "grid" else self.space.probes()
-        for point in points:
-            jobs = self.jobs(point)
-            for job in jobs:
-                RunFolder(job.spec.path).belongs_to(job.spec)
-            self.first_jobs = self.first_jobs or jobs
-            checked += jobs
-        for objective in self.settings.objectives:
-            measured = objective not in {metric.key for metric in SIMILARITY}
-            if not measured and not self.first_jobs[0].spec.config.trainer.pes_every:
-                raise UserError(f"{objective} is only measured with trainer.pes_every=STEPS")
-        return checked
-
-    def progress(self, done: int) -> str:
-        """Return the sentence `study coefficient in outputs/coefficient/study.db: 3 of 20 trials done`."""
-        return f"study {self.study.name} in {self.storage}: {done} of {self.study.n_trials} trials done"
+        points = self.space.grid() if self.study.is_grid else self.space.probes()
+        jobs = [job for point in points for job in self.jobs(point)]
+        for job in jobs:
+            RunFolder(job.spec.path).belongs_to(job.spec)
+        self.first_jobs = jobs[: len(self.space.replicates)]
+        return jobs
 
     def state(self) -> str:
-        """Return `progress` with the number of trials left to run."""
-        missing = self.study.missing()
-        return self.progress(self.study.done()) + (f", {missing} to run" if missing else "")
+        """Return the sentence `study coefficient in sqlite:///FILE: 3 of 20 trials done, 17 to run`."""
+        done, missing = self.study.done(), self.study.missing()
+        state = f"study {self.study.name} in {self.storage}: {done} of {self.study.n_trials} trials done"
+        return state + (f", {missing} to run" if missing else "")
 
     def at_once(self) -> int:
-        """Return the number of trials in a batch: `n_jobs`, or if that is null as many as keep the launcher busy.
-
-        A launcher that does not say how many jobs it runs at once counts for 2.
-        """
+        """Return the number of trials in a batch: `n_jobs`, or as many as keep the launcher busy."""
         if self.settings.n_jobs is not None:
             return self.settings.n_jobs
         slots = getattr(self.launcher, "slots", None)
         return math.ceil((len(slots(self.first_jobs)) if slots else 2) / len(self.space.replicates))
 
     def run(self, after_batch: Callable[[], None], out: Console) -> None:
-        """Run what is missing, batch by batch.
-
-        Raises:
-            UserError: a point cannot be run, or too much fails.
-        """
+        """Run what is missing, batch by batch; `UserError` if too much fails."""
         at_once = self.at_once()
-        while True:
-            candidates = self._ask(min(at_once, self.study.missing()))
-            if not candidates:
-                return
+        while candidates := self._ask(min(at_once, self.study.missing())):
             for candidate in candidates:
-                out.print(f"trial {candidate.trial.number}: {shown(candidate.trial.params)}", soft_wrap=True)
+                params = format_params(candidate.trial.params)
+                out.print(f"trial {candidate.trial.number}: {params}", soft_wrap=True)
             self._launch(candidates)
             for candidate in candidates:
                 self._store_result(candidate)
@@ -162,75 +126,83 @@ class Search:
         return candidates
 
     def _launch(self, candidates: Sequence[Candidate]) -> None:
-        """Run the jobs of all candidates but those that were pruned just before the last sweep was stopped."""
-        waiting = [candidate for candidate in candidates if not self._was_pruned(candidate)]
-        jobs = [job for candidate in waiting for job in candidate.jobs]
-        if jobs:
-            pruning = self.settings.pruner != "none"
-            watching = watch(waiting, self.settings.objectives[0]) if pruning else nullcontext()
-            with watching:
-                self.launcher.launch(jobs, initial_job_idx=self.ended * len(self.space.replicates))
-
-    def _was_pruned(self, candidate: Candidate) -> bool:
-        again = self.settings.pruner != "none" and RETRY_OF in candidate.trial.user_attrs
-        return again and any(status(job.spec) == "pruned" for job in candidate.jobs)
+        jobs = [job for candidate in candidates for job in candidate.jobs]
+        first = self.ended * len(self.space.replicates)
+        if self.settings.pruner == "none":
+            self.launcher.launch(jobs, initial_job_idx=first)
+        else:
+            with watch(candidates, self.settings.objectives[0]):
+                self.launcher.launch(jobs, initial_job_idx=first)
 
     def _store_result(self, candidate: Candidate) -> None:
-        trial, jobs = candidate.trial, candidate.jobs
+        trial, study = candidate.trial, self.study.inner
         self.ended += 1
-        ended = result(jobs, self.space.replicates, self.settings.objectives)
-        if ended.state == TrialState.PRUNED:
-            trial.set_user_attr(ERROR, candidate.decision or "pruned")
-            self.study.inner.tell(trial, state=TrialState.PRUNED)
-        elif ended.state == TrialState.FAIL:
-            self.failures += 1
-            self.study.fail(trial, ended.error)
-        else:
-            trial.set_user_attr(REPLICATES, ended.rows)
-            self.study.inner.tell(trial, means(ended.rows))
+        rows: list[list[float]] = []
+        for job, replicate in zip(candidate.jobs, self.space.replicates, strict=True):
+            status, row, error = read_result(job.spec, self.settings.objectives)
+            if status == "pruned":
+                trial.set_user_attr(ERROR, candidate.decision or "pruned")
+                study.tell(trial, state=TrialState.PRUNED)
+                return
+            if error:
+                self.failures += 1
+                self.study.fail(trial, " ".join([*replicate, error]))
+                return
+            rows.append(row)
+        trial.set_user_attr(REPLICATES, rows)
+        study.tell(trial, [fmean(column) for column in zip(*rows, strict=True)])
 
     def _require_success(self) -> None:
-        if not self.failures:
+        total, rate = self.study.n_trials, self.settings.max_failure_rate
+        if self.study.is_grid or self.failures <= rate * total:
             return
         last = next(trial for trial in reversed(self.study.trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
-        said = f"{self.failures} of {self.ended} trials of the study {self.study.name} failed"
-        why = f"; the last: {last.user_attrs[ERROR]}"
-        if self.failures == self.ended >= min(ENOUGH, self.study.n_trials):
-            raise UserError(f"{said}, so the search stops{why}")
-        if self.settings.sampler != "grid" and self.failures > self.settings.max_failure_rate * self.study.n_trials:
-            rate = f"hydra.sweeper.max_failure_rate={self.settings.max_failure_rate:g}"
-            raise UserError(f"{said}, more than {rate} of {self.study.n_trials} allows, so the search stops{why}")
+        raise UserError(
+            f"{self.failures} of {self.ended} trials of the study {self.study.name} failed, more than "
+            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows, so the search stops; "
+            f"the last: {last.user_attrs[ERROR]}"
+        )
+
+
+def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[float], str]:
+    """Return a run's status, its value of each objective, and why it has none."""
+    record = RunFolder(spec.path).whole_record()
+    if record is None or record["config_hash"] != spec.hash:
+        return "", [], f"{spec.path} has no result"
+    if record["status"] != "finished":
+        return record["status"], [], error_of(record) or record["status"]
+    metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
+    for objective in objectives:
+        if metrics.get(objective) is None:
+            return "finished", [], f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
+    return "finished", [float(metrics[objective]) for objective in objectives], ""
 
 
 @contextmanager
 def watch(candidates: Sequence[Candidate], objective: str) -> Iterator[None]:
-    """Watch the candidates in a thread within the block, while the launcher runs their jobs.
-
-    An error in the thread is raised at the end: the jobs themselves are none the worse for it.
-    """
+    """Watch the candidates in a thread within the block; an error in the thread is raised at the end."""
     over = threading.Event()
-    errors: list[Exception] = []
 
     def poll() -> None:
-        try:
-            while not over.wait(POLL_SECONDS):
-                for candidate in candidates:
-                    candidate.look(objective)
-        except Exception as error:
-            errors.append(error)
+        while not over.wait(POLL_SECONDS):
+            for candidate in candidates:
+                candidate.look(objective)
 
-    thread = threading.Thread(target=poll, name="prune-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        for candidate in candidates:
-            for job in candidate.jobs:
-                Path(job.spec.path, PRUNE_FILE).unlink(missing_ok=True)
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(poll)
+        try:
+            yield
+        finally:
+            over.set()
+    for candidate in candidates:
+        for job in candidate.jobs:
+            (job.spec.path / PRUNE_FILE).unlink(missing_ok=True)
+    watching.result()
+
+
+def format_params(params: dict[str, Any]) -> str:
+    """Return parameters as they are given on the command line."""
+    return " ".join(f"{key}={value}" for key, value in params.items())
 
 
 def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:

@@ -38,8 +38,6 @@ class SearchSettings:
         one_of("hydra.sweeper.pruner", self.pruner, PRUNERS)
         for direction in self.directions:
             one_of("hydra.sweeper.directions", direction, DIRECTIONS)
-        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise UserError(f"hydra.sweeper.objectives=[{','.join(self.objectives)}] must name one metric or several")
         if len(self.objectives) != len(self.directions):
             raise UserError(
                 f"hydra.sweeper.directions=[{','.join(self.directions)}] must have one of minimize and maximize "
@@ -48,14 +46,10 @@ class SearchSettings:
         if self.pruner != "none" and len(self.objectives) > 1:
             raise UserError(f"hydra.sweeper.pruner={self.pruner} needs a single objective, not {len(self.objectives)}")
         self._check_objectives()
-        for key in ("n_trials", "n_jobs", "pruner_startup_trials"):
+        for key in ("n_trials", "n_jobs"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise UserError(f"hydra.sweeper.{key}={value} must be at least 1")
-        if self.sampler_seed < 0:
-            raise UserError(f"hydra.sweeper.sampler_seed={self.sampler_seed} must be at least 0")
-        if not 0 <= self.max_failure_rate <= 1:
-            raise UserError(f"hydra.sweeper.max_failure_rate={self.max_failure_rate} must lie between 0 and 1")
 
     def _check_objectives(self) -> None:
         from simbal.metrics.definitions import NUMBERS  # which every command would import
