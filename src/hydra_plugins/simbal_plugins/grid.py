@@ -136,10 +136,11 @@ class GridSweeper(LaunchingSweeper):
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.files.console import console
-        from simbal.sweep.resume import plan, summary
+        from simbal.sweep.resume import plan, require_buildable, summary
         from simbal.sweep.view import forecast
 
-        assert self.config
+        assert self.config and self.launcher  # noqa: PT018
+        require_buildable(jobs, self.launcher)
         planned = plan(jobs, self.config.retry_failed)
         slots = getattr(self.launcher, "slots", None)  # other launchers do not say
         table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)

@@ -145,8 +145,9 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
             keys = getattr(getattr(error.__cause__, "object_type", None), "__dataclass_fields__", ())  # of a plugin
             return unknown_key(found[1], [f"{found[1].rpartition('.')[0]}.{name}" for name in keys])
         case HydraException() if text.startswith("Ambiguous value"):
-            key = text.split("'")[1]
-            return f"{key} has several values: add -m to run each, or write a list as {key}=[A,B]"
+            line = text.split("'")[1]
+            key, _, values = line.partition("=")
+            return f"{line} asks for several runs: add -m, or write a list as {key}=[{values}]"
         case HydraException() if isinstance(error.__cause__, OmegaConfBaseException):
             return f"{text}: {_fault(str(error.__cause__).partition(chr(10))[0])}"
         case MarkedYAMLError(problem_mark=mark) if mark:

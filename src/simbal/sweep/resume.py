@@ -66,6 +66,21 @@ def require_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
     _require_data(jobs, plan(jobs, retry_failed=False))
 
 
+def require_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Raise `UserError` for what a run would refuse when it starts, such as missing text or an absent backend.
+
+    Jobs that differ in their seed or learning rate alone are built once.
+    """
+    from simbal.data.store import open_source
+    from simbal.training.build import check_buildable  # torch
+
+    for job in {_data(job): job for job in jobs}.values():
+        open_source(job.spec.config.data).identity()
+    shaping = {"model", "router", "balancing", "experts", "trainer"}
+    for job in {job.spec.config.model_dump_json(include=shaping): job for job in jobs}.values():
+        check_buildable(job.spec, here=getattr(launcher, "here", True))
+
+
 def labels(jobs: Sequence[Job]) -> list[str]:
     """Return each job's overrides as text, without those that all have."""
     common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else {line for line in jobs[0] if line in ASKED}
