@@ -41,15 +41,15 @@ def check_arguments(
         given: names of further arguments, which the caller adds.
     """
     try:
-        hints = get_type_hints(function.__init__ if isinstance(function, type) else function)
+        hints = get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
     except NameError:  # a type that is imported for the type checker alone
         hints = {}
-    parameters = {
+    parameters: dict[str, Any] = {
         p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
         for p in inspect.signature(function).parameters.values()
         if p.name not in given
     }
-    _validate(prefix, create_model(function.__name__, __config__=STRICT, **parameters), arguments)  # type: ignore[call-overload]
+    _validate(prefix, create_model(function.__name__, __config__=STRICT, **parameters), arguments)
 
 
 def check_strategy(name: str, keys: Mapping[str, Any]) -> None:
@@ -81,12 +81,12 @@ def parameters_of(target: str) -> type[BaseModel] | None:
     parameters = [*init.args.args[1:], *init.args.kwonlyargs]
     required = len(init.args.args) - 1 - len(init.args.defaults)
     defaults = [*[None] * required, *init.args.defaults, *init.args.kw_defaults]
-    fields = {
+    fields: dict[str, Any] = {
         parameter.arg: (_type(parameter.annotation), ... if default is None else ast.unparse(default))
         for parameter, default in zip(parameters, defaults, strict=True)
         if parameter.arg not in FACTS
     }
-    return create_model(target, __config__=STRICT, **fields)  # type: ignore[call-overload, no-any-return]
+    return create_model(target, __config__=STRICT, **fields)
 
 
 @cache

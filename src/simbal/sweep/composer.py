@@ -34,6 +34,7 @@ class Base(NamedTuple):
 
     written: dict[str, Any]
     choices: dict[str, str]
+    interpolates: bool  # one value may depend on another
 
 
 class Composer:
@@ -97,7 +98,7 @@ class Composer:
             else:
                 values[override.key_or_group] = override.value()
         base = self._base(tuple(options))
-        if INTERPOLATION in repr(base.written):  # one value may depend on another
+        if base.interpolates:
             return None
         if any(isinstance(_at(base.written, key), dict) or _at(base.written, key) is _at for key in values):
             return None
@@ -110,7 +111,8 @@ class Composer:
             choices = {group: str(option) for group, option in cfg.hydra.runtime.choices.items()}
             own = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
             assert isinstance(own, dict)
-            self.bases[options] = Base({str(key): value for key, value in own.items()}, choices)
+            written = {str(key): value for key, value in own.items()}
+            self.bases[options] = Base(written, choices, INTERPOLATION in repr(written))
         return self.bases[options]
 
     def _compose(self, lines: Sequence[str]) -> DictConfig:
