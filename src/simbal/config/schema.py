@@ -88,7 +88,7 @@ class RouterConfig(Group):
     )
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
-        "router initialization: auto (the strategy's), orthogonal, normal or normal_unit (rows of about unit length)"
+        "router initialization: auto (as the strategy asks), orthogonal, normal or normal_unit (unit rows)"
     )
 
 
