@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, Union, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -17,7 +17,7 @@ FACTS = ("num_layers", "num_experts", "seed")  # the program passes these to str
 STRICT = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=()
 )
-NAMES = {
+PLAIN = {kind.__name__: kind for kind in (int, float, str, bool, list, dict)}
     "Any": Any,
     "Literal": Literal,
     "int": int,
@@ -113,10 +113,19 @@ def _inherited(module: str, tree: ast.Module, found: ast.ClassDef) -> type[BaseM
 
 
 def _type(annotation: ast.expr | None) -> Any:
-    try:
-        return eval(ast.unparse(annotation), {"__builtins__": {}}, NAMES) if annotation else Any
-    except (NameError, TypeError, AttributeError):  # a type of that module: the class checks the value
-        return Any
+    """Return the type that an annotation names; `Any` for a type of another module, which the class checks."""
+    match annotation:
+        case ast.Name(id=name):
+            return PLAIN.get(name, Any)
+        case ast.Constant(value=None):
+            return None
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return Union[_type(left), _type(right)]  # noqa: UP007  # None | None is no type
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            return Literal[ast.literal_eval(choices)]
+        case ast.Subscript(value=ast.Name(id="list"), slice=item):
+            return list[_type(item)]  # type: ignore[misc]
+    return Any
 
 
 def _validate(prefix: str, model: type[BaseModel], arguments: Mapping[str, Any]) -> None:
