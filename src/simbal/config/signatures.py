@@ -18,15 +18,6 @@ STRICT = ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=()
 )
 PLAIN = {kind.__name__: kind for kind in (int, float, str, bool, list, dict)}
-    "Any": Any,
-    "Literal": Literal,
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "list": list,
-    "dict": dict,
-}
 
 
 def check_arguments(
