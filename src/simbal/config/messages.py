@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import yaml
 from pydantic import ValidationError
 
 from simbal.config.options import SWEEPS, option_keys, options
@@ -128,7 +129,6 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
     """
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import MarkedYAMLError
 
     text = str(error).partition("\n")[0]
     match error:
@@ -150,7 +150,7 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
             return f"{line} asks for several runs: add -m, or write a list as {key}=[{values}]"
         case HydraException() if isinstance(error.__cause__, OmegaConfBaseException):
             return f"{text}: {_fault(str(error.__cause__).partition(chr(10))[0])}"
-        case MarkedYAMLError(problem_mark=mark) if mark:
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark:
             return f"{mark.name}, line {mark.line + 1}: {error.problem}"
         case HydraException():
             return " ".join(str(error).split("\n")[:2]) if text.endswith(":") else text
