@@ -2,7 +2,7 @@
 
 from hydra import compose, initialize_config_dir
 
-from simbal.config.catalogue import CONF
+from simbal.config.options import CONF
 from simbal.runs.spec import RunSpec
 
 

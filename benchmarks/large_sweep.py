@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.composing import spec_of
-from simbal.config.check import checked
-from simbal.config.values import changed
+from simbal.config.values import with_values
 from simbal.files.disk import write_json
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
@@ -75,8 +74,7 @@ def specs(keys: Sequence[str], rates: Sequence[str], seeds: int) -> Iterator[Run
         base = spec_of(*keys, f"balancing={strategy}")
         for rate in rates:
             for seed in range(seeds):
-                plain = changed(base.written, {"optim.lr": float(rate), "seed": seed})
-                yield RunSpec(checked(plain), base.choices, plain)
+                yield RunSpec.checked(with_values(base.written, {"optim.lr": float(rate), "seed": seed}), base.choices)
 
 
 def write_run(spec: RunSpec, template: Path) -> None:

@@ -114,7 +114,7 @@ def package_texts() -> list[str]:
 
 def keys(source: str, **changed: Any) -> "DataConfig":
     """Return the keys of `conf/data/<source>.yaml`, some replaced."""
-    from simbal.config.check import checked_data
+    from simbal.config.compose import checked_data
 
     return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from simbal.cli import command_line
+from simbal.config.messages import raise_config_errors
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
@@ -108,16 +109,12 @@ def small_spec(tmp_path, cache_dir):
 
 
 @pytest.fixture
-def check(monkeypatch, capsys):
-    """Checks the command line of a program; the arguments that Hydra then sees, or the exit code, stdout and stderr."""
+def check():
+    """The arguments that Hydra sees for those of a program; the run for run=; `ConfigError` for what is refused."""
 
-    def run(*arguments: str, program: str = "train") -> list[str] | tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
-        try:
-            command_line.check(CONF, "About.", "config" if program == "train" else program)
-        except SystemExit as end:
-            return end.code, *capsys.readouterr()
-        return sys.argv[1:]
+    def run(*arguments: str, root: str = "config") -> list[str] | RunSpec:
+        with raise_config_errors(arguments):
+            return command_line.hydra_arguments(arguments, root)
 
     return run
 

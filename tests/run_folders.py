@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.config.check import checked, typed
+from simbal.config.compose import checked, typed
 from simbal.config.schema import Config
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec

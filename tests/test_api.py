@@ -66,7 +66,7 @@ def test_a_finished_run_is_returned_and_one_can_be_begun_from_it(overrides, caps
     [
         (["balancig=lbl"], "there is no key balancig; did you mean balancing?"),
         (["optim.lr=fast"], "optim.lr"),
-        (["seed=0-4"], "seed=0-4 asks for several runs"),
+        (["seed=0-4"], "asks for several runs"),
         (["-m", "seed=0-4"], "-m is no override"),
         (["dry_run=true"], "are for the command line"),
         (["until=decided"], "are for the command line"),

@@ -18,7 +18,17 @@ from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.build import compile_blocks
 from simbal.training.optimizer import build_optimizer
 
-OPTIM = OptimConfig(5e-4, 0.01, [0.9, 0.95], 1e-8, True, 2000, 1e-5, 1.0, "sum")
+OPTIM = OptimConfig(
+    lr=5e-4,
+    weight_decay=0.01,
+    betas=[0.9, 0.95],
+    eps=1e-8,
+    decay_router=True,
+    warmup_steps=2000,
+    z_loss_coef=1e-5,
+    grad_clip=1.0,
+    aux_layer_reduce="sum",
+)
 
 
 @dataclass(frozen=True)

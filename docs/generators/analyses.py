@@ -6,7 +6,7 @@ from generators import source
 from generators.configuration import about, body
 from generators.definitions import definitions, rows
 from generators.markup import prose, table
-from simbal.config.catalogue import options
+from simbal.config.options import options
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
 LEGENDS = ("Reference: ", "Shapes: ")

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
+from pydantic import BaseModel
 
-from simbal.config.catalogue import CONF
-from simbal.config.schema import VARIANTS, Config, fields_of
+from simbal.config.options import CONF, read
+from simbal.config.schema import Config, models_of
 
 ALIGNED = 24  # signs of a key with its value; a longer one's comment stands further right than the others
 _KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nested keys are values
@@ -18,20 +18,21 @@ _KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nest
 
 def write_comments(conf: Path = CONF) -> None:
     """Write the comments of all files of `conf` that have a schema; those that are right stay untouched."""
-    for file, schema in described(conf):
+    for file, model in described(conf):
         text = file.read_text(encoding="utf-8")
-        meanings = {name: key.meaning for name, (_, key, _) in fields_of(schema).items()}
+        meanings = {name: str(field.description) for name, field in model.model_fields.items()}
         if (made := commented(text, meanings)) != text:
             file.write_text(made, encoding="utf-8")
 
 
-def described(conf: Path) -> Iterator[tuple[Path, type]]:
-    """Yield every file of `conf` that has a schema, and the dataclass of its keys."""
+def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
+    """Yield every file of `conf` that has a schema, and the model of its keys."""
     yield conf / "config.yaml", Config
-    for group, (schema, _, is_group) in fields_of(Config).items():
-        for file in sorted((conf / group).glob("*.yaml")) if is_group else ():
-            name, forms = VARIANTS.get(schema, ("", {}))
-            yield file, forms[yaml.safe_load(file.read_text(encoding="utf-8"))[name]] if forms else schema
+    for group, field in Config.model_fields.items():
+        models = models_of(field.annotation)
+        for file in sorted((conf / group).glob("*.yaml")) if models else ():
+            keys = read(file).keys() - {"defaults"}
+            yield file, next(model for model in models if keys <= model.model_fields.keys())
 
 
 def commented(text: str, meanings: dict[str, str]) -> str:

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from generators.markup import code, prose, table
-from simbal.config.catalogue import Catalogue, first_comment, options
-from simbal.config.schema import GROUPS, VARIANTS, Config, Field, Key, fields_of
-from simbal.config.values import words
+from simbal.cli.help import describe_bounds, describe_type
+from simbal.config import options as conf_options
+from simbal.config.options import first_comment, option_keys, options, root_keys
+from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
 LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
 HEADINGS = ("key", "default", "type", "bounds", "meaning", "another value is")
@@ -48,7 +50,7 @@ def default_choices(conf: Path) -> dict[str, list[str]]:
     """Return what the programs choose in each group; where they differ, what `train.py` does."""
     choices: dict[str, list[str]] = {}
     for file in sorted(conf.glob("*.yaml")):
-        for group, chosen in Catalogue([conf], file.stem).default_choices().items():
+        for group, chosen in conf_options.default_choices(file.stem).items():
             choices.setdefault(group, chosen)
     return choices
 
@@ -70,30 +72,31 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
     parts = [
         f"# {group}\n",
         f"`{group}=` one of the options below; default: {_chosen(chosen)}.\n",
-        _keys(root, group, chosen),
+        _keys(group, chosen),
     ]
     for option, file in options(group).items():
         parts.append(f"## {option}\n\n{about(file)}\n{body(file)}")
     return "\n".join(part for part in parts if part)
 
 
-def _keys(root: Path, group: str, chosen: list[str]) -> str:
+def _keys(group: str, chosen: list[str]) -> str:
     """Return the tables of a group's keys; "" without a schema, as strategies and analyses have none."""
-    field = fields_of(Config).get(group)
-    if field is None or not field.is_group:
+    field = Config.model_fields.get(group)
+    models = models_of(field.annotation) if field else []
+    if field is None or not models:
         return ""
-    catalogue = Catalogue([root / "conf"])
-    shared, forms = fields_of(field.kind), VARIANTS.get(field.kind, ("", {}))[1]
-    text = "## Keys\n\n" + _table(f"{group}.", shared, catalogue.option_keys(group, chosen[0]), field.key.hashed)
-    for option, form in forms.items():
-        own = {name: key for name, key in fields_of(form).items() if name not in shared}
+    shared = {name: key for name, key in models[0].model_fields.items() if all(name in m.model_fields for m in models)}
+    text = "## Keys\n\n" + _table(f"{group}.", shared, option_keys(group, chosen[0]), is_hashed(field))
+    for model in models:
+        own = {name: key for name, key in model.model_fields.items() if name not in shared}
         if own:
-            rows = _table(f"{group}.", own, catalogue.option_keys(group, option), field.key.hashed)
+            option = next(name for name, file in options(group).items() if own.keys() <= conf_options.read(file).keys())
+            rows = _table(f"{group}.", own, option_keys(group, option), is_hashed(field))
             text += f"\n### Only in {option}\n\n{rows}"
     return text
 
 
-def _table(prefix: str, keys: Mapping[str, Field], defaults: Mapping[str, Any], hashed: bool = True) -> str:
+def _table(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any], hashed: bool = True) -> str:
     """Return the table of keys; `hashed` says whether their group can change the result."""
     return table(
         HEADINGS,
@@ -101,27 +104,21 @@ def _table(prefix: str, keys: Mapping[str, Field], defaults: Mapping[str, Any], 
             (
                 f"`{prefix}{name}`",
                 _default(defaults.get(f"{prefix}{name}", "")),
-                _type(kind),
-                _bounds(key),
-                prose(key.meaning),
-                "another run" if hashed and key.hashed else "the same run",
+                _type(field.annotation),
+                describe_bounds(field),
+                prose(str(field.description)),
+                "another run" if hashed and is_hashed(field) else "the same run",
             )
-            for name, (kind, key, is_group) in keys.items()
+            for name, field in keys.items()
         ],
     )
 
 
-def _type(kind: Any) -> str:
+def _type(annotation: Any) -> str:
     """Return a type in words, but choices as they are typed, one below the other."""
-    if get_origin(kind) is Literal:
-        return "<br>".join(f"`{choice}`" for choice in get_args(kind))
-    return prose(words(kind).removeprefix("a "))
-
-
-def _bounds(key: Key) -> str:
-    if key.most is not None:
-        return f"{key.least:,} to {key.most:,}"
-    return f"> {key.above}" if key.above is not None else f"≥ {key.least}" * (key.least is not None)
+    if get_origin(annotation) is Literal:
+        return "<br>".join(f"`{choice}`" for choice in get_args(annotation))
+    return prose(describe_type(annotation))
 
 
 def _default(value: object) -> str:
@@ -133,8 +130,8 @@ def _root_part(file: Path) -> str:
     """Return the section of a program's root config; the keys of `train.py` have a schema."""
     keys = ""
     if file.stem == "config":
-        own = {name: field for name, field in fields_of(Config).items() if name not in GROUPS}
-        keys = _table("", own, Catalogue([file.parent]).root_keys())
+        own = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
+        keys = _table("", own, root_keys(file.stem))
     return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 

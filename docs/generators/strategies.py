@@ -12,14 +12,13 @@ from generators.configuration import about, body
 from generators.markup import prose, slug, table
 from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.composition import build_strategy
-from simbal.config.catalogue import Catalogue, options
+from simbal.config.options import option_keys, options
 
 FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # those of model=tiny; nothing shown depends on them
 
 
 def strategies_page(root: Path) -> str:
     """Return the page: what is declared, side by side, then a section for each option of `balancing=`."""
-    catalogue = Catalogue([root / "conf"])
     built = {name: _built(file) for name, file in options("balancing").items()}
     names = [field.name for field in fields(Properties)]
     declared = [
@@ -33,7 +32,7 @@ def strategies_page(root: Path) -> str:
         "The test suite holds every strategy to what it declares here.\n",
         table(("`balancing=`", *(name.replace("_", " ") for name in names)), declared),
         table(("property", "meaning"), [(name.replace("_", " "), _meaning(name, meanings)) for name in names]),
-        *(_section(root, catalogue, name, part) for name, part in built.items()),
+        *(_section(root, name, part) for name, part in built.items()),
     ]
     return "\n".join(parts)
 
@@ -44,10 +43,11 @@ def _built(file: Path) -> dict[str, Balancing]:
     return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if name != "defaults"}
 
 
-def _section(root: Path, catalogue: Catalogue, option: str, parts: dict[str, Balancing]) -> str:
+def _section(root: Path, option: str, parts: dict[str, Balancing]) -> str:
     file = root / "conf/balancing" / f"{option}.yaml"
     text = f"## {option}\n\n{about(file)}\n"
-    composed = [name for name in catalogue.parts("balancing", option) if name not in parts]
+    names = dict.fromkeys(key.split(".")[1] for key in option_keys("balancing", option) if key.startswith("balancing."))
+    composed = [name for name in names if name not in parts]
     if composed:
         links = " and ".join(f"[{name}](#{slug(name)})" for name in composed)
         return f"{text}The same as `balancing=[{','.join(composed)}]`: {links}.\n"

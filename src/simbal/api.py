@@ -236,26 +236,28 @@ def _composed(overrides: Sequence[str]) -> "RunSpec":
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from simbal.cli.arguments import checked_arguments
-    from simbal.config.catalogue import CONF, Catalogue, conf_here, sweeps_here
+    from simbal.cli.command_line import hydra_arguments
+    from simbal.config.messages import raise_config_errors
+    from simbal.config.options import CONF
     from simbal.runs.spec import RunSpec
 
     if isinstance(overrides, str):
         raise UserError(f"simbal.train takes a list of overrides, such as [{overrides!r}]")
     if flags := [text for text in overrides if text.startswith("-")]:
         raise UserError(f"{flags[0]} is no override: simbal.train trains one run; sweeps are for simbal train -m")
-    found = checked_arguments(Catalogue([CONF, *conf_here()], "config", sweeps_here()), overrides)
-    if isinstance(found, RunSpec):
-        return found
-    composed = None
-    if "-m" not in found:  # by which a dry run of one run becomes that of a sweep
-        outer = GlobalHydra.instance().hydra  # of a caller that is a program of Hydra's itself
-        GlobalHydra.instance().clear()
-        try:
-            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                composed = hydra.compose("config", found, return_hydra_config=True)
-        finally:
-            GlobalHydra.instance().hydra = outer
+    with raise_config_errors(overrides):
+        found = hydra_arguments(overrides, "config")
+        if not isinstance(found, list):
+            return found
+        composed = None
+        if "-m" not in found:  # a dry run of one run becomes that of a sweep
+            outer = GlobalHydra.instance().hydra  # of a caller that is a Hydra program itself
+            GlobalHydra.instance().clear()
+            try:
+                with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                    composed = hydra.compose("config", found, return_hydra_config=True)
+            finally:
+                GlobalHydra.instance().hydra = outer
     if composed is None or composed.until == "decided":
         raise UserError("dry_run=true and until=decided are for the command line: simbal.train trains one run")
     return RunSpec.from_hydra(composed)

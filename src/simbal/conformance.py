@@ -279,7 +279,17 @@ def composed_module(balancing: Composition, gating: str = "softmax") -> LitMoE:
     """Return the tiny model with strategies as they are."""
     model = tiny_model(gating)
     balancing.prepare(model.routers)
-    optim = OptimConfig(LR, 0.0, [0.9, 0.95], 1e-8, True, 0, z_loss_coef=0.0, grad_clip=0.0, aux_layer_reduce="sum")
+    optim = OptimConfig(
+        lr=LR,
+        weight_decay=0.0,
+        betas=[0.9, 0.95],
+        eps=1e-8,
+        decay_router=True,
+        warmup_steps=0,
+        z_loss_coef=0.0,
+        grad_clip=0.0,
+        aux_layer_reduce="sum",
+    )
     return LitMoE(model, balancing, optim, 100, torch.ones(V, dtype=torch.int64))
 
 

@@ -1,37 +1,47 @@
-"""Errors that a user can put right, and a program's exit codes."""
+"""Errors that the user can fix, and the exit codes of the programs."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from simbal.commands import as_typed
 
+FAILED, BAD_USAGE = 1, 2  # exit codes: the run cannot be done; the command line or the config is wrong
 BUSY = os.EX_TEMPFAIL  # exit code where another process already holds what was asked for
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
 
 
 class UserError(ValueError):
-    """An error that the user can put right: one sentence says what is wrong and what is allowed."""
+    """An error that the user can fix: one sentence says what is wrong and what is allowed."""
+
+    exit_code: ClassVar[int] = FAILED
 
     def __init__(self, sentence: str) -> None:
         super().__init__(as_typed(sentence))
 
 
+class ConfigError(UserError):
+    """A wrong key, option or value on the command line or in a config file."""
+
+    exit_code = BAD_USAGE
+
+
 class BusyError(UserError):
     """Another process already holds what was asked for, so that nothing has failed."""
+
+    exit_code = BUSY
 
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn a `UserError` into `error: <sentence>` on stderr and exit code 1, or `BUSY`; others keep their traceback."""
+    """Turn a `UserError` into `error: <sentence>` on stderr and its exit code; other errors keep their traceback."""
     try:
         yield
-    except BusyError as busy:
-        print(f"error: {busy}", file=sys.stderr)
-        raise SystemExit(BUSY) from None
     except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
 
 
 @contextmanager

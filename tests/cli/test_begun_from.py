@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.cli.again import begun_from, literal, plain
-from simbal.cli.arguments import check_overrides
-from simbal.config.catalogue import Catalogue
-from simbal.errors import UserError
+from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from tests.conftest import CONF
 
-CATALOGUE = Catalogue([CONF])
 PARSER = OverridesParser.create()
 COMMANDS = [
     (),
@@ -48,11 +45,9 @@ def composed(lines) -> RunSpec:
         return RunSpec.from_hydra(compose("config", [*lines], return_hydra_config=True))
 
 
-def begun(*lines: str) -> RunSpec:
-    """The run of a command line, checked as train.py does."""
-    overrides = begun_from(PARSER.parse_overrides([*lines]), CATALOGUE)
-    check_overrides(overrides, CATALOGUE)
-    return composed(str(override.input_line) for override in overrides)
+def begun(folder: Path, *lines: str) -> RunSpec:
+    """The run of the command line `from=folder` with these lines."""
+    return composed(begun_from(folder, PARSER.parse_overrides([f"from={folder}", *lines])))
 
 
 def made(lines, folder: Path) -> RunSpec:
@@ -65,7 +60,7 @@ def made(lines, folder: Path) -> RunSpec:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_it_composes_to_the_run_that_it_is_begun_from(command, tmp_path):
     original = made(command, tmp_path)
-    again = begun(f"from={original.path}")
+    again = begun(original.path)
     assert (again.hash, again.choices) == (original.hash, original.choices)
 
 
@@ -74,12 +69,12 @@ def test_a_change_makes_the_run_that_the_command_with_it_makes(command, change, 
     original = made(command, tmp_path)
     keys = {line.partition("=")[0] for line in change}  # an option that is chosen anew brings its own keys
     kept = [line for line in command if not {line.partition("=")[0], line.partition(".")[0]} & keys]
-    assert begun(f"from={original.path}", *change).hash == composed([*kept, *change]).hash
+    assert begun(original.path, *change).hash == composed([*kept, *change]).hash
 
 
 def test_another_option_brings_its_own_keys(tmp_path):
     original = made(("balancing=lbl", "balancing.lbl.coef=0.5", "seed=3"), tmp_path)
-    assert begun(f"from={original.path}", "balancing=simbal").hash == composed(["balancing=simbal", "seed=3"]).hash
+    assert begun(original.path, "balancing=simbal").hash == composed(["balancing=simbal", "seed=3"]).hash
 
 
 def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
@@ -87,27 +82,22 @@ def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
         ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"),
         tmp_path,
     )
-    assert begun(f"from={original.path}").written == composed(["seed=3"]).written
+    assert begun(original.path).written == composed(["seed=3"]).written
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "give"),
     [
-        (
-            "simbal.balancing.weight_losses.SimBal",
-            "evil.SimBal",
-            "was trained by evil.SimBal, which conf/ has not: give balan",
-        ),
-        ("model: tiny", "model: mine", "was composed of model=mine, which is not in conf/: give model="),
+        ("simbal.balancing.weight_losses.SimBal", "evil.SimBal", "balancing="),
+        ("model: tiny", "model: mine", "model="),
     ],
 )
-def test_what_conf_has_not_is_to_be_given(before, after, said, tmp_path):
+def test_what_conf_lacks_is_to_be_given(before, after, give, tmp_path):
     original = made((), tmp_path)
     config = original.path / "config.yaml"
     config.write_text(config.read_text().replace(before, after, 1))
-    with pytest.raises(UserError) as refusal:
-        begun(f"from={original.path}")
-    assert said in str(refusal.value)
+    with pytest.raises(ConfigError, match=f"give {give}"):
+        begun(original.path)
 
 
 VALUES = st.recursive(

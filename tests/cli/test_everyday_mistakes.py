@@ -8,7 +8,7 @@ from simbal.cli import main as dispatcher
 from tests.composing import refusal
 
 FILES = {"mine.csv": "a", "mine.txt": "a text"}
-USAGE, REFUSED = 2, 1  # exit codes: the command line cannot be read, or asks for what cannot be
+USAGE, REFUSED = 2, 1  # exit codes: the command line or the config is wrong, or the run cannot be done
 
 # program, arguments, exit code, what the sentence names, the alternative that it offers
 MISTAKES = [
@@ -34,29 +34,30 @@ MISTAKES = [
     ("train.py", "-m sweeps=coeficient", USAGE, "sweeps", "coefficient"),
     ("train.py", "-m hydra/launcher=slurmm seed=0-1", USAGE, "hydra/launcher", "slurm"),
     # values of another type, or out of bounds
-    ("train.py", "seed=a", REFUSED, "seed", ""),
-    ("train.py", "optim.lr=fast", REFUSED, "optim.lr", ""),
-    ("train.py", "optim.lr=-1", REFUSED, "optim.lr", "0"),
-    ("train.py", "trainer.max_steps=0", REFUSED, "trainer.max_steps", "1"),
-    ("train.py", "trainer.max_steps=1e4", REFUSED, "trainer.max_steps", "trainer.max_steps=10000"),
-    ("train.py", "trainer.precision=bf16", REFUSED, "trainer.precision", "bf16-mixed"),
-    ("train.py", "trainer.accelerator=gpu", REFUSED, "trainer.accelerator", "cuda"),
+    ("train.py", "seed=a", USAGE, "seed", ""),
+    ("train.py", "optim.lr=fast", USAGE, "optim.lr", ""),
+    ("train.py", "optim.lr=-1", USAGE, "optim.lr", "0"),
+    ("train.py", "trainer.max_steps=0", USAGE, "trainer.max_steps", "1"),
+    ("train.py", "trainer.max_steps=1e4", USAGE, "trainer.max_steps", "trainer.max_steps=10000"),
+    ("train.py", "trainer.precision=bf16", USAGE, "trainer.precision", "bf16-mixed"),
+    ("train.py", "trainer.accelerator=gpu", USAGE, "trainer.accelerator", "cuda"),
     ("train.py", "dry_run=yes", USAGE, "dry_run", "true"),
     ("train.py", "columns=[pepl] -m seed=0-1", REFUSED, "pepl", "val/ppl"),
-    ("train.py", "name=../x", REFUSED, "name", ""),
+    ("train.py", "name=../x", USAGE, "name", ""),
     # values that do not go together
-    ("train.py", "model.top_k=32", REFUSED, "model.top_k", "16"),
-    ("train.py", "model.d_model=100", REFUSED, "model.d_model", "model.num_heads"),
-    ("train.py", "trainer.micro_batch=3", REFUSED, "trainer.micro_batch", "trainer.global_batch"),
+    ("train.py", "model.top_k=32", USAGE, "model.top_k", "16"),
+    ("train.py", "model.d_model=100", USAGE, "model.d_model", "model.num_heads"),
+    ("train.py", "trainer.micro_batch=3", USAGE, "trainer.micro_batch", "trainer.global_batch"),
     ("train.py", "data=synthetic balancing=[lf,quantile]", REFUSED, "quantile", ""),
-    ("train.py", "balancing=lbl model.num_experts=0", REFUSED, "balancing=lbl", "balancing=none"),
+    ("train.py", "balancing=lbl model.num_experts=0", USAGE, "balancing=lbl", "balancing=none"),
     ("train.py", "data=synthetic experts=megablocks", REFUSED, "megablocks", ""),
     # data
     ("train.py", "data=files data.files=nowhere.txt", REFUSED, "data.files", ""),
     ("train.py", "data=files data.files=mine.csv", REFUSED, "mine.csv", ".txt"),
-    ("prepare.py", "data.vocab_size=100", REFUSED, "data.vocab_size", "257"),
+    ("prepare.py", "data.vocab_size=100", USAGE, "data.vocab_size", "257"),
     # spans and sweeps
     ("train.py", "seed=0-4", USAGE, "seed", "-m"),
+    ("train.py", "-m balancing=simbal,lbl balancing.lbl.coeff=0.1", USAGE, "balancing.lbl.coeff", "balancing.lbl.coef"),
     ("train.py", "-m seed=4-0", USAGE, "seed", "0-4"),
     ("train.py", "balancing=simbal,lbl", USAGE, "balancing", "-m"),
     ("train.py", "-m balancing=simbal,lbl baseline=lbk", REFUSED, "baseline", "lbl"),

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from simbal.cli import new
-from simbal.config.catalogue import CONF
+from simbal.config.options import CONF
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.run import train

@@ -3,7 +3,9 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.config.catalogue import CONF
+from simbal.cli.help import help_page
+from simbal.config.options import CONF
+from tests.in_process import run
 
 MINE = "# a strategy of my own\nmine:\n  _target_: mine.Mine\n  strength: 0.5\n"
 SWEEP = "# @package _global_\n# Is it better?\nhydra: {sweeper: {params: {balancing: 'mine,lbl'}}}\n"
@@ -27,15 +29,17 @@ def composed(*overrides):
         return compose("config", [*overrides], return_hydra_config=True)
 
 
-def test_its_options_and_sweeps_are_checked_and_listed(project, check):
-    arguments = ["-m", "sweeps=better", "balancing.mine.strength=2"]
-    assert check(*arguments) == arguments
-    assert "did you mean balancing.mine.strength?" in check("balancing=mine", "balancing.mine.strenght=2")[2]
-    assert "balancing has no option mime; did you mean mine?" in check("balancing=mime")[2]
-    assert "sweeps has no option beter; did you mean better?" in check("-m", "sweeps=beter")[2]
-    page = check("--help")[1]
-    assert "a strategy of my own" in page
-    assert "Is it better?" in page
+def test_its_options_and_sweeps_are_offered_and_listed(project):
+    for typed, meant in [
+        ("balancing=mine balancing.mine.strenght=2", "balancing.mine.strength"),
+        ("balancing=mime", "mine"),
+        ("-m sweeps=beter", "better"),
+    ]:
+        done = run(project, "train.py", *typed.split())
+        assert done.returncode == 2
+        assert meant in done.stderr.partition("did you mean")[2]
+    assert "a strategy of my own" in help_page("", "config", ["balancing"])
+    assert "Is it better?" in help_page("", "config", ["sweeps"])
 
 
 def test_hydra_composes_them(project):
@@ -43,28 +47,3 @@ def test_hydra_composes_them(project):
     assert cfg.balancing.mine.strength == 0.5
     assert (cfg.model.num_layers, cfg.model.d_model, cfg.seed) == (3, 128, 1)
     assert cfg.hydra.sweeper.params.balancing == "mine,lbl"
-
-
-@pytest.mark.parametrize(
-    ("file", "refused"),
-    [
-        ("conf/model/tiny.yaml", "conf/model/tiny.yaml is never read, as "),
-        ("conf/config.yaml", "conf/config.yaml is never read, as "),
-        ("sweeps/significance.yaml", "sweeps/significance.yaml is never read, as "),
-    ],
-)
-def test_a_file_with_the_name_of_one_of_simbal_is_refused_unless_it_is_the_same(project, check, file, refused):
-    (project / file).write_bytes((CONF / file.removeprefix("conf/")).read_bytes())
-    assert check("seed=1") == ["seed=1"]
-    (project / file).write_text("num_layers: 7\n")
-    code, _, said = check("seed=1")
-    assert code == 2
-    assert said.startswith(f"error: {refused}")
-    assert said.endswith("has its name: give it another name\n")
-
-
-def test_a_config_path_stands_instead_of_all_and_is_relative_to_the_current_folder(project, check):
-    (project / "other").mkdir()
-    (project / "other/config.yaml").write_text("seed: 3  # of it\n")
-    assert check("--config-path=other", "seed=4")[-2:] == [f"--config-path={project}/other", "seed=4"]
-    assert "there is no key balancing" in check("--config-path=other", "balancing=mine")[2]

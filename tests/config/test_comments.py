@@ -32,7 +32,7 @@ def test_they_are_as_the_generator_writes_them(comments, conf):
 
 
 def test_every_key_has_a_meaning_of_one_line_that_fits(comments):
-    assert [name for name, _, key in every_key() if not key.meaning or "\n" in key.meaning] == []
+    assert [name for name, field in every_key().items() if not field.description or "\n" in field.description] == []
     described = [file for file, _ in comments.described(CONF)]
     long = [(file.name, line) for file in described for line in file.read_text().splitlines() if len(line) > 120]
     assert long == []

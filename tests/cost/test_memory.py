@@ -67,7 +67,21 @@ def kept_bytes(shape, step):
 def peak_bytes(shape, step, micro_batches):
     """Of all that a training step after the first allocates, and of weights and moments."""
     model = build(shape, step)
-    optimizer, _ = build_optimizer(model, OptimConfig(1e-3, 0.1, [0.9, 0.95], 1e-8, False, 1, 0, 0, "sum"), 3)
+    optimizer, _ = build_optimizer(
+        model,
+        OptimConfig(
+            lr=1e-3,
+            weight_decay=0.1,
+            betas=[0.9, 0.95],
+            eps=1e-8,
+            decay_router=False,
+            warmup_steps=1,
+            z_loss_coef=0,
+            grad_clip=0,
+            aux_layer_reduce="sum",
+        ),
+        3,
+    )
 
     def train():
         for _ in range(micro_batches):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.config.schema import DataConfig
 from simbal.data.store import open_source
 

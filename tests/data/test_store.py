@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.data import builder, store
 from simbal.data.check import prepare_or_check
 from simbal.data.sources import files
@@ -26,7 +26,7 @@ from tests.programs import run
 REPOSITORY = Path(__file__).parents[2]
 BUILDS_WHEN_TOLD = """
 import json, sys
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.data import store
 
 build = store.build

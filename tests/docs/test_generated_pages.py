@@ -63,7 +63,7 @@ def test_every_option_of_a_group_is_described(pages, group):
 
 
 def test_every_key_of_a_run_is_described(pages):
-    for name, _, _ in every_key():
+    for name in every_key():
         group = name.partition(".")[0]
         if name not in GROUPS:
             page = f"reference/conf/{group if group in GROUPS else 'index'}.md"

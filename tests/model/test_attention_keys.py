@@ -16,7 +16,17 @@ from simbal.training.optimizer import parameter_groups
 from tests.model.test_transformer import shape
 
 END = 60
-OPTIM = OptimConfig(1e-3, 0.1, [0.9, 0.95], 1e-8, True, 1, 0, 0, "sum")
+OPTIM = OptimConfig(
+    lr=1e-3,
+    weight_decay=0.1,
+    betas=[0.9, 0.95],
+    eps=1e-8,
+    decay_router=True,
+    warmup_steps=1,
+    z_loss_coef=0,
+    grad_clip=0,
+    aux_layer_reduce="sum",
+)
 KEYS = st.fixed_dictionaries({
     "num_kv_heads": st.sampled_from([None, 1, 2, 4]), "head_dim": st.sampled_from([None, 2, 6]),
     "qk_norm": st.sampled_from(["none", "head", "projection"]), "tie_embeddings": st.booleans(),

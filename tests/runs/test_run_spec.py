@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from simbal.config.schema import can_change_result, every_key
-from simbal.config.values import Shared
-from simbal.errors import UserError
+from simbal.errors import ConfigError
 from simbal.runs.spec import RunSpec, config_hash, result_keys
 from tests.config.any_form import with_key, without
 from tests.run_folders import changed
 
 HERE = Path("here")
-KEYS = [*dict.fromkeys(name for name, _, _ in every_key())]
+KEYS = [*every_key()]
 NO_MATTER = {
     "name", "baseline", "equivalence_margin", "columns", "dry_run", "until", "max_seeds", "retry_failed", "output_dir",
     "data.cache_dir", "data.tokenizer_path",
@@ -43,9 +42,8 @@ def test_an_override_moves_the_hash_exactly_when_the_result_can(small_spec, over
 
 
 def test_the_hash_is_that_of_all_keys_that_can_change_the_result_as_one_json_object(base_spec):
-    as_read = {key: Shared(value) if isinstance(value, dict) else value for key, value in base_spec.written.items()}
     text = json.dumps(result_keys(base_spec.written), sort_keys=True)
-    assert {config_hash(base_spec.written), config_hash(as_read)} == {hashlib.sha256(text.encode()).hexdigest()}
+    assert config_hash(base_spec.written) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_folder_names_are_short_plain_and_readable(small_spec):
@@ -56,11 +54,11 @@ def test_folder_names_are_short_plain_and_readable(small_spec):
 
 @pytest.mark.parametrize("name", [name for name in KEYS if name != "balancing"])
 def test_a_folder_that_lacks_a_key_is_refused(base_spec, name):
-    with pytest.raises(UserError, match=f"^{name}(.kind|.source)?(=None)? is (missing|not one of)"):
+    with pytest.raises(ConfigError, match=f"^{name}(.kind|.source)? is missing"):
         RunSpec.saved(without(with_key(base_spec.written, name), name), base_spec.choices, HERE)
 
 
 @pytest.mark.parametrize("name", ["newest", "model.newest", "data.newest", "logger.newest"])
 def test_a_folder_with_an_unknown_key_is_refused(base_spec, name):
-    with pytest.raises(UserError, match=f"there is no key {name}"):
+    with pytest.raises(ConfigError, match=f"there is no key {name}"):
         RunSpec.saved(changed(base_spec.written, {name: 1}), base_spec.choices, HERE)

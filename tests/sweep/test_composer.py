@@ -98,7 +98,6 @@ def composed(sweep, monkeypatch, jobs):
     [
         ["name=a${seed}"],
         ["baseline=${oc.env:HOME}"],
-        ["seed=0"],  # a key that is overridden twice
         ["optim={lr:1}", "optim.lr=2"],
     ],
 )

@@ -3,10 +3,13 @@
 import json
 import re
 
+import pytest
+
 from simbal.report.report import report
 from simbal.sweep.composer import Job
-from simbal.sweep.resume import plan
+from simbal.sweep.resume import plan, require_buildable
 from simbal.sweep.view import forecast
+from tests.composing import refusal
 from tests.run_folders import fake_spec
 
 
@@ -22,6 +25,33 @@ def test_it_starts_nothing_and_writes_nothing(app):
     assert app.started == []
     assert files(app) == []
     assert app.lines("prepared") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ("balancing=remoe router=softmax", "router=relu"),
+        ("balancing=[lf,quantile]", "lf and quantile"),
+        ("data=files data.files=nowhere.txt", "nowhere.txt"),
+        ("experts=megablocks", "megablocks"),
+        ("trainer.accelerator=cuda", "trainer.accelerator=cuda"),
+        ("model.top_k=4 balancing=lbl,capacity model.num_experts=4", "model.top_k"),
+    ],
+)
+def test_it_refuses_what_the_run_would_refuse(keys, named):
+    code, said = refusal("train.py", ["-m", *keys.split(), "dry_run=true"])
+    assert code in (1, 2)
+    assert said.startswith("error: ")
+    assert named in said
+
+
+def test_it_builds_once_for_jobs_that_differ_in_their_seed_or_learning_rate(small_spec, monkeypatch):
+    built = []
+    monkeypatch.setattr("simbal.training.build.check_buildable", lambda spec, here: built.append(spec))
+    keys = [(balancing, seed, lr) for balancing in ("lbl", "none") for seed in range(3) for lr in (1, 2)]
+    specs = [small_spec(f"balancing={balancing}", f"seed={seed}", f"optim.lr={lr}") for balancing, seed, lr in keys]
+    require_buildable([Job([], spec) for spec in specs], None)
+    assert [next(iter(spec.config.balancing)) for spec in built] == ["lbl", "none"]
 
 
 def test_it_tells_finished_failed_and_new_runs_apart_and_how_long_the_rest_takes(app):

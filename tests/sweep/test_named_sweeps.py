@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from simbal.config.catalogue import Catalogue, first_comment
+from simbal.config.options import first_comment, options
 from tests.composing import compose
 from tests.conftest import CONF, MARKOV
 from tests.programs import run
@@ -50,7 +50,7 @@ def test_each_asks_a_question_states_its_cost_and_has_its_own_folder(name):
     assert "two CPU cores" in comment.partition("Cost: ")[2]
     assert yaml.safe_load(file.read_text())["name"] == name
     assert f"`{name}`" in (ROOT / "docs/guide/sweeps.md").read_text()
-    assert name in Catalogue([CONF]).options["sweeps"]
+    assert name in options("sweeps")
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -42,7 +42,7 @@ def test_a_composition_has_the_keys_of_its_parts():
 
 def test_a_key_that_no_arm_has_is_an_error_that_names_it():
     jobs = [["balancing=simbal", "balancing.lf.center=true"], ["balancing=lbl", "balancing.lf.center=true"]]
-    with pytest.raises(UserError, match="^balancing.lf.center=true: no arm of the sweep has the key"):
+    with pytest.raises(UserError, match="balancing.lf.center .*balancing=lf"):
         composer().own_keys(jobs, {"balancing.lf.center"})
 
 

@@ -4,11 +4,8 @@ import re
 import shlex
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra import compose, initialize_config_dir
 
-from simbal.cli.arguments import check_overrides
-from simbal.config.catalogue import Catalogue
-from simbal.sweep import spans
 from tests.conftest import CONF
 
 LINE = re.compile(r"^\| (Table|Figure) (\d+) \| .* \| `python (train|evaluate)\.py (.*)` \|$", re.M)
@@ -29,5 +26,5 @@ def test_it_composes(kind, number, program, line, app):
         assert done.returncode == 0, done.stderr
         assert app.started == []
     else:  # reads trained runs, so that only its keys are checked
-        overrides = spans.parse(shlex.split(line), set(), OverridesParser.create())
-        check_overrides(overrides, Catalogue([CONF], program))
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            compose(program, shlex.split(line))

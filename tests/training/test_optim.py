@@ -7,7 +7,17 @@ from torch import nn
 from simbal.config.schema import OptimConfig
 from simbal.training.optimizer import build_optimizer, lr_factor, parameter_groups
 
-SETTINGS = OptimConfig(5e-4, 0.01, [0.9, 0.95], 1e-8, False, 2000, z_loss_coef=0, grad_clip=0, aux_layer_reduce="sum")
+SETTINGS = OptimConfig(
+    lr=5e-4,
+    weight_decay=0.01,
+    betas=[0.9, 0.95],
+    eps=1e-8,
+    decay_router=False,
+    warmup_steps=2000,
+    z_loss_coef=0,
+    grad_clip=0,
+    aux_layer_reduce="sum",
+)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class GridSweeper(LaunchingSweeper):
 
     def _jobs(self, arguments: list[str]) -> "list[Job]":
         """Return every run once, composed and checked; `UserError` for one that cannot be."""
-        from simbal.config.catalogue import split_arm
+        from simbal.config.options import split_arm
 
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
@@ -136,10 +136,11 @@ class GridSweeper(LaunchingSweeper):
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
         from simbal.files.console import console
-        from simbal.sweep.resume import plan, summary
+        from simbal.sweep.resume import plan, require_buildable, summary
         from simbal.sweep.view import forecast
 
-        assert self.config
+        assert self.config and self.launcher  # noqa: PT018
+        require_buildable(jobs, self.launcher)
         planned = plan(jobs, self.config.retry_failed)
         slots = getattr(self.launcher, "slots", None)  # other launchers do not say
         table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)

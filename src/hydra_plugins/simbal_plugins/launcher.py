@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class PoolLauncher(Launcher):
     """A launcher that judges a job by its record alone; a job that crashes or is killed does not touch others."""
+
+    here: ClassVar[bool] = False  # whether jobs run on this machine
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what composes a job; the task function runs in the jobs' own processes."""

@@ -52,7 +52,7 @@ class OptunaSweeper(LaunchingSweeper):
         return []
 
     def _space(self, arm: str, arguments: list[str]) -> "SearchSpace":
-        from simbal.config.catalogue import split_arm
+        from simbal.config.options import split_arm
         from simbal.config.schema import integer_keys
         from simbal.sweep.search.space import build
 

@@ -35,6 +35,8 @@ ConfigStore.instance().store(group="hydra/launcher", name="procs", node=ProcsCon
 class ProcsLauncher(PoolLauncher):
     """A launcher of processes on this machine."""
 
+    here = True
+
     def __init__(
         self, n_jobs: int | None, threads: int | None, gpus: list[str] | None, preload: list[str] | None
     ) -> None:

@@ -5,7 +5,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from simbal.config.catalogue import CONF, SWEEPS, conf_here, sweeps_here
+from simbal.config.options import CONF, SWEEPS, conf_here, sweeps_here
 
 SCHEME = "simbal-sweeps"
 

@@ -1,7 +1,7 @@
 """The part that both sweepers share: the launcher, and the overrides of an arm."""
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -23,16 +23,18 @@ class LaunchingSweeper(Sweeper):
         """Return lines such as `seed=0-4` as Hydra reads them, with their spans written out.
 
         Raises:
-            UserError: a line cannot be read.
+            ConfigError: a span makes no sense.
+            OverrideParseException: a line is not in Hydra's grammar.
         """
         from simbal.config.schema import integer_keys
         from simbal.sweep import spans
 
-        return spans.parse(lines, integer_keys(), OverridesParser.create(self.loader))
+        parser = OverridesParser.create(self.loader)
+        return [*map(_undeferred, spans.parse(lines, integer_keys(), parser))]
 
     def replaced(self, arms: list[str], arguments: list[str]) -> list[str]:
         """Return a sentence for each override of the command line that takes the place of what arms set."""
-        from simbal.config.catalogue import split_arm
+        from simbal.config.options import split_arm
 
         given = {override.key_or_group: override for override in self.overrides(arguments)}
         lost: dict[str, list[str]] = {}
@@ -44,3 +46,13 @@ class LaunchingSweeper(Sweeper):
             f"{own} takes the place of {', '.join(dict.fromkeys(lines))} in the sweep's arms"
             for own, lines in lost.items()
         ]
+
+
+def _undeferred(override: Override) -> Override:
+    """Return `key=choice(value)`, by which the command line left a value to the sweeper, as `key=value`."""
+    from simbal.sweep import spans
+
+    value = override.value()
+    if isinstance(value, ChoiceSweep) and len(value.list) == 1 and not value.shuffle:
+        return spans.read(f"{override.get_key_element()}={next(override.sweep_string_iterator())}")
+    return override

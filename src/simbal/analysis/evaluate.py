@@ -16,7 +16,8 @@ from simbal.analysis.shared.finding import Finding, made_with, read_analysis, wr
 from simbal.analysis.shared.host_model import HostModel
 from simbal.analysis.shared.subject import Subject, UnsuitedError
 from simbal.analysis.shared.trained import DataPlaces, TrainedRun, load, runs_in
-from simbal.config.values import check_arguments, check_name
+from simbal.config.signatures import check_arguments
+from simbal.config.values import check_name
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.processes.heap import keep_freed_memory

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from simbal.analysis.shared.finding import Finding
-from simbal.config.catalogue import CONF, Catalogue, conf_here, options
+from simbal.config.options import option_keys, options
 from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of, whole_number
 from simbal.cost.parameters import Parameters, parameters
@@ -103,8 +103,7 @@ def shape_of(model: dict[str, Any], vocab_size: int) -> TransformerShape:
 
 def read_option(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option, with those that it inherits."""
-    keys = Catalogue([CONF, *conf_here()]).option_keys(group, option)
-    return {key.removeprefix(f"{group}."): value for key, value in keys.items()}
+    return {key.removeprefix(f"{group}."): value for key, value in option_keys(group, option).items()}
 
 
 def _of_parameters(counted: Parameters, printed: Printed | None) -> Table:

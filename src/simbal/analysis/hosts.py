@@ -1,6 +1,6 @@
 """What `hf=` of evaluate.py asks for: a model of Hugging Face, the text to measure it on, and where results go."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from simbal.analysis.shared.host_folder import HostFolder, find_host
 from simbal.analysis.shared.host_loading import DTYPES, compute_dtype, load_host, require_transformers
 from simbal.analysis.shared.host_model import HostModel
 from simbal.analysis.shared.host_record import require_same, write_host_record
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.config.schema import DATA, DataConfig
 from simbal.config.values import check_name, one_of, whole_number
 from simbal.data.hub_tokenizer import HubTokenizer, load_hub_tokenizer
@@ -120,7 +120,7 @@ def text_config(keys: Any) -> DataConfig:
     """Return the typed group `data` of a command that measures a model; `UserError` unless it is a source of text."""
     if not isinstance(keys, dict) or keys.get("source") is None:
         raise UserError(f"hf= needs the text to measure it on: give data=NAME, one of {', '.join(_with_text())}")
-    own = {field.name for field in fields(DATA.get(keys["source"], DataConfig))}
+    own = DATA.get(keys["source"], DataConfig).model_fields
     for key, value in keys.items():
         if key not in own and value is not None:
             raise UserError(f"data.{key}= is not for data={keys['source']}: leave it out")
@@ -132,7 +132,7 @@ def text_config(keys: Any) -> DataConfig:
 
 def held_out_text(data: DataConfig, tokenizer: HubTokenizer) -> Store:
     """Return the store of the validation split in the model's own tokens, prepared if it is not there yet."""
-    return prepare(replace(data, vocab_size=tokenizer.vocab_size), progress=True, encoder=tokenizer)
+    return prepare(data.model_copy(update={"vocab_size": tokenizer.vocab_size}), progress=True, encoder=tokenizer)
 
 
 def windows(store: Store, data: DataConfig, context: int) -> ValidationSplit:

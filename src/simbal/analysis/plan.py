@@ -5,16 +5,17 @@ Reference: arXiv 2506.14038 for the paper's runs; FLOPs are counted as in the an
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
+from pydantic import Field
 from rich.table import Table
 
 from simbal.analysis.flops import read_option, shape_of
 from simbal.analysis.shared.finding import Finding
-from simbal.config.catalogue import options
-from simbal.config.check import check_sizes, divisors, typed
-from simbal.config.schema import Key, ModelConfig
-from simbal.config.values import whole_number
+from simbal.config.compose import typed
+from simbal.config.options import options
+from simbal.config.schema import Group, ModelConfig
+from simbal.config.values import divisors, whole_number
 from simbal.cost.memory import DeviceMemory, Precision, Step, device_memory
 from simbal.cost.parameters import parameters
 from simbal.errors import UserError
@@ -46,16 +47,15 @@ DEFINITION = {
 }
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(Group):
     """A device; each file of conf/hardware says where its numbers are from."""
 
-    device: Annotated[str, Key("what it is")]
-    accelerator: Annotated[Literal["cpu", "cuda"], Key("cpu or cuda")]
-    bf16_flops: Annotated[float | None, Key("peak FLOP/s of dense products; null: it has no bf16", above=0)]
-    fp32_flops: Annotated[float, Key("peak FLOP/s of dense products", above=0)]
-    memory_bytes: Annotated[float, Key("", above=0)]
-    price_per_hour: Annotated[float, Key("USD, an assumption", least=0)]
+    device: str
+    accelerator: Literal["cpu", "cuda"]
+    bf16_flops: float | None = Field(gt=0)  # peak FLOP/s of dense products; None: it has no bf16
+    fp32_flops: float = Field(gt=0)
+    memory_bytes: float = Field(gt=0)
+    price_per_hour: float = Field(ge=0)  # USD, an assumption
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def recipe_of(model: dict[str, Any], device: Hardware, gpus: int, given: dict[st
     Raises:
         UserError: a key has no sensible value, or the devices cannot share the batch.
     """
-    check_sizes(typed(ModelConfig, model, "model."))
+    typed(ModelConfig, model, "model.")
     trainer = TRAINERS.get((model["num_layers"], model["d_model"]), "default")
     source = "dclm" if trainer.startswith("paper") else "pysource"
     usual = read_option("data", source) | read_option("trainer", trainer)

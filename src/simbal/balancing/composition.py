@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep
 from simbal.config.schedule import Schedule
-from simbal.config.values import check_arguments, one_of
+from simbal.config.signatures import check_arguments
+from simbal.config.values import one_of
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, product
 

@@ -1,4 +1,4 @@
-"""Names runs by their folder: `run=FOLDER` goes on with one, `from=FOLDER` begins another one like it."""
+"""Names runs by their folder: `run=FOLDER` continues a run, `from=FOLDER` starts a new one with its config."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,21 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
-from simbal.config.catalogue import Catalogue
-from simbal.config.check import checked, resolved
-from simbal.config.schema import GROUPS, as_dict, can_change_result, open_keys
-from simbal.config.values import changed, flatten
-from simbal.errors import UserError
+from simbal.config.compose import resolved, typed
+from simbal.config.options import option_keys, options
+from simbal.config.schema import GROUPS, Config, can_change_result, open_keys
+from simbal.config.values import flatten, with_values
+from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.sweep import spans
 
-RUN, FROM = "run", "from"
-ROUNDING = ("trainer.devices", "trainer.strategy")  # all that they change: a run may go on with others
+ROUNDING = ("trainer.devices", "trainer.strategy")  # they change the result by rounding only
 
 
 def folder_of(key: str, overrides: Iterable[Override]) -> Path | None:
@@ -30,68 +27,62 @@ def folder_of(key: str, overrides: Iterable[Override]) -> Path | None:
         return None
     value = named[0].value()
     if len(named) > 1 or not isinstance(value, str | QuotedString) or not str(value):
-        raise UserError(f"{key}= takes one folder of a run, such as {key}=outputs/default/RUN")
+        raise ConfigError(f"{key}= takes one run folder, such as {key}=outputs/default/RUN")
     folder = Path(value.text if isinstance(value, QuotedString) else value)
     if not folder.is_dir():
-        raise UserError(f"{key}={folder}: there is no such folder; a run is in outputs/<name>/<run>")
+        raise ConfigError(f"{key}={folder}: there is no such folder; runs are in outputs/<name>/<run>")
     return folder
 
 
-def begun_from(overrides: Sequence[Override], catalogue: Catalogue) -> list[Override]:
-    """Return the overrides, with those that compose to the config of the run at `from=` in its place.
+def begun_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
+    """Return override lines that compose to the config of the run in `folder`, changed by the other overrides.
 
-    Only what can change the result is taken over, and no key that the others give, or whose option they choose anew.
-
-    Raises:
-        UserError: there is no such run, conf/ has not what it names, or a named sweep says too what is trained.
-    """
-    folder = folder_of(FROM, overrides)
-    if folder is None:
-        return [*overrides]
-    if sweep := next((override for override in overrides if override.key_or_group == "sweeps"), None):
-        raise UserError(f"from={folder} and {sweep.input_line} both say what is trained: give one of them")
-    own = [override for override in overrides if override.key_or_group != FROM]
-    given = {override.key_or_group for override in own}
-    spec = RunFolder(folder).read_spec()
-    options = {group: _options(spec, group, folder, catalogue) for group in GROUPS if group not in (*given, "logger")}
-    usual = catalogue.keys(options)
-    lines = [f"{group}={chosen[0] if len(chosen) == 1 else literal(chosen)}" for group, chosen in options.items()]
-    flat = flatten(as_dict(spec.config))
-    for key, value in flat.items():
-        of_chosen = key.partition(".")[0] in (*options, key) and not key.endswith("._target_")
-        if of_chosen and can_change_result(key) and key not in given and usual.get(key, ...) != value:
-            added = key not in usual and key.rpartition(".")[0] in open_keys()
-            lines.append(f"{'++' if added else ''}{key}={literal(value)}")
-    gone = [key for key in usual if key.rpartition(".")[0] in open_keys() and key not in flat]
-    lines += [f"~{key}" for key in gone]
-    return [*spans.parse(lines, (), OverridesParser.create()), *own]
-
-
-def run_of(overrides: Sequence[Override]) -> RunSpec | None:
-    """Return the run at `run=`, with the values of the other overrides, which may not make another run of it.
-
-    Returns:
-        None without `run=`.
+    Keys that cannot change the result are not taken from the run, nor are keys whose option is chosen anew.
 
     Raises:
-        UserError: there is no such run, or an override makes another one of it.
+        ConfigError: there is no such run, conf/ lacks one of its options, or a named sweep is given too.
     """
-    folder = folder_of(RUN, overrides)
-    if folder is None:
-        return None
+    own = {override.key_or_group: str(override.input_line) for override in overrides if override.key_or_group != "from"}
+    if "sweeps" in own:
+        raise ConfigError(f"from={folder} and {own['sweeps']} both say what to train: give one of them")
     spec = RunFolder(folder).read_spec()
-    given = {override.key_or_group: override for override in overrides if override.key_or_group != RUN}
-    config = flatten(as_dict(spec.config))
+    chosen = {group: _options(spec, group, folder) for group in GROUPS if group not in (*own, "logger")}
+    usual = {
+        key: value
+        for group, names in chosen.items()
+        for name in names
+        for key, value in option_keys(group, name).items()
+    }
+    for name, keys in spec.config.balancing.items() if "balancing" in chosen else ():
+        if usual.get(f"balancing.{name}._target_") != keys["_target_"]:
+            raise ConfigError(f"{folder} was trained by {keys['_target_']}, which conf/ does not have: give balancing=")
+    saved = {key: value for key, value in flatten(spec.written).items() if can_change_result(key)}
+    lines = [f"{group}={literal(names) if len(names) > 1 else names[0]}" for group, names in chosen.items()]
+    for key, value in saved.items():
+        if key not in own and key.partition(".")[0] in (*chosen, key) and usual.get(key, ...) != value:
+            lines.append(f"{'++' if key.rpartition('.')[0] in open_keys() else ''}{key}={literal(value)}")
+    lines += [f"~{key}" for key in usual if key.rpartition(".")[0] in open_keys() and key not in saved]
+    return [*lines, *own.values()]
+
+
+def run_of(folder: Path, overrides: Sequence[Override]) -> RunSpec:
+    """Return the run in `folder` with the values of the other overrides, which may not make another run of it.
+
+    Raises:
+        ConfigError: an override makes another run of it, or is not the value of a key.
+    """
+    spec = RunFolder(folder).read_spec()
+    given = {override.key_or_group: override for override in overrides if override.key_or_group != "run"}
     for key, override in given.items():
-        if key not in config or override.is_sweep_override() or override.is_delete():
-            raise UserError(f"{override.input_line}: run= goes on with one run, and takes values for its keys alone")
-    values = {key: plain(override.value()) for key, override in given.items()}
-    real = resolved(OmegaConf.create(values))
-    kept = {key: value for key, value in real.items() if key not in ROUNDING}
-    again = replace(spec, config=checked(changed(as_dict(spec.config), real)), written=changed(spec.written, kept))
+        if key not in flatten(spec.written) or override.is_sweep_override() or override.is_delete():
+            raise ConfigError(f"{override.input_line}: run= continues one run and takes values of its keys only")
+    values = resolved(OmegaConf.create({key: plain(override.value()) for key, override in given.items()}))
+    kept = {key: value for key, value in values.items() if key not in ROUNDING}
+    config, written = typed(Config, with_values(spec.written, values)), with_values(spec.written, kept)
+    again = replace(spec, config=config, written=written)
     if again.hash != spec.hash:
         lines = " ".join(str(override.input_line) for override in given.values())
-        raise UserError(f"{lines} makes another run of {folder}: begin that by from={folder} {lines}")
+        raise ConfigError(f"{lines} makes another run of {folder}: start that with from={folder} {lines}")
     return again
 
 
@@ -116,18 +107,13 @@ def plain(value: Any) -> Any:
     return value.text if isinstance(value, QuotedString) else value
 
 
-def _options(spec: RunSpec, group: str, folder: Path, catalogue: Catalogue) -> list[str]:
-    """Return the options that the run was composed of in a group; `UserError` unless they mean what they did."""
-    known = catalogue.options[group]
-    named = [spec.choices[group]]
-    if group == "balancing" and named[0] not in known:  # a list of them, or an option whose strategies have other names
-        named = [*spec.config.balancing]
-    unknown = [option for option in named if option not in known]
-    if unknown:
-        raise UserError(f"{folder} was composed of {group}={unknown[0]}, which is not in conf/: give {group}=")
-    if group == "balancing":
-        targets = {name: target for option in named for name, target in catalogue.targets(group, option).items()}
-        for name, keys in spec.config.balancing.items():
-            if targets.get(name) != keys.get("_target_"):
-                raise UserError(f"{folder} was trained by {keys.get('_target_')}, which conf/ has not: give balancing=")
-    return named
+def _options(spec: RunSpec, group: str, folder: Path) -> list[str]:
+    """Return the options that the run was composed of in a group; `ConfigError` if conf/ lacks one."""
+    known = options(group)
+    names = [spec.choices[group]]
+    if group == "balancing" and names[0] not in known:  # a list of options
+        names = [*spec.config.balancing]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{folder} was composed of {group}={name}, which is not in conf/: give {group}=")
+    return names

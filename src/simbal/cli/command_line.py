@@ -1,31 +1,22 @@
-"""Starts a program by its command line: `--help` is answered at once, everything else is checked and left to Hydra.
+"""Starts a program from its command line: answers `--help`, rewrites a few arguments, and leaves the rest to Hydra."""
 
-Hydra takes most of the time that `--help` may take, so that it is imported afterwards.
-"""
-
-import re
+import os
 import sys
-from argparse import ArgumentError, ArgumentParser
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from simbal.commands import as_typed
-from simbal.config.catalogue import CONF, MISSING, SWEEPS, Catalogue, conf_here, first_comment, sweeps_here
-from simbal.errors import UserError, exit_codes
+from simbal.errors import ConfigError, exit_codes, exit_on_user_error
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
     from simbal.runs.spec import RunSpec
 
-BAD_USAGE = 2  # the exit code of a command line that names something that is not there
-HELP = {"-h", "--help", "--hel", "--he"}  # as argparse abbreviates them
-FOLDERS = (("--config-path", "-cp"), ("--config-dir", "-cd"), ("--config-name", "-cn"), ("--cfg", "-c"))
-_KEY_LINE = re.compile(r"(\w+): *([^#\s]*)\s*(?:# *(.*))?")
-SWEEP_FLAG = ("-m", "run every combination of the values given: seed=0-4, balancing=simbal,lbl")
-FLAGS = (
-    ("--cfg job", "print the config that the overrides compose to, and run nothing"),
-    ("--hydra-help", "Hydra's own flags"),
-)
+FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's variable: raise instead of printing
+PACKAGES = {"ray": "ray", "slurm": "submitit"}  # of launchers, which extras of the same name install
+OPEN = ("balancing", "data", "logger")  # groups whose options have different keys
 
 
 def run(
@@ -35,128 +26,126 @@ def run(
     root: str = "config",
     again: Callable[["RunSpec"], None] | None = None,
 ) -> None:
-    """Call `main` with the config that `argv` describes, or with each of a sweep, as `hydra.main` does.
+    """Call `main` with the config that `argv` describes, or with each config of a sweep, as `hydra.main` does.
+
+    A mistake in `argv` or in a config file is one sentence and exit code 2; with HYDRA_FULL_ERROR=1 it is a traceback.
 
     Args:
-        main: what is called, in a module that Hydra calls the job by.
+        main: takes the composed config.
         about: what the program does, and examples; it opens the help page.
-        argv: the arguments of the command line; Hydra reads those of `sys.argv`, which are made the same.
+        argv: the arguments of the command line.
         root: the root config, Hydra's `config_name`.
-        again: what is called instead with the run that `run=` names, if the program trains.
+        again: is called instead with the run that `run=` names, if the program trains.
     """
-    sys.argv[1:] = argv
-    named = check(CONF, about or "", root)
-    if sys.stderr.isatty() and not any(word.startswith("-") for word in sys.argv[1:]):  # a sweep has its own first line
-        print("starting ...", file=sys.stderr)  # torch takes seconds
-    if named is not None and again is not None:
+    if {"-h", "--help"} & {*argv}:
+        from simbal.cli.help import help_page
+
+        print(as_typed(help_page(about or "", root, [word for word in argv if not word.startswith("-")])))
+        return
+    from simbal.config.messages import raise_config_errors
+
+    before = os.environ.get(FULL_ERROR)
+    if before == "1":
         with exit_codes():
-            again(named)
+            _start(main, argv, root, again)
+        return
+    os.environ[FULL_ERROR] = "1"  # Hydra raises, so that its errors can be translated
+    try:
+        with exit_codes(), exit_on_user_error(), raise_config_errors(argv):
+            _start(main, argv, root, again)
+    finally:
+        os.environ.pop(FULL_ERROR)
+
+
+def _start(main: Callable[[Any], None], argv: list[str], root: str, again: Callable[["RunSpec"], None] | None) -> None:
+    found = hydra_arguments(argv, root)
+    if sys.stderr.isatty() and not any(word.startswith("-") for word in argv):  # a sweep has its own first line
+        print("starting ...", file=sys.stderr)  # torch takes seconds
+    if not isinstance(found, list):
+        assert again
+        again(found)
         return
     import hydra
 
-    with exit_codes():
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
+    from simbal.config.options import CONF
+
+    sys.argv[1:] = found
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
 
 
-def check(conf: Path, about: str, root: str = "config") -> "RunSpec | None":
-    """Write out the spans in `sys.argv`, or print the page of `--help` and stop.
-
-    A name that is not in the folder `conf` stops the program with one sentence and exit code 2.
-
-    Args:
-        conf: the folder that Hydra's `config_path` names.
-        about: what the program does, and examples; it opens the help page.
-        root: the root config, Hydra's `config_name`; the groups of its defaults list are those there are.
-
-    Returns:
-        The run that `run=` names, for a program that trains.
-    """
-    try:
-        catalogue = _catalogue(conf, root)
-        if HELP & {*sys.argv[1:]}:
-            print(as_typed(help_page(about, catalogue)))
-            raise SystemExit(0)
-        from simbal.cli.arguments import checked_arguments
-
-        found = checked_arguments(catalogue)
-        if not isinstance(found, list):
-            return found
-        sys.argv[1:] = found
-        return None
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(BAD_USAGE) from None
-
-
-def _catalogue(conf: Path, root: str) -> Catalogue:
-    """Return the catalogue of the folders and root config that Hydra's flags name.
-
-    Without them these are `conf`, with conf/ and sweeps/ of the current folder, and `root`.
+def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
+    """Return the arguments for Hydra: spans are expanded, `from=` is replaced; or the run that `run=` names.
 
     Raises:
-        UserError: the flags name the config.yaml of a run, which begins with its choices.
+        ConfigError: flags, spans or folders that make no sense.
+        OverrideParseException: an argument is not in Hydra's grammar.
     """
-    parser = ArgumentParser(add_help=False, exit_on_error=False)
-    for flags in FOLDERS:
-        parser.add_argument(*flags)
-    try:
-        args, _ = parser.parse_known_args()
-    except ArgumentError as error:
-        raise UserError(f"{error}: --help lists what there is") from None
-    folder = Path(args.config_dir or args.config_path or "")
-    file = folder / "config.yaml"
-    if args.config_name == "config" and file.is_file() and file.read_bytes().startswith(b"choices:"):
-        # Hydra would compose another strategy than that of the run
-        raise UserError(f"{folder} is a run: go on with it by run={folder}, or begin one like it by from={folder}")
-    if args.config_dir and not folder.is_dir():
-        raise UserError(f"--config-dir={folder}: there is no such folder")
-    folders, sweeps = [conf, *conf_here()], sweeps_here()
-    if args.config_path:  # instead of all others
-        folders, sweeps = [Path(args.config_path)], []
-    if args.config_dir:
-        folders.append(Path(args.config_dir))
-    return Catalogue(folders, args.config_name or root, sweeps)
+    from hydra._internal.utils import get_args_parser
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from simbal.cli.again import begun_from, folder_of, run_of
+    from simbal.config.options import conf_here, options, sweeper_of, sweeps_here
+    from simbal.config.schema import integer_keys
+    from simbal.sweep import spans
+
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print its usage
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        raise ConfigError(_no_flag(unknown[0]))
+    if args.shell_completion or args.hydra_help:
+        return [*argv]
+    for group in ["", *(path.name for path in [*sweeps_here(), *(p for c in conf_here() for p in c.iterdir())])]:
+        options(group)  # refuses a file that is never read
+    overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
+    given = {override.key_or_group: override for override in overrides}
+    flags = [word for word in argv if word not in args.overrides]
+    multirun = args.multirun or ("hydra.mode" in given and given["hydra.mode"].value() == "MULTIRUN")
+    if root != "config":
+        if multirun:
+            raise ConfigError(f"{root}.py takes one config at a time: leave out -m")
+        return [*flags, *(str(override.input_line) for override in overrides)]
+    if folder := folder_of("run", overrides):
+        if multirun or args.cfg or "dry_run" in given:
+            raise ConfigError("run= continues one run: leave out -m, --cfg and dry_run=")
+        return run_of(folder, overrides)
+    if "dry_run" in given and given["dry_run"].value() is True and not (multirun or args.cfg):
+        multirun, flags = True, [*flags, "-m"]  # a dry run of one run is that of a sweep of one
+    if folder := folder_of("from", overrides):
+        overrides = spans.parse(begun_from(folder, overrides), integer_keys(), OverridesParser.create())
+    launcher = str(given["hydra/launcher"].value()) if "hydra/launcher" in given else ""
+    if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
+        raise ConfigError(f"hydra/launcher={launcher} is not installed: pip install 'simbal[{launcher}]'")
+    sweep = given["sweeps"].value() if "sweeps" in given else None
+    if sweep and not (multirun or args.cfg or "hydra.mode" in given):
+        raise ConfigError(f"sweeps={sweep} asks for several runs: add -m")
+    lines = [deferred(override) if multirun else str(override.input_line) for override in overrides]
+    sweeper = sweeper_of(str(sweep)) if sweep and "hydra/sweeper" not in given else None
+    # the root config's choice of a sweeper would win over that of a named sweep
+    return [*flags, *lines, *([f"hydra/sweeper={sweeper}"] if sweeper else [])]
 
 
-def help_page(about: str, catalogue: Catalogue) -> str:
-    """Return the whole page, as text; `about` opens it."""
-    groups = [group for group in catalogue.default_choices() if group != SWEEPS]
-    sections = [about.strip()]
-    if groups:
-        sections.append("Groups, overridden by group=option; * marks the default")
-    sections += [_group(group, catalogue) for group in groups]
-    sections.append("Keys, overridden by key=value\n" + _columns(_keys(catalogue)))
-    if groups:
-        sections[-1] += "\n    ... and those of the options chosen: --cfg job prints all of them"
-    if catalogue.options.get(SWEEPS):
-        sections.append("Named sweeps, run by -m sweeps=NAME\n" + _columns(_sweeps(catalogue)))
-    sections.append("Flags\n" + _columns([SWEEP_FLAG, *FLAGS] if SWEEPS in catalogue.options else FLAGS))
-    return "\n\n".join(sections)
+def deferred(override: "Override") -> str:
+    """Return `balancing.lbl.coef=1` as `balancing.lbl.coef=choice(1)`, which Hydra leaves to the sweeper.
+
+    Hydra would set it before it calls the sweeper, in a config with the default option, which has no such key.
+    """
+    line, group = str(override.input_line), override.key_or_group.partition(".")[0]
+    plain = override.type.name == "CHANGE" and not override.is_sweep_override()
+    if plain and group in OPEN and "." in override.key_or_group:
+        return f"{override.get_key_element()}=choice({override.get_value_string()})"
+    return line
 
 
-def _group(group: str, catalogue: Catalogue) -> str:
-    chosen = catalogue.default_choices()[group]
-    rows = []
-    for option, file in catalogue.options[group].items():
-        mark = "* " if option in chosen else "  "
-        rows.append((mark + option, " ".join(first_comment(file)[:1])))
-    heading = f"  {group}, to be chosen: one, or several as [a,b]" if chosen == [MISSING] else f"  {group}"
-    return f"{heading}\n{_columns(rows)}"
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}: --help lists the flags")
 
 
-def _keys(catalogue: Catalogue) -> Iterable[tuple[str, str]]:
-    for line in catalogue.root_file(catalogue.root).read_text(encoding="utf-8").splitlines():
-        if (match := _KEY_LINE.fullmatch(line)) and match[2] and match[1] in catalogue.root_keys():
-            yield f"{match[1]}={match[2]}", match[3] or ""
+def _no_flag(flag: str) -> str:
+    """Return what to write in place of `--seed 1` or `--sed=1`."""
+    from simbal.config.messages import all_keys, closest
 
-
-def _sweeps(catalogue: Catalogue) -> Iterable[tuple[str, str]]:
-    for name, file in catalogue.options[SWEEPS].items():
-        for number, line in enumerate(first_comment(file)):
-            yield "" if number else name, line
-
-
-def _columns(rows: Iterable[tuple[str, str]]) -> str:
-    rows = list(rows)
-    width = max((len(left) for left, _ in rows), default=0)
-    return "\n".join(f"    {left:<{width}}  {right}".rstrip() for left, right in rows)
+    name = flag.partition("=")[0]
+    key = name.lstrip("-").replace("-", "_")
+    hint = f"; did you mean {key}=?" if key in all_keys() else closest(key, all_keys())
+    return f"there is no flag {name}{hint or '.'} Keys are given as key=value, without dashes"

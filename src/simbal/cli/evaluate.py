@@ -30,7 +30,7 @@ def evaluate_composed(cfg: Any) -> None:
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
         from simbal.analysis.hosts import HostRequest
         from simbal.analysis.shared.trained import DataPlaces
-        from simbal.config.check import resolved
+        from simbal.config.compose import resolved
 
         config = resolved(cfg)
         inputs = {key: config.get(key) for key in INPUTS}

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
 def export_composed(cfg: Any) -> None:
     """Export the runs that `cfg` names."""
     with exit_on_user_error():
-        from simbal.config.check import resolved
+        from simbal.config.compose import resolved
         from simbal.hub.export import export  # torch: 3 s that --help does not pay
 
         config = resolved(cfg)

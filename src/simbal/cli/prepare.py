@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
 def prepare_composed(cfg: Any) -> None:
     """Prepare the data that `cfg` describes, unless they are there, and say what they hold; or check them."""
     with exit_on_user_error():
-        from simbal.config.check import resolved
+        from simbal.config.compose import resolved
         from simbal.data.check import prepare_or_check
 
         config = resolved(cfg)

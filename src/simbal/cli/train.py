@@ -1,17 +1,17 @@
-"""Train one model, or with -m every model of a sweep, and write to outputs/<name>/ what came of it.
+"""Train one model, or with -m every model of a sweep, and save results to outputs/<name>/.
 
 Examples:
     python train.py balancing=lbl seed=1 trainer.max_steps=300
     python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
-    python train.py run=outputs/default/RUN               # go on with a run, or do it again
-    python train.py from=outputs/default/RUN seed=7       # begin one like it, with a change
+    python train.py run=outputs/default/RUN               # resume a run
+    python train.py from=outputs/default/RUN seed=7       # start a new one with its config and one change
 """
 
 import os
 from typing import TYPE_CHECKING, Any
 
 from simbal.cli.command_line import run
-from simbal.errors import exit_on_user_error
+from simbal.errors import ConfigError, exit_on_user_error
 
 if TYPE_CHECKING:
     from simbal.runs.spec import RunSpec
@@ -27,12 +27,12 @@ def main(argv: list[str]) -> None:
 def train_composed(cfg: Any) -> None:
     """Train the run that `cfg` describes."""
     with exit_on_user_error():
-        from simbal.errors import UserError
         from simbal.runs.spec import RunSpec
 
-        if cfg.dry_run or cfg.until == "decided":
-            raise UserError("dry_run=true and until=decided are for sweeps: add -m")
-        train_run(RunSpec.from_hydra(cfg))
+        spec = RunSpec.from_hydra(cfg)
+        if spec.config.dry_run or spec.config.until == "decided":
+            raise ConfigError("dry_run=true and until=decided are for sweeps: add -m")
+        train_run(spec)
 
 
 def train_run(spec: "RunSpec") -> None:

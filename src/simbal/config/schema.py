@@ -1,299 +1,330 @@
-"""Every key of a run: its type, its bounds or choices, its unit and meaning, and whether it can change the result.
+"""Every key of a run: its type, bounds, unit and meaning, and whether it can change the result.
 
-Numbers live in conf/*.yaml; what is said here is said nowhere else. Refusals, `--help`, the comments in conf/, the
-reference pages and the hash of a run follow from it. `balancing` is the one open group: a strategy's keys are those of
-its own YAML file and the parameters of its class, so that adding a strategy touches nothing here.
+The numbers are in conf/*.yaml. Error messages, `--help`, the comments in conf/, the reference pages and the config hash
+follow from this file. `balancing` is the one open group: a strategy's keys are the parameters of its class, so a new
+strategy changes nothing here.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, cached_property
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from simbal.config.schedule import Schedule
+from simbal.config.values import check_name, divisors, not_negative, require_no_credentials
+from simbal.errors import UserError
 
 LAST_SHARD = 2827  # the last shard of dclm-pool-400m-1x
 LARGEST_VOCABULARY = 2**31  # ids are stored in four bytes
-CL100K_RANKS = 100_256  # tokens of cl100k_base that text is made of
-CL100K_IDS = 100_277  # 100256 and 100258 to 100276 never occur; cl100k_base has them, so the embedding does
+LARGEST_SEED = 2**53  # JSON keeps integers exact up to here
+CL100K_RANKS = 100_256  # tokens of cl100k_base that occur in text
+CL100K_IDS = 100_277  # 100256 and 100258 to 100276 never occur, but cl100k_base and so the embedding has them
 
 
-@dataclass(frozen=True)
-class Key:
-    """The description of a key of the schema, and its bounds, beside its type.
+class Group(BaseModel):
+    """A group of keys. It takes no other keys, converts no values (true is not 1) and cannot be changed."""
 
-    Args:
-        meaning: one line, with the unit.
-        least: the smallest number that it may be.
-        most: the largest number that it may be.
-        above: a number that it must exceed.
-        hashed: whether it can change the result, so that another value is another run.
-    """
-
-    meaning: str
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    hashed: bool = True
-
-    @cached_property
-    def bounded(self) -> bool:
-        """Whether the key is a number with a bound."""
-        return (self.least, self.most, self.above) != (None, None, None)
+    # strict: lax mode reads true as 1 and "3" as 3; defer_build saves 50 ms of import time
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The sizes of the model, a pre-norm decoder, and the spread of its initial weights."""
-
-    num_layers: Annotated[int, Key("blocks of attention and feed-forward", least=1)]
-    d_model: Annotated[int, Key("model width", least=1)]
-    num_heads: Annotated[int, Key("of attention; d_model is a multiple of twice as many", least=1)]
-    num_kv_heads: Annotated[
-        int | None, Key("heads of keys and values, each for as many of queries; null: num_heads", least=1)
-    ]
-    head_dim: Annotated[int | None, Key("channels of a head, in pairs; null: d_model / num_heads", least=2)]
-    qk_norm: Annotated[
-        Literal["none", "head", "projection"],
-        Key("RMSNorm of queries and keys: none, head (each head's) or projection (all heads' at once)"),
-    ]
-    d_expert: Annotated[int, Key("hidden width of one expert", least=1)]
-    num_experts: Annotated[int, Key("0: dense, one feed-forward of width top_k * d_expert in every layer", least=0)]
-    top_k: Annotated[int, Key("experts of each token", least=0)]
-    num_shared_experts: Annotated[
-        int, Key("experts that every token has beside them, neither chosen nor balanced", least=0)
-    ]
-    rope_theta: Annotated[float, Key("base of the rotary embeddings", above=0)]
-    norm_eps: Annotated[float, Key("added to the mean square in RMSNorm", least=0)]
-    init_std: Annotated[float, Key("standard deviation of the initial weights, truncated at three", above=0)]
-    tie_embeddings: Annotated[bool, Key("true: the head's weight is the embedding")]
-    bias: Annotated[bool, Key("true: the matrices of experts, or of a dense feed-forward, have biases")]
+def key(meaning: str, hashed: bool = True, **bounds: Any) -> Any:
+    """Describe a key that conf/ must set. `hashed` says whether its value can change the result."""
+    return Field(description=meaning, json_schema_extra={"hashed": hashed}, **bounds)
 
 
-@dataclass(frozen=True)
-class RouterConfig:
-    """The router: how logits become the choice of experts and their weights, and how it starts."""
+class ModelConfig(Group):
+    """The sizes of the model, a pre-norm decoder, and its initialization."""
 
-    gating: Annotated[
-        Literal["softmax", "sigmoid", "relu"],
-        Key("softmax over all experts or a sigmoid for each, then the top k; or relu, all above 0"),
-    ]
-    renormalize: Annotated[bool, Key("the weights of the chosen experts are divided by their sum")]
-    init: Annotated[
-        Literal["auto", "orthogonal", "normal", "normal_unit"],
-        Key("of the router: auto (the strategy's own), orthogonal, normal or normal_unit (of about unit length)"),
-    ]
+    num_layers: int = key("transformer blocks", ge=1)
+    d_model: int = key("model width; a multiple of 2 * num_heads", ge=1)
+    num_heads: int = key("attention heads", ge=1)
+    num_kv_heads: int | None = key("key and value heads; null: num_heads", ge=1)
+    head_dim: int | None = key("width of a head, even; null: d_model / num_heads", ge=2)
+    qk_norm: Literal["none", "head", "projection"] = key(
+        "RMSNorm of queries and keys: none, head (each head) or projection (all heads together)"
+    )
+    d_expert: int = key("hidden width of one expert", ge=1)
+    num_experts: int = key("experts per layer; 0: dense, one feed-forward layer of width top_k * d_expert", ge=0)
+    top_k: int = key("experts per token", ge=0)
+    num_shared_experts: int = key("experts that every token uses in addition; they are not balanced", ge=0)
+    rope_theta: float = key("base of the rotary embeddings", gt=0)
+    norm_eps: float = key("epsilon of RMSNorm", ge=0)
+    init_std: float = key("standard deviation of the initial weights, truncated at three", gt=0)
+    tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
+    bias: bool = key("true: experts, or the dense feed-forward layer, have biases")
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> Self:
+        """Raise `UserError` unless a model of these sizes can be built."""
+        if self.head_dim is None and self.d_model % (2 * self.num_heads):
+            raise UserError(
+                f"model.d_model={self.d_model} must be a multiple of 2 * model.num_heads={self.num_heads}: rotary "
+                "embeddings turn pairs of channels within each head"
+            )
+        if self.head_dim is not None and self.head_dim % 2:
+            raise UserError(f"model.head_dim={self.head_dim} must be even: rotary embeddings turn pairs of channels")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise UserError(
+                f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}, or be null"
+            )
+        if self.num_shared_experts and not self.num_experts:
+            raise UserError(
+                f"model.num_shared_experts={self.num_shared_experts} needs routed experts, but model.num_experts=0: "
+                "use model.num_shared_experts=0"
+            )
+        if self.num_experts and not 1 <= self.top_k <= self.num_experts:
+            raise UserError(f"model.top_k={self.top_k} must be between 1 and model.num_experts={self.num_experts}")
+        return self
 
 
-@dataclass(frozen=True)
-class ExpertsConfig:
+class RouterConfig(Group):
+    """How the router turns logits into a choice of experts and their weights, and how it is initialized."""
+
+    gating: Literal["softmax", "sigmoid", "relu"] = key(
+        "softmax over the experts or a sigmoid for each, then the top k; relu: all experts above 0"
+    )
+    renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
+    init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
+        "router initialization: auto (as the strategy asks), orthogonal, normal or normal_unit (unit rows)"
+    )
+
+
+class ExpertsConfig(Group):
     """The implementation that computes the experts."""
 
-    backend: Annotated[
-        Literal["auto", "reference", "torch", "megablocks", "fused"],
-        Key("auto, reference, torch, megablocks or fused: they differ in speed alone"),
-    ]
+    backend: Literal["auto", "reference", "torch", "megablocks", "fused"] = key(
+        "auto, reference, torch, megablocks or fused; they differ in speed only"
+    )
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """The keys that every source of data has."""
-
-    source: Annotated[str, Key("pysource, files, dclm or synthetic")]
-    vocab_size: Annotated[int, Key("token ids; a text has the first of cl100k_base", least=2, most=LARGEST_VOCABULARY)]
-    seq_len: Annotated[int, Key("tokens of a sequence", least=1)]
-    validation_tokens: Annotated[
-        int | None, Key("drawn for validations along the way; the last is on all that is held out; null: all are")
-    ]
-    validation_document_tokens: Annotated[
-        int | None, Key("of each held-out document, validated in whole windows; null: all of it", least=1)
-    ]
-    validation_one_in: Annotated[
-        int, Key("one document in so many is held out, by its hash; not used by dclm", least=1)
-    ]
-    cache_dir: Annotated[str, Key("folder of the prepared tokens, which later runs use again", hashed=False)]
-    tokenizer_path: Annotated[
-        str | None, Key("a copy of cl100k_base.tiktoken; null: looked for in the usual places", hashed=False)
-    ]
-    threads: Annotated[int | None, Key("that encode text; null: as many as cores", least=1, hashed=False)]
-    document_mask: Annotated[bool, Key("true: attention stays within a document")]
-    seed: Annotated[int | None, Key("of the order of batches and the windows of validation; null: seed", least=0)]
+def check_paths(value: Any) -> Any:
+    """Return a path or a list of paths as it is; `UserError` for anything else, and for credentials in a URL."""
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
+        raise ValueError("must be a path or a list of paths")
+    require_no_credentials("data.files", paths)
+    return value
 
 
-@dataclass(frozen=True)
+def check_folder(value: str) -> str:
+    """Return the path of a folder; `ValueError` for an empty one."""
+    if not value:
+        raise ValueError("must be the path of a folder")
+    return value
+
+
+def check_address(value: str | None) -> str | None:
+    """Return a URL or path; `UserError` for credentials in it, as configs are saved."""
+    require_no_credentials("the address", value)
+    return value
+
+
+Paths = Annotated[Any, AfterValidator(check_paths)]
+Folder = Annotated[str, AfterValidator(check_folder)]
+Address = Annotated[str, AfterValidator(check_address)]
+SOURCES = "pysource, files, dclm or synthetic"
+BAD_RECORDS = "error: stop; skip: skip and count records without usable text, at most 1 in 1000"
+
+
+class DataConfig(Group):
+    """The keys that every data source has."""
+
+    source: str = key(SOURCES)
+    vocab_size: int = key("token ids; text uses the first of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
+    seq_len: int = key("tokens per sequence", ge=1)
+    validation_tokens: int | None = key(
+        "tokens of a validation during training; null: the whole split, as at the end of training"
+    )
+    validation_document_tokens: int | None = key(
+        "validate at most this many tokens of each document, in whole windows; null: all", ge=1
+    )
+    validation_one_in: int = key("hold out one document in this many, by its hash; dclm ignores it", ge=1)
+    cache_dir: Folder = key("folder for the prepared tokens, shared by all runs", hashed=False)
+    tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: search the usual places", hashed=False)
+    threads: int | None = key("threads that tokenize text; null: one per core", ge=1, hashed=False)
+    document_mask: bool = key("true: attention stays within a document")
+    seed: int | None = key("seed of the batch order and the validation windows; null: seed", ge=0, le=LARGEST_SEED)
+
+    @model_validator(mode="after")
+    def check_tokens(self) -> Self:
+        """Raise `UserError` for a vocabulary that text cannot have, and for too few validation tokens."""
+        largest_cut = CL100K_RANKS + 1  # one more id ends a text
+        in_table = 257 <= self.vocab_size <= largest_cut or self.vocab_size == CL100K_IDS
+        if self.source != "synthetic" and not in_table:
+            raise UserError(
+                f"data.vocab_size={self.vocab_size} must be between 257 and {largest_cut}, or {CL100K_IDS} for all of "
+                "cl100k_base"
+            )
+        if self.validation_tokens is not None and self.validation_tokens < self.seq_len:
+            raise UserError(
+                f"data.validation_tokens={self.validation_tokens} must be null or at least data.seq_len={self.seq_len}"
+            )
+        return self
+
+
 class PySourceConfig(DataConfig):
-    """The source `pysource`: Python sources of installed packages."""
+    """The source `pysource`: Python source code of installed packages."""
 
-    packages: Annotated[
-        dict[str, str], Key("the versions that the results here were made with; +data.packages.NAME=VERSION adds one")
-    ]
-    strict: Annotated[bool, Key("true: stop if a package's version differs from the one listed")]
+    source: Literal["pysource"] = key(SOURCES)
+    packages: dict[str, str] = key("packages and their expected versions; +data.packages.NAME=VERSION adds one")
+    strict: bool = key("true: stop if an installed version differs from the expected one")
 
 
-@dataclass(frozen=True)
 class FilesConfig(DataConfig):
-    """The source `files`: the user's own text."""
+    """The source `files`: your own text."""
 
-    files: Annotated[Any, Key("a path, a glob, a URL (hf://, s3://, https:// ...), or a list of them")]
-    validation_files: Annotated[Any, Key("held out whole; when empty, one document in validation_one_in is held out")]
-    text_key: Annotated[str, Key("of a JSON record, or a column of Parquet")]
-    encoding: Annotated[str, Key("of .txt and .jsonl")]
-    txt_split: Annotated[
-        Literal["file", "blank_lines"],
-        Key("what is a document of a .txt: file, all of it; blank_lines, each run of lines without one"),
-    ]
-    on_bad_record: Annotated[
-        Literal["error", "skip"],
-        Key("skip: leave out and count records without a usable text, at most 1 in 1000"),
-    ]
+    source: Literal["files"] = key(SOURCES)
+    files: Paths = key("a path, a glob, a URL (hf://, s3://, https://), or a list of them")
+    validation_files: Paths = key("files to hold out; empty: hold out one document in validation_one_in")
+    text_key: str = key("field of a JSON record or column of a Parquet file that holds the text")
+    encoding: str = key("encoding of .txt and .jsonl files")
+    txt_split: Literal["file", "blank_lines"] = key(
+        "documents of a .txt file: file (the whole file) or blank_lines (split at blank lines)"
+    )
+    on_bad_record: Literal["error", "skip"] = key(BAD_RECORDS)
 
 
-@dataclass(frozen=True)
 class DCLMConfig(DataConfig):
     """The source `dclm`: shards of DCLM, one of which is held out."""
 
-    location: Annotated[str, Key("URL or path with {shard}")]
-    first_shard: Annotated[int, Key("number of the first for training", least=0, most=LAST_SHARD)]
-    num_shards: Annotated[int, Key("for training, each about 80M tokens; 258 hold the paper's 19.9B", least=1)]
-    validation_shard: Annotated[int, Key("number of the one that is held out whole", least=0, most=LAST_SHARD)]
-    text_key: Annotated[str, Key("of a JSON record")]
-    on_bad_record: Annotated[
-        Literal["error", "skip"], Key("skip: leave out and count records without a usable text, at most 1 in 1000")
-    ]
+    source: Literal["dclm"] = key(SOURCES)
+    location: Address = key("URL or path with {shard}")
+    first_shard: int = key("first training shard", ge=0, le=LAST_SHARD)
+    num_shards: int = key("training shards, about 80M tokens each; 258 hold the paper's 19.9B", ge=1)
+    validation_shard: int = key("held-out shard", ge=0, le=LAST_SHARD)
+    text_key: str = key("field of a JSON record that holds the text")
+    on_bad_record: Literal["error", "skip"] = key(BAD_RECORDS)
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Raise `UserError` for training shards that do not exist or include the held-out one."""
+        first, last = self.first_shard, self.first_shard + self.num_shards - 1
+        if last > LAST_SHARD:
+            raise UserError(
+                f"data.first_shard={first} and data.num_shards={self.num_shards} end at shard {last}, but the last is "
+                f"{LAST_SHARD}"
+            )
+        if first <= self.validation_shard <= last:
+            raise UserError(
+                f"data.validation_shard={self.validation_shard} is one of the training shards, {first} to {last}"
+            )
+        return self
 
 
-@dataclass(frozen=True)
 class SyntheticConfig(DataConfig):
     """The source `synthetic`: a Markov chain of known entropy."""
 
-    branching: Annotated[int, Key("successors of each token, equally probable: entropy rate ln(branching)")]
-    documents: Annotated[int, Key("for training", least=1)]
-    document_tokens: Annotated[int, Key("length of each", least=1)]
-    chain_seed: Annotated[int, Key("of the chain", least=0)]
+    source: Literal["synthetic"] = key(SOURCES)
+    branching: int = key("equally likely successors of each token; the entropy rate is ln(branching)")
+    documents: int = key("training documents", ge=1)
+    document_tokens: int = key("tokens per document", ge=1)
+    chain_seed: int = key("seed of the chain", ge=0, le=LARGEST_SEED)
 
 
-@dataclass(frozen=True)
-class OptimConfig:
-    """The objective's fixed terms and the optimizer, AdamW."""
+class OptimConfig(Group):
+    """The optimizer, AdamW, and the fixed terms of the objective."""
 
-    lr: Annotated[float, Key("peak, after the warm-up", least=0)]
-    weight_decay: Annotated[float, Key("of matrices, in units of the rate", least=0)]
-    betas: Annotated[list[float], Key("of AdamW's two moments")]
-    eps: Annotated[float, Key("of AdamW's denominator", least=0)]
-    decay_router: Annotated[bool, Key("weight decay for the router too")]
-    warmup_steps: Annotated[int, Key("in which the rate rises to lr; from there it falls along a cosine", least=0)]
-    z_loss_coef: Annotated[float, Key("of the language-model head, not of the router", least=0)]
-    grad_clip: Annotated[float, Key("largest norm of the whole gradient; 0: no clipping", least=0)]
-    aux_layer_reduce: Annotated[Literal["sum", "mean"], Key("auxiliary losses over layers: sum (paper) or mean")]
+    lr: float = key("peak learning rate, after the warm-up", ge=0)
+    weight_decay: float = key("weight decay of matrices, relative to the learning rate", ge=0)
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = key(
+        "decay rates of AdamW's two moments"
+    )
+    eps: float = key("epsilon of AdamW", gt=0)
+    decay_router: bool = key("true: weight decay for the router too")
+    warmup_steps: int = key("steps of linear warm-up; a cosine decay follows", ge=0)
+    z_loss_coef: float = key("coefficient of the z-loss of the language-model head", ge=0)
+    grad_clip: float = key("largest norm of the gradient; 0: no clipping", ge=0)
+    aux_layer_reduce: Literal["sum", "mean"] = key("auxiliary losses over layers: sum (paper) or mean")
 
 
-@dataclass(frozen=True)
-class TrainerConfig:
+class TrainerConfig(Group):
     """The length of training, its batches, precision, devices and intervals."""
 
-    max_steps: Annotated[int, Key("optimizer steps", least=1)]
-    global_batch: Annotated[int, Key("sequences per optimizer step", least=1)]
-    micro_batch: Annotated[
-        int, Key("sequences of a device per pass; global_batch / micro_batch / devices passes are accumulated", least=1)
-    ]
-    precision: Annotated[
-        Literal["auto", "32-true", "bf16-mixed", "bf16-true"],
-        Key("auto: 32-true on a CPU, bf16-mixed on CUDA; or 32-true, bf16-mixed, bf16-true"),
-    ]
-    force_precision: Annotated[
-        bool, Key("true: bf16 also on a CPU without instructions for it, 100 times slower", hashed=False)
-    ]
-    accelerator: Annotated[Literal["auto", "cpu", "cuda"], Key("auto, cpu or cuda")]
-    devices: Annotated[int, Key("that train one model together: GPUs, or processes on a CPU", least=1)]
-    strategy: Annotated[
-        Literal["auto", "ddp", "fsdp"],
-        Key("auto or ddp: a copy of the model on each of several devices; fsdp: a part of it on each"),
-    ]
-    activation_checkpointing: Annotated[
-        bool, Key("keep less for the backward pass, which computes it again: the same bits")
-    ]
-    compile: Annotated[bool, Key("blocks by torch.compile: the same to rounding")]
-    val_every: Annotated[int, Key("steps; also validated before the first and after the last", least=1)]
-    val_at: Annotated[Literal["log", "none"], Key("log: also after 1, 2, 4, 8 ... steps, up to val_every")]
-    log_every: Annotated[int, Key("steps between lines of metrics.jsonl", least=1)]
-    ckpt_every: Annotated[int, Key("steps between checkpoints, of which the two newest stay", least=1, hashed=False)]
-    ckpt_seconds: Annotated[
-        float, Key("a checkpoint is also due when the last one is older; 0: never", least=0, hashed=False)
-    ]
-    skip_nonfinite: Annotated[
-        int, Key("steps with a NaN or infinite loss or gradient to skip before the run has diverged", least=0)
-    ]
-    keep_every: Annotated[int, Key("steps between weights that are kept for analyses; 0: none are", least=0)]
-    pes_every: Annotated[int, Key("steps between measurements of the experts' similarity (PES); 0: never", least=0)]
-    pes_tokens: Annotated[int, Key("for PES, drawn from the validation split", least=1)]
-    progress_bar: Annotated[bool, Key("on the terminal, of preparing and training", hashed=False)]
+    max_steps: int = key("optimizer steps", ge=1)
+    global_batch: int = key("sequences per optimizer step", ge=1)
+    micro_batch: int = key("sequences per forward pass on a device; gradients accumulate up to global_batch", ge=1)
+    precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true"] = key(
+        "auto (32-true on a CPU, bf16-mixed on CUDA), 32-true, bf16-mixed or bf16-true"
+    )
+    force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions, 100 times slower", hashed=False)
+    accelerator: Literal["auto", "cpu", "cuda"] = key("auto, cpu or cuda")
+    devices: int = key("GPUs, or CPU processes, that train one model together", ge=1)
+    strategy: Literal["auto", "ddp", "fsdp"] = key(
+        "auto or ddp: a copy of the model on each device; fsdp: shards of the model"
+    )
+    activation_checkpointing: bool = key("true: recompute activations in the backward pass; results are identical")
+    compile: bool = key("true: compile the blocks with torch.compile; results are the same up to rounding")
+    val_every: int = key("steps between validations; there is also one before the first and after the last step", ge=1)
+    val_at: Literal["log", "none"] = key("log: also validate after 1, 2, 4, 8, ... steps, up to val_every")
+    log_every: int = key("steps between lines of metrics.jsonl", ge=1)
+    ckpt_every: int = key("steps between checkpoints; the two newest are kept", ge=1, hashed=False)
+    ckpt_seconds: float = key(
+        "also save a checkpoint once the last one is this many seconds old; 0: never", ge=0, hashed=False
+    )
+    skip_nonfinite: int = key("steps with a NaN or infinite loss or gradient to skip before the run fails", ge=0)
+    keep_every: int = key("steps between weights that are kept for analyses; 0: none", ge=0)
+    pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
+    pes_tokens: int = key("tokens per measurement of PES, from the validation split", ge=1)
+    progress_bar: bool = key("true: show progress bars on a terminal", hashed=False)
+
+    @model_validator(mode="after")
+    def check_batch(self) -> Self:
+        """Raise `UserError` unless micro-batches on all devices add up to the global batch."""
+        batch, micro, devices = self.global_batch, self.micro_batch, self.devices
+        if batch % (micro * devices):
+            on_devices = f" * trainer.devices={devices}" if devices > 1 else ""
+            sizes = ", ".join(map(str, divisors(batch // devices))) if batch % devices == 0 else ""
+            remedy = f"trainer.micro_batch may be {sizes}" if sizes else f"use a multiple of {micro * devices}"
+            raise UserError(
+                f"trainer.global_batch={batch} must be a multiple of trainer.micro_batch={micro}{on_devices}: {remedy}"
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class LoggerConfig:
-    """The logger that writes curves beside metrics.jsonl."""
-
-    kind: Annotated[str, Key("tensorboard, mlflow, wandb or none")]
+KINDS = "tensorboard, mlflow, wandb or none"
 
 
-@dataclass(frozen=True)
+class LoggerConfig(Group):
+    """A logger that writes curves in addition to metrics.jsonl."""
+
+    kind: str = key(KINDS)
+
+
+class PlainLoggerConfig(LoggerConfig):
+    """A logger without keys of its own."""
+
+    kind: Literal["tensorboard", "none"] = key(KINDS)
+
+
 class MLFlowConfig(LoggerConfig):
     """The logger MLflow: its store and experiment."""
 
-    tracking_uri: Annotated[
-        str | None,
-        Key("null: sqlite in <output_dir>/mlflow.db, which needs no network; or http://host:5000"),
-    ]
-    experiment: Annotated[str | None, Key("null: the run's name=")]
+    kind: Literal["mlflow"] = key(KINDS)
+    tracking_uri: Address | None = key("http://host:5000; null: SQLite in <output_dir>/mlflow.db, no network")
+    experiment: str | None = key("name of the experiment; null: the run's name=")
 
 
-@dataclass(frozen=True)
 class WandbConfig(LoggerConfig):
     """The logger Weights & Biases."""
 
-    project: Annotated[str, Key("of Weights & Biases")]
-    entity: Annotated[str | None, Key("user or team of Weights & Biases; null: your default")]
-    offline: Annotated[
-        bool, Key("true: kept until `wandb sync`; false: sent while the run goes on, after `wandb login`")
-    ]
+    kind: Literal["wandb"] = key(KINDS)
+    project: str = key("project of Weights & Biases")
+    entity: str | None = key("user or team of Weights & Biases; null: your default")
+    offline: bool = key("true: keep the curves until `wandb sync`; false: send them (`wandb login` first)")
 
 
-@dataclass(frozen=True)
-class Config:
-    """The whole configuration of one run."""
-
-    name: Annotated[str, Key("outputs/<name>/ holds the runs and their table", hashed=False)]
-    seed: Annotated[int, Key("of the weights and, unless data.seed is given, of the data order", least=0)]
-    baseline: Annotated[
-        str, Key("the `balancing` or the arm that the table's differences are taken from", hashed=False)
-    ]
-    equivalence_margin: Annotated[
-        float,
-        Key("nats per token: arms that surely differ by less are equivalent", above=0, hashed=False),
-    ]
-    columns: Annotated[
-        list[str] | None,
-        Key("numbers of the table, such as [ppl,min_pes]; null: the usual ones", hashed=False),
-    ]
-    dry_run: Annotated[bool, Key("say what would run and what is done, and run nothing", hashed=False)]
-    until: Annotated[
-        Literal["all", "decided"],
-        Key("all: what a sweep names; decided: more seeds until every arm is decided", hashed=False),
-    ]
-    max_seeds: Annotated[int, Key("most seeds of a sweep until=decided", least=2, hashed=False)]
-    retry_failed: Annotated[bool, Key("try failed runs of a sweep again", hashed=False)]
-    output_dir: Annotated[str, Key("folder of all runs", hashed=False)]
-    model: Annotated[ModelConfig, Key("the decoder's sizes")]
-    router: Annotated[RouterConfig, Key("how experts are chosen and weighed")]
-    balancing: Annotated[dict[str, Any], Key("by name, the class and the keys of each strategy")]
-    experts: Annotated[ExpertsConfig, Key("which implementation computes them")]
-    data: Annotated[DataConfig, Key("what is learnt")]
-    optim: Annotated[OptimConfig, Key("how it is learnt")]
-    trainer: Annotated[TrainerConfig, Key("how long, in which pieces, on what")]
-    logger: Annotated[LoggerConfig, Key("where curves go as well", hashed=False)]
-
-    @property
-    def data_seed(self) -> int:
-        """The seed of the data order and of the windows of validation."""
-        return self.seed if self.data.seed is None else self.data.seed
+def check_strategies(strategies: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the strategies; `UserError` for a bad name, coefficient or a missing class."""
+    for name, keys in strategies.items():
+        check_name("the strategy", name)
+        if not isinstance(keys.get("_target_"), str):
+            raise UserError(f"balancing.{name} has no _target_: conf/balancing/ has the strategies")
+        if "coef" in keys:
+            not_negative(f"balancing.{name}.coef", keys["coef"])
+    return strategies
 
 
 DATA: Mapping[str, type[DataConfig]] = {
@@ -302,73 +333,100 @@ DATA: Mapping[str, type[DataConfig]] = {
     "dclm": DCLMConfig,
     "synthetic": SyntheticConfig,
 }
-LOGGERS: Mapping[str, type[LoggerConfig]] = {
-    "tensorboard": LoggerConfig,
-    "mlflow": MLFlowConfig,
-    "wandb": WandbConfig,
-    "none": LoggerConfig,
-}
-VARIANTS: Mapping[Any, tuple[str, Mapping[str, type]]] = {
-    DataConfig: ("source", DATA),
-    LoggerConfig: ("kind", LOGGERS),
-}
+Data = Annotated[PySourceConfig | FilesConfig | DCLMConfig | SyntheticConfig, Field(discriminator="source")]
+Logger = Annotated[PlainLoggerConfig | MLFlowConfig | WandbConfig, Field(discriminator="kind")]
+Strategies = Annotated[dict[str, dict[str, Any]], AfterValidator(check_strategies), Field(min_length=1)]
 
 
-class Field(NamedTuple):
-    """A field of the schema; the `kind` of a group is a dataclass."""
+class Config(Group):
+    """The whole configuration of one run."""
 
-    kind: Any
-    key: Key
-    is_group: bool
+    name: str = key("name of the sweep; its runs and table are in outputs/<name>/", hashed=False)
+    seed: int = key("seed of the weights and, unless data.seed is set, of the batch order", ge=0, le=LARGEST_SEED)
+    baseline: str = key("the balancing= or the arm that the table compares with", hashed=False)
+    equivalence_margin: float = key("arms that differ by less are equivalent, in nats per token", gt=0, hashed=False)
+    columns: list[str] | None = key("columns of the table, such as [ppl,min_pes]; null: the default", hashed=False)
+    dry_run: bool = key("true: check and list the runs, but start none", hashed=False)
+    until: Literal["all", "decided"] = key(
+        "all: the seeds given; decided: add seeds until every comparison is decided", hashed=False
+    )
+    max_seeds: int = key("largest number of seeds with until=decided", ge=2, hashed=False)
+    retry_failed: bool = key("true: run failed runs of a sweep again", hashed=False)
+    output_dir: Folder = key("folder of all runs", hashed=False)
+    model: ModelConfig = key("the model's sizes")
+    router: RouterConfig = key("how experts are chosen and weighted")
+    balancing: Strategies = key("how the router is balanced: strategies by name, with their keys")
+    experts: ExpertsConfig = key("the implementation that computes the experts")
+    data: Data = key("the text to train on")
+    optim: OptimConfig = key("the optimizer and its schedule")
+    trainer: TrainerConfig = key("length, batches, precision, devices and intervals")
+    logger: Logger = key("where curves are written in addition to metrics.jsonl", hashed=False)
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the batch order and the validation windows."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @model_validator(mode="after")
+    def check_together(self) -> Self:
+        """Raise `UserError` for groups that do not go together."""
+        check_name("name", self.name)
+        if not self.model.num_experts and [*self.balancing] != ["none"]:
+            raise UserError(
+                f"balancing={'_'.join(self.balancing)} needs experts, but model.num_experts=0: use balancing=none"
+            )
+        if self.router.init == "orthogonal" and self.model.num_experts > self.model.d_model:
+            raise UserError(
+                f"model.num_experts={self.model.num_experts} router rows cannot be orthogonal in "
+                f"model.d_model={self.model.d_model} dimensions: use fewer experts, or another router.init"
+            )
+        for name, keys in self.balancing.items():
+            Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), self.trainer.max_steps)
+        return self
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that the annotation of a group is, or is a union of; none for a plain key."""
+    kinds = get_args(annotation) or (annotation,)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 @cache
-def fields_of(schema: type) -> dict[str, Field]:
-    """Return every field of a dataclass by name, those that it inherits first."""
-    found = {}
-    for name, hint in get_type_hints(schema, include_extras=True).items():
-        kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        found[name] = Field(kind, said[0] if said else Key(""), is_dataclass(kind))
+def every_key() -> dict[str, FieldInfo]:
+    """Return every key and group by its dotted name, including the keys of every data source and logger."""
+    found = dict(Config.model_fields)
+    for group, field in Config.model_fields.items():
+        for model in models_of(field.annotation):
+            found |= {f"{group}.{name}": inner for name, inner in model.model_fields.items()}
     return found
 
 
-@cache
-def every_key() -> tuple[tuple[str, Any, Key], ...]:
-    """Return (dotted name, type, `Key`) of every key and group, with those of every source of data and logger."""
-    return tuple(_walk(Config, ""))
+def is_hashed(field: FieldInfo) -> bool:
+    """Whether a field is part of the config hash."""
+    return not isinstance(field.json_schema_extra, dict) or field.json_schema_extra.get("hashed") is not False
 
 
-def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Any, Key]]:
-    for name, (kind, key, is_group) in fields_of(schema).items():
-        yield f"{prefix}{name}", kind, key
-        forms = VARIANTS[kind][1].values() if is_group and kind in VARIANTS else [kind] * is_group
-        for form in dict.fromkeys(forms):
-            yield from _walk(form, f"{prefix}{name}.")
-
-
-GROUPS = tuple(name for name, field in fields_of(Config).items() if field.is_group or name == "balancing")
+GROUPS = tuple(
+    name for name, field in Config.model_fields.items() if models_of(field.annotation) or name == "balancing"
+)
 
 
 @cache
 def integer_keys() -> frozenset[str]:
-    """Return the dotted keys whose value is a whole number: `0-4` on the command line means 0,1,2,3,4 of them."""
-    return frozenset(name for name, kind, _ in every_key() if kind in (int, int | None))
+    """Return the dotted keys that take integers: `0-4` on the command line means 0,1,2,3,4 for them."""
+    return frozenset(name for name, field in every_key().items() if field.annotation in (int, int | None))
 
 
 @cache
 def open_keys() -> frozenset[str]:
-    """The dotted keys of mappings to which a command may add names, such as the packages of `data=pysource`."""
-    return frozenset(name for name, kind, _ in every_key() if get_origin(kind) is dict and name not in GROUPS)
+    """Return the dotted keys of mappings that take new names, such as the packages of `data=pysource`."""
+    return frozenset(
+        name for name, field in every_key().items() if get_origin(field.annotation) is dict and "." in name
+    )
 
 
 @cache
 def can_change_result(name: str) -> bool:
     """Whether another value of the dotted key `name` makes another run."""
-    return not any(f"{name}.".startswith(f"{other}.") for other, _, key in every_key() if not key.hashed)
-
-
-def as_dict(config: Any) -> Any:
-    """Return a config of dataclasses as nested dicts; its lists and dicts are shared, not copied."""
-    if not is_dataclass(config):
-        return config
-    return {field.name: as_dict(getattr(config, field.name)) for field in fields(config)}
+    unhashed = [other for other, field in every_key().items() if not is_hashed(field)]
+    return not any(f"{name}.".startswith(f"{other}.") for other in unhashed)

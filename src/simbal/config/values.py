@@ -1,39 +1,25 @@
-"""Checks of single values: their type, their bounds, and what no value may be, such as NaN.
+"""Checks of single values, and nested dicts as dotted keys."""
 
-Values are judged as they are and never converted: `trainer.progress_bar='false'` is not true, `name=2026_10` is not the
-number 202610, and a whole number stays one where a fraction would do, as the hash of a run is over its values.
-"""
-
-import difflib
-import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from simbal.errors import UserError
 
 LONGEST_NAME = 200  # bytes; file systems take 255
-WORDS: dict[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null",
-}  # fmt: skip
-SHOWN = {None: "null", True: "true", False: "false"}  # as a config has them
-SAME = {Union: UnionType, Sequence: list, Mapping: dict}  # in another spelling
 CREDENTIALS = re.compile(r"://[^/?#\s]*@|[?&;][^=&;]*(?:pass|secret|token|sig|credential|key)[^=&;]*=", re.I)
-NO_TEXT = re.compile("[\0\ud800-\udfff]")
 NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def require_no_credentials(key: str, address: Any) -> None:
-    """Raise `UserError` for a URL, or a list with a URL, that has a user name, a password or a token in it."""
+    """Raise `UserError` for a URL, or a list with a URL, that contains a user name, a password or a token."""
     for url in address if isinstance(address, list) else [address]:
         if isinstance(url, str) and CREDENTIALS.search(url):
             raise UserError(
-                f"{key} has a user name, a password or a token in its URL, and configs are saved: give it in the "
-                "environment (PGUSER and PGPASSWORD, AWS_ACCESS_KEY_ID, HF_TOKEN, MLFLOW_TRACKING_USERNAME) or ~/.netrc"
+                f"{key} has a user name, a password or a token in its URL, and configs are saved: use the environment "
+                "(PGUSER and PGPASSWORD, AWS_ACCESS_KEY_ID, HF_TOKEN, MLFLOW_TRACKING_USERNAME) or ~/.netrc"
             )
 
 
@@ -68,133 +54,19 @@ def whole_number(key: str, value: Any, least: int, most: int | None = None) -> i
     return value
 
 
-def check_kind(key: str, value: Any, kind: Any) -> None:
-    """Raise `UserError` unless `value` is of the type `kind`: a plain one, a `Literal`, a union, a list or a dict."""
-    if accepts(value, kind):
-        return
-    origin, inner = _parts(kind)
-    if origin is dict and isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        for name, item in value.items():
-            check_kind(f"{key}.{name}", item, inner[1])
-    value = SHOWN.get(value, value) if isinstance(value, bool | None) else value
-    if origin is Literal:
-        raise UserError(f"{key}={value} is not {words(kind)}")
-    quoted = f"; quoted twice it is text, as in '{key}=\"...\"'" if accepts("", kind) else ""
-    raise UserError(f"{key}={value} must be {words(kind)}{quoted or _rewritten(key, value, kind)}")
-
-
-def _rewritten(key: str, value: Any, kind: Any) -> str:
-    """Return how a value is written that is not of its kind by its form alone, or nothing."""
-    if isinstance(value, float) and value.is_integer() and accepts(int(value), kind):
-        return f": write {key}={int(value)}"
-    if isinstance(value, str) and value and accepts([value], kind):
-        return f": write {key}=[{value}]"
-    return ""
-
-
-def accepts(value: Any, kind: Any) -> bool:
-    """Whether `value` is of the type `kind`; a whole number counts as a number, true and false do not.
-
-    A class that no value of a config can have is not checked here, but by the function that is given the value.
-    """
-    origin, inner = _parts(kind)
-    if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
-    if origin is UnionType:
-        return any(accepts(value, one) for one in inner)
-    if origin is list:
-        return isinstance(value, list) and all(accepts(item, inner[0]) for item in value if inner)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            isinstance(name, str) and accepts(item, inner[1]) for name, item in value.items() if inner
-        )
-    if isinstance(value, bool) or kind not in WORDS:
-        return kind is bool or kind not in WORDS
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-@cache
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    origin = get_origin(kind) or kind
-    return SAME.get(origin, origin), get_args(kind)
-
-
-def words(kind: Any) -> str:
-    """Return the name of a type for a sentence, such as `a whole number or null`."""
-    origin, inner = _parts(kind)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inner))}"
-    if origin is UnionType:
-        ordered = sorted(inner, key=lambda one: _parts(one)[0] in (list, dict))  # "or null" would be said of its items
-        return " or ".join(map(words, ordered))
-    if origin is list:
-        return f"a list of values, each {words(inner[0])}" if inner else "a list"
-    if origin is dict:
-        return f"keys with values, each {words(inner[1])}" if inner and inner[1] is not Any else "keys with values"
-    return WORDS.get(kind, "anything")
-
-
-def check_arguments(
-    prefix: str, function: Callable[..., Any], arguments: Mapping[str, Any], given: Collection[str] = ()
-) -> None:
-    """Raise `UserError` unless `function` takes `arguments`, each of them of the type that its signature says.
-
-    Args:
-        prefix: stands before each key in messages, such as `balancing.lbl.`.
-        function: the function that will be called; for a class, its constructor.
-        arguments: the values by name.
-        given: names of further arguments, which the caller of `function` adds to these.
-    """
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in given]
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes = f"{function.__name__} takes {', '.join(names) or 'no keys'}"
-    for name in arguments:
-        if name not in names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            nearest = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise UserError(f"there is no key {prefix}{name}: {takes}{hint}")
-    for p in parameters:
-        if p.name in names and p.name not in arguments and p.default is p.empty:
-            raise UserError(f"{prefix}{p.name} is missing: {takes}")
-    hints = _type_hints(function)
-    for name, value in arguments.items():
-        check_kind(f"{prefix}{name}", value, hints.get(name, Any))
-
-
-def _type_hints(function: Any) -> dict[str, Any]:
-    makes_an_object = isinstance(function, type)
-    try:
-        return get_type_hints(function.__init__ if makes_an_object else function)
-    except NameError:  # of a type that is imported for the type checker alone
-        return {}
-
-
-def check_leaves(config: Any, key: str = "") -> None:
-    """Raise `UserError` for NaN, infinity and text that is not UTF-8."""
-    for leaf, value in _leaves(config, key):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{leaf}={value} must be a finite number")
-        if isinstance(value, str) and NO_TEXT.search(value):
-            raise UserError(f"{leaf}={value!r} must be UTF-8 text without a zero byte")
-
-
-def check_name(key: str, name: Any) -> None:
-    """Raise `UserError` unless `name` can be the name of one folder or file, and of no other place."""
-    plain = isinstance(name, str) and name and not name.startswith(".") and not NO_NAME.search(name)
-    if not plain or len(name.encode()) > LONGEST_NAME:
-        shown = name if isinstance(name, str) and name.isprintable() and len(name) <= LONGEST_NAME else repr(name)[:60]
+def check_name(key: str, name: str) -> None:
+    """Raise `UserError` unless `name` can be the name of one file or folder, and of no other place."""
+    if not name or name.startswith(".") or NO_NAME.search(name) or len(name.encode()) > LONGEST_NAME:
         raise UserError(
-            f"{key}={shown} must be a plain name: no slash or backslash, no dot at its start, at most "
+            f"{key}={ascii(name)[1:-1][:60]} must be a plain name: no slash or backslash, no leading dot, at most "
             f"{LONGEST_NAME} bytes"
         )
 
 
-class Shared(dict[str, Any]):
-    """A group of a config that many runs share, unchanged; its hash is that of the object, by which functions keep
-    what follows from it.
-    """
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
+def divisors(number: int) -> list[int]:
+    """Return all divisors of `number` in rising order, by trial division up to its square root."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return small + [number // size for size in reversed(small) if size * size != number]
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -208,8 +80,8 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def changed(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested dicts with new values by dotted key; the parts that stay are shared, not copied."""
+def with_values(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested dicts with new values by dotted key; unchanged parts are shared, not copied."""
     config = dict(config)
     for key, value in values.items():
         *parents, last = key.split(".")
@@ -219,15 +91,3 @@ def changed(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
             node = node[parent]
         node[last] = value
     return config
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield key, name
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, key)
-    else:
-        yield key, value

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from simbal.config.check import checked_data
+from simbal.config.compose import checked_data
 from simbal.data.document import SPLITS
 from simbal.data.store import Plan, Store, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from glob import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +76,7 @@ def export_run(path: Path, target: Path, overwrite: bool, out: Console, tokenize
     """Write one run to one folder; everything is checked before anything is written."""
     run = read_run(path)
     require_free(target, run.spec.hash, overwrite)
-    encoder = open_encoder(replace(run.spec.config.data, tokenizer_path=tokenizer_path))
+    encoder = open_encoder(run.spec.config.data.model_copy(update={"tokenizer_path": tokenizer_path}))
     if isinstance(encoder, Tokenizer):
         require_converter()
     with appearing(target) as folder:

@@ -23,7 +23,6 @@ from typing import Any
 
 import yaml
 
-from simbal.config.values import Shared
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk, write_json, write_text
 from simbal.files.locks import LockedError, is_locked, lock
@@ -240,13 +239,9 @@ class _WrittenOut(yaml.SafeDumper):
         return True
 
 
-_WrittenOut.add_representer(Shared, _WrittenOut.represent_dict)
-
-
 @lru_cache(maxsize=4096)
 def _block(text: str) -> dict[str, Any]:
-    block = dict(yaml.load(text, yaml.CSafeLoader))
-    return {key: Shared(value) if isinstance(value, dict) else value for key, value in block.items()}
+    return dict(yaml.load(text, yaml.CSafeLoader))
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:

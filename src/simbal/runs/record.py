@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import orjson
-
-from simbal.config.values import accepts
+from pydantic import TypeAdapter, ValidationError
 
 # killed: by a signal, so that the next sweep goes on with it; diverged: its loss or gradient became NaN or infinite
 STATUSES = ("finished", "failed", "killed", "pruned", "diverged")
@@ -49,7 +48,16 @@ def is_digest(value: Any) -> bool:
 
 
 def _of(kind: Any) -> Callable[[Any], bool]:
-    return lambda value: accepts(value, kind)
+    adapter = TypeAdapter(kind)
+
+    def accepts(value: Any) -> bool:
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError:
+            return False
+        return True
+
+    return accepts
 
 
 Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and what the value has to be

@@ -6,16 +6,17 @@ No torch here: the sweep's parent process and `report.py` read runs without it.
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from simbal.config.check import checked, resolved, typed
+from simbal.config.compose import checked, resolved, typed
 from simbal.config.schema import GROUPS, Config, can_change_result
-from simbal.config.values import Shared, flatten
+from simbal.config.values import flatten
 
 
 def result_keys(written: dict[str, Any]) -> dict[str, Any]:
@@ -24,23 +25,8 @@ def result_keys(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(written: dict[str, Any]) -> str:
-    """Return the sha256 (64 hex digits) over every key of a written config that can change the result.
-
-    It is over the keys as one JSON object, in their order; groups are put together, as theirs stand side by side.
-    """
-    groups = [(_text_once if isinstance(value, Shared) else _text)(name, value) for name, value in written.items()]
-    return hashlib.sha256(f"{{{', '.join(sorted(filter(None, groups)))}}}".encode()).hexdigest()
-
-
-def _text(name: str, value: Any) -> str:
-    """Return the keys of a group that can change the result as JSON, in their order and without the braces."""
-    keys = result_keys({name: value})
-    return json.dumps(keys, sort_keys=True)[1:-1] if keys else ""
-
-
-@lru_cache(maxsize=4096)
-def _text_once(name: str, group: Shared) -> str:
-    return _text(name, group)
+    """Return the sha256 (64 hex digits) over every key of a written config that can change the result."""
+    return hashlib.sha256(json.dumps(result_keys(written), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -68,26 +54,27 @@ class RunSpec:
         from hydra.core.hydra_config import HydraConfig  # a tenth of a second, which reading a folder can do without
 
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
-        plain = resolved(cfg)
-        config = checked(plain)
+        return cls.checked(resolved(cfg), options)
+
+    @classmethod
+    def checked(cls, written: dict[str, Any], options: Mapping[str, Any]) -> "RunSpec":
+        """Return the run of a resolved config, given the option of each group; `ConfigError` if the config is wrong."""
+        config = checked(written)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
         choices["balancing"] = "_".join(config.balancing)  # a list of strategies is no single option
-        return cls(config, choices, plain)
+        return cls(config, choices, written)
 
     @classmethod
     def saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
         """Return the run that the config.yaml in `folder` describes.
 
         Raises:
-            UserError: a key is missing or unknown, or its value is of another type or out of bounds. Whether the values
-                make sense together was checked before they were written.
+            ConfigError: a key is missing or unknown, a value is wrong, or values do not go together.
             TypeError: these are no choices of options.
         """
         config = typed(Config, written)
         if choices.keys() < {*GROUPS} or not all(isinstance(text, str) for text in (*choices, *choices.values())):
             raise TypeError("these are no choices of options")
-        if not all(isinstance(strategy, dict) for strategy in config.balancing.values()):
-            raise TypeError("a strategy has no keys")
         return cls(config, choices, written, trusted=False, folder=folder)
 
     @cached_property

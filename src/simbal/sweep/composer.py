@@ -1,140 +1,141 @@
-"""Composes the jobs of a sweep: through Hydra once for all jobs that differ in nothing but plain values."""
+"""Composes the jobs of a sweep: with Hydra once per choice of options, then with plain values set on a copy.
 
-import re
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+A composition takes 70 ms; setting values and checking them takes 0.3 ms.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override, OverrideType, ValueType
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from simbal.config.check import checked
-from simbal.config.schema import GROUPS, as_dict
-from simbal.config.values import Shared, changed, flatten
-from simbal.errors import UserError
+from simbal.config.compose import MISSING
+from simbal.config.messages import unknown_key
+from simbal.config.schema import GROUPS
+from simbal.config.values import with_values
+from simbal.errors import ConfigError
 from simbal.runs.spec import RunSpec
 from simbal.sweep import spans
 
-PLAIN_KEY = re.compile(r"\w+(\.\w+)*")
-INTERPOLATION, MISSING = "${", "???"
-Values = dict[str, Any]  # plain ones, by dotted key
+INTERPOLATION = "${"
 
 
 class Job(list[str]):
-    """A job as a list of overrides, which any launcher can take, with its run, so that ours need not compose again."""
+    """A job as a list of overrides, which any launcher takes, with its run, which a launcher need not compose."""
 
     def __init__(self, overrides: Sequence[str], spec: RunSpec) -> None:
         super().__init__(overrides)
         self.spec = spec
 
 
-class Composer:
-    """A composer that gives each job the run that Hydra would compose for it, in a hundredth of the time.
+class Base(NamedTuple):
+    """What a choice of options composes to, with unresolved values, and its choices in each group."""
 
-    A plain value is a number, a text, true, false, null or a list of them for a key that is there and that no other
-    override of the job touches. Jobs that share all other overrides, and give plain values to the same keys, have the
-    config of the first of them but for these values. Where a config holds an interpolation, Hydra composes each job, as
-    one value may then stand for another.
-    """
+    written: dict[str, Any]
+    choices: dict[str, str]
+    interpolates: bool  # one value may depend on another
+
+
+class Composer:
+    """Gives each job the run that Hydra would compose for it."""
 
     def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
         """Set Hydra's loader and `master`, the config of the sweep."""
         self.loader, self.master = loader, master
         self.groups = frozenset(loader.list_groups(""))
-        # the first of each kind of job, and its config as plain values; None: Hydra composes all
-        self.first: dict[Hashable, tuple[RunSpec, dict[str, Any]] | None] = {}
-        self.of_options: dict[Hashable, Any] = {}  # what options compose to by themselves
+        self.bases: dict[tuple[str, ...], Base] = {}
 
     def job(self, overrides: Sequence[str]) -> Job:
-        """Compose and check one job; one that is composed already comes back as it is.
+        """Compose and check one job. A `Job` is returned as it is.
 
         Raises:
-            UserError: if the composed config is not one that can be run.
-            HydraException: if it cannot be composed.
+            ConfigError: the composed config is wrong.
+            HydraException: it cannot be composed.
         """
         if isinstance(overrides, Job):
             return overrides
-        return Job(overrides, self._spec([*overrides]))
+        lines = [*overrides]
+        return Job(lines, self._quick(lines) or RunSpec.from_hydra(self._compose(lines)))
 
     def own_keys(self, jobs: Sequence[Sequence[str]], given: Collection[str]) -> list[list[str]]:
-        """Return the overrides of each job without those of keys that only the options of other jobs have.
+        """Return the overrides of each job without the keys that only options of other jobs have.
 
-        With `balancing=simbal,lbl balancing.simbal.coef=0.1,1` a job of `lbl` is the same for both coefficients.
+        With `balancing=simbal,lbl balancing.simbal.coef=0.1,1` an lbl job is the same for both coefficients.
 
         Raises:
-            UserError: for a key among `given` that no job has.
+            ConfigError: no job has a key of `given`.
         """
         pairs = [(job, set(self.foreign(job))) for job in jobs]
         kept = {spans.read(line).key_or_group for job, foreign in pairs for line in job if line not in foreign}
         for line in (line for job, foreign in pairs for line in job if line in foreign):
             if (key := spans.read(line).key_or_group) in given and key not in kept:
-                raise UserError(f"{line}: no arm of the sweep has the key {key}")
+                raise ConfigError(unknown_key(key))
         return [[line for line in job if line not in foreign] for job, foreign in pairs]
 
     def foreign(self, overrides: Sequence[str]) -> list[str]:
-        """Return those of a job's overrides that are for keys which the options that it chooses do not have."""
+        """Return the overrides of a job whose keys its options do not have."""
         lines = {line: spans.read(line) for line in overrides}
         options = tuple(line for line, override in lines.items() if self.chooses_option(override))
-        keyed = {line: _place(override) for line, override in lines.items() if line not in options}
-        within = {line: place for line, place in keyed.items() if place.partition(".")[0] in GROUPS}
-        if not within:
-            return []
-        if options not in self.of_options:
-            composed = self.loader.load_sweep_config(self.master, [*options])
-            self.of_options[options] = OmegaConf.to_container(composed, resolve=False)
-        return [line for line, place in within.items() if not _has(self.of_options[options], place)]
-
-    def _spec(self, lines: list[str]) -> RunSpec:
-        values = self._plain_values(lines)
-        others = tuple(line for line in lines if spans.read(line).key_or_group not in values) if values else ()
-        kind = (others, frozenset((key, isinstance(value, list)) for key, value in values.items()))
-        first = self.first.get(kind) if values else None
-        if first is not None:
-            return _with_values(*first, values)
-        composed = self.loader.load_sweep_config(self.master, lines)
-        spec = RunSpec.from_hydra(composed)
-        if values and kind not in self.first:
-            self.first[kind] = _shared(spec) if _stands_for_others(spec, composed, values) else None
-        return spec
-
-    def _plain_values(self, lines: Sequence[str]) -> Values:
-        """Return a job's plain values by key; none if one of its overrides may touch what another one does."""
-        try:
-            overrides = [*map(spans.read, lines)]
-        except HydraException:
-            return {}  # Hydra will say so itself
-        keyed = [override for override in overrides if not self.chooses_option(override)]
-        keys = sorted(f"{override.key_or_group}." for override in keyed)
-        if any(later.startswith(key) for key, later in pairwise(keys)):
-            return {}
-        if not all(PLAIN_KEY.fullmatch(override.key_or_group) for override in keyed):
-            return {}
-        return {override.key_or_group: override.value() for override in keyed if _is_plain(override)}
+        places = {line: _place(override) for line, override in lines.items() if line not in options}
+        within = {line: place for line, place in places.items() if place.partition(".")[0] in GROUPS}
+        return [line for line, place in within.items() if _at(self._base(options).written, place) is _at]
 
     def chooses_option(self, override: Override) -> bool:
-        """Whether an override chooses the option of a group, rather than the value of a key."""
+        """Whether an override chooses an option of a group, rather than the value of a key."""
         group = "/" in override.key_or_group or override.key_or_group in self.groups
-        return group and not isinstance(override.value(), dict)  # Hydra takes a dict for the values of the group's keys
+        return group and not isinstance(override.value(), dict)  # Hydra takes a dict for values of the group's keys
+
+    def _quick(self, lines: list[str]) -> RunSpec | None:
+        """Return the run of a job of options and plain values; None if Hydra has to compose it."""
+        options, values = [], dict[str, Any]()
+        for line in lines:
+            override = spans.read(line)
+            if self.chooses_option(override) and override.type == OverrideType.CHANGE:
+                options.append(line)
+            elif not _is_plain(override) or override.key_or_group in values:
+                return None
+            else:
+                values[override.key_or_group] = override.value()
+        base = self._base(tuple(options))
+        if base.interpolates:
+            return None
+        if any(isinstance(_at(base.written, key), dict) or _at(base.written, key) is _at for key in values):
+            return None
+        written = with_values(base.written, values)
+        return RunSpec.checked(written, base.choices)
+
+    def _base(self, options: tuple[str, ...]) -> Base:
+        if options not in self.bases:
+            cfg = self._compose(options)
+            choices = {group: str(option) for group, option in cfg.hydra.runtime.choices.items()}
+            own = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+            assert isinstance(own, dict)
+            written = {str(key): value for key, value in own.items()}
+            self.bases[options] = Base(written, choices, INTERPOLATION in repr(written))
+        return self.bases[options]
+
+    def _compose(self, lines: Sequence[str]) -> DictConfig:
+        return self.loader.load_sweep_config(self.master, [*lines])
 
 
 def _place(override: Override) -> str:
-    """Return the key that must be there for an override: the one that it changes, or the parent of one that it adds."""
+    """Return the key that an override needs: the one that it changes, or the parent of one that it adds."""
     adds = override.is_add() or override.is_force_add()
     return override.key_or_group.rpartition(".")[0] if adds else override.key_or_group
 
 
-def _has(config: Any, key: str) -> bool:
+def _at(config: Any, key: str) -> Any:
+    """Return the value at a dotted key; this function itself if there is no such key."""
     for part in key.split("."):
         if not isinstance(config, dict) or part not in config:
-            return False
+            return _at
         config = config[part]
-    return True
+    return config
 
 
 def _is_plain(override: Override) -> bool:
+    """Whether an override sets a number, a text, true, false, null or a list of these."""
     of_a_value = override.type == OverrideType.CHANGE and override.value_type == ValueType.ELEMENT
     return of_a_value and _is_plain_value(override.value())
 
@@ -145,29 +146,3 @@ def _is_plain_value(value: Any) -> bool:
     if isinstance(value, str):
         return INTERPOLATION not in value and value != MISSING
     return value is None or isinstance(value, bool | int | float)
-
-
-def _stands_for_others(spec: RunSpec, composed: DictConfig, values: Values) -> bool:
-    """Whether no value of the config depends on another, and `values` are where their keys say."""
-    unresolved = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(unresolved, dict)
-    del unresolved["hydra"]
-    written = flatten(spec.written)
-    return INTERPOLATION not in repr(unresolved) and all(
-        key in written and repr(written[key]) == repr(value) for key, value in values.items()
-    )
-
-
-def _shared(spec: RunSpec) -> tuple[RunSpec, dict[str, Any]]:
-    """Return a run and its config as plain values, both with groups that others of its kind may share."""
-    written, plain = (
-        {name: Shared(value) if isinstance(value, dict) else value for name, value in config.items()}
-        for config in (spec.written, as_dict(spec.config))
-    )
-    return replace(spec, written=written), plain
-
-
-def _with_values(spec: RunSpec, plain: dict[str, Any], values: Values) -> RunSpec:
-    """Return the same run with other values."""
-    config = checked(changed(plain, values))
-    return replace(spec, config=config, written=changed(spec.written, values))

@@ -4,14 +4,12 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hydra.plugins.launcher import Launcher
 from rich.console import Console
 
 from simbal.commands import typed
-from simbal.config.schema import as_dict
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
@@ -66,6 +64,21 @@ def require_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
     if slots := getattr(launcher, "slots", None):  # other launchers do not say
         slots(jobs)
     _require_data(jobs, plan(jobs, retry_failed=False))
+
+
+def require_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Raise `UserError` for what a run would refuse when it starts, such as missing text or an absent backend.
+
+    Jobs that differ in their seed or learning rate alone are built once.
+    """
+    from simbal.data.store import open_source
+    from simbal.training.build import check_buildable  # torch
+
+    for job in {_data(job): job for job in jobs}.values():
+        open_source(job.spec.config.data).identity()
+    shaping = {"model", "router", "balancing", "experts", "trainer"}
+    for job in {job.spec.config.model_dump_json(include=shaping): job for job in jobs}.values():
+        check_buildable(job.spec, here=getattr(launcher, "here", True))
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
@@ -130,7 +143,7 @@ def _require_data(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> None:
 
 def _data(job: Job) -> str:
     """Return the keys that decide a job's corpus, or how it is split, as JSON; the order of batches is none of them."""
-    return json.dumps(as_dict(replace(job.spec.config.data, seed=None)), sort_keys=True)
+    return json.dumps(job.spec.config.data.model_dump(exclude={"seed"}), sort_keys=True)
 
 
 def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:

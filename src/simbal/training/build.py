@@ -10,7 +10,7 @@ from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.experts.select import Choice, choose
-from simbal.model.init import initialise
+from simbal.model.init import generator, init_router, initialise
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
@@ -119,6 +119,29 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
         compile_blocks(model)
     bytes_of_token_V = torch.from_numpy(store.byte_len.astype("int64"))
     return LitMoE(model, balancing, optim, trainer.max_steps, bytes_of_token_V, trainer.skip_nonfinite)
+
+
+def check_buildable(spec: RunSpec, here: bool) -> None:
+    """Raise `UserError` for what the run would refuse when it starts: build it as the run does, but without memory.
+
+    Weights are on the meta device, except those of the routers, which some strategies look at.
+
+    Args:
+        spec: the run.
+        here: whether it would run on this machine, whose devices and backends then count.
+    """
+    trainer, shape, choice = spec.config.trainer, transformer_shape(spec, end_of_text=0), None
+    balancing = build_strategies(spec, shape)
+    if here:
+        device = resolve_device(trainer.accelerator, trainer.devices)
+        choice = choose_backend(spec, device, resolve_precision(trainer.precision, device, trainer.force_precision))
+    with torch.device("meta"):
+        model = Transformer(shape, choice.name if choice else "reference", trainer.activation_checkpointing)
+    for router in model.routers:
+        router.to_empty(device="cpu")
+        router_init = resolve_router_init(spec.config.router.init, balancing)
+        init_router(router.weight_ED, router_init, spec.config.model.init_std, generator(spec.config.seed, "router"))
+    balancing.prepare(model.routers)
 
 
 def build_strategies(spec: RunSpec, shape: TransformerShape) -> Composition:

@@ -5,7 +5,7 @@ Shapes: B sequences, S sequence length, T = S + 1, W windows, D model width.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +17,8 @@ from simbal.analysis.shared.pruned_layers import pruned
 from simbal.analysis.shared.routing_totals import inputs_of
 from simbal.analysis.shared.subject import Predicted, Pruned, Subject, UnsuitedError
 from simbal.balancing.bias import BiasController
-from simbal.config.check import check_together, typed
-from simbal.config.schema import DataConfig
+from simbal.config.compose import typed
+from simbal.config.schema import DataConfig, Group
 from simbal.cost.parameters import parameters
 from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
@@ -39,8 +39,7 @@ INPUT = {"files": "files", "dclm": "location"}  # the key of a source that says 
 FINAL = "final.ckpt"
 
 
-@dataclass(frozen=True)
-class DataPlaces:
+class DataPlaces(Group):
     """The places where the user says that data are; None: the user does not."""
 
     cache_dir: str | None = None
@@ -53,6 +52,9 @@ class DataPlaces:
     def of(cls, keys: Any) -> "DataPlaces":
         """Return the places that the keys `data` of a command line give; `UserError` for a key of another kind."""
         return typed(cls, keys, "data.")
+
+
+NOWHERE = DataPlaces()
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class TrainedRun(Subject):
         return 1 + 2 * counted.ffn_routed / counted.forward_flops(self.seq_len)
 
 
-def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces()) -> TrainedRun:
+def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) -> TrainedRun:
     """Read a run's folder, with its final weights, or a checkpoint in it. Weights only: nothing in it is executed.
 
     Args:
@@ -216,7 +218,8 @@ def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> 
     if places.cache_dir is None or key is None or getattr(places, key) is None:
         raise UserError(_missing(path, data, tokens, places))
     inputs = {name: getattr(places, name) for name in ("files", "validation_files", "location") if hasattr(data, name)}
-    own = replace(data, cache_dir=places.cache_dir, tokenizer_path=places.tokenizer_path, threads=None, **inputs)
+    here = {"cache_dir": places.cache_dir, "tokenizer_path": places.tokenizer_path, "threads": None}
+    own = data.model_copy(update=here | inputs)
     store = prepare(own, progress=True)
     if store.fingerprints["tokens"] != tokens:
         raise UserError(
@@ -232,10 +235,6 @@ def finished(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is no run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
     spec, record = folder.read_spec(), folder.read_record()
-    try:
-        check_together(spec.config)
-    except UserError as error:
-        raise UserError(f"{path / 'config.yaml'} is no config that trains: {error}") from None
     if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
         raise UserError(f"{path} is not finished: give the command that started it again")
     return spec, record

@@ -23,7 +23,7 @@ from simbal.report.report import report
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import check_columns, require_one_table
-from simbal.sweep.resume import require_launch, write_sweep_json
+from simbal.sweep.resume import require_buildable, require_launch, write_sweep_json
 from simbal.sweep.search.optuna_study import (
     ERROR,
     REPLICATES,
@@ -80,6 +80,7 @@ def run_searches(
     require_one_table(jobs)
     check_columns(jobs)
     if config.dry_run:
+        require_buildable(jobs, launcher)
         for study in studies:
             out.print(f"dry run: study {study.name} in {shown}: {study.n_trials} trials in all", soft_wrap=True)
         return
