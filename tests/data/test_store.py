@@ -2,7 +2,6 @@ import errno
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,14 +57,17 @@ def fail(*_):
 def test_a_prepared_corpus_is_read_and_not_built_again(corpus, monkeypatch):
     first = prepare(corpus, progress=False)
     monkeypatch.setattr(store, "build", fail)
-    again = prepare(replace(corpus, seq_len=8, validation_tokens=None, tokenizer_path="/nowhere"), progress=False)
+    again = prepare(
+        corpus.model_copy(update={"seq_len": 8, "validation_tokens": None, "tokenizer_path": "/nowhere"}),
+        progress=False,
+    )
     assert again == first
 
 
 def test_what_decides_the_tokens_decides_the_folder(corpus, folders, jsonl):
     prepare(corpus, progress=False)
-    prepare(replace(corpus, vocab_size=301), progress=False)
-    prepare(replace(corpus, validation_one_in=3), progress=False)
+    prepare(corpus.model_copy(update={"vocab_size": 301}), progress=False)
+    prepare(corpus.model_copy(update={"validation_one_in": 3}), progress=False)
     jsonl(["another text"] * 3 + [str(number) for number in range(40)])
     prepare(corpus, progress=False)
     assert len(folders()) == 4
@@ -75,7 +77,7 @@ def test_fingerprints_do_not_depend_on_names_times_or_compression(corpus, jsonl,
     first = prepare(corpus, progress=False)
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes((tmp_path / "corpus.jsonl").read_bytes())
-    second = prepare(replace(corpus, files=[str(moved)]), progress=False)
+    second = prepare(corpus.model_copy(update={"files": [str(moved)]}), progress=False)
     assert second.path != first.path
     assert second.fingerprints == first.fingerprints
 
@@ -84,7 +86,9 @@ def test_any_number_of_threads_writes_the_same_bytes(corpus, monkeypatch, tmp_pa
     monkeypatch.setattr(encode, "GROUP", 1000)
     fingerprints = []
     for threads in (1, 7, None):
-        store = prepare(replace(corpus, threads=threads, cache_dir=str(tmp_path / str(threads))), progress=False)
+        store = prepare(
+            corpus.model_copy(update={"threads": threads, "cache_dir": str(tmp_path / str(threads))}), progress=False
+        )
         fingerprints.append(store.fingerprints)
     assert fingerprints[0] == fingerprints[1] == fingerprints[2]
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -65,13 +64,13 @@ def test_a_store_is_read_once_and_a_copy_of_it_anew(corpus, reads, tmp_path):
     assert prepare(corpus, progress=False) == store
     assert len(reads) == 2
     shutil.copytree(store.path, tmp_path / "copied" / store.path.name)  # its memory goes with it
-    copied = prepare(replace(corpus, cache_dir=str(tmp_path / "copied")), progress=False)
+    copied = prepare(corpus.model_copy(update={"cache_dir": str(tmp_path / "copied")}), progress=False)
     assert (len(reads), copied.meta) == (4, store.meta)
 
 
 def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, good, tmp_path):
     cache, tokens = good.path.parent, good.fingerprints["tokens"]
-    other = prepare(replace(corpus, vocab_size=301), progress=False)
+    other = prepare(corpus.model_copy(update={"vocab_size": 301}), progress=False)
     for name, content in {"a": b"{", "b": b"{}", "c": b"\xff", "d": json.dumps({"fingerprints": 3}).encode()}.items():
         (cache / name).mkdir()
         (cache / name / "meta.json").write_bytes(content)
