@@ -1,7 +1,5 @@
 """Strategies that take the router's weight from the optimizer: it never moves, or only within fixed directions."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from scipy.linalg import polar
@@ -112,7 +110,7 @@ def test_a_mixture_trains_away_from_orthonormal_rows_within_their_span(small_spe
 def test_a_mixture_decays_as_a_router_does_and_householder_vectors_never(decay_router):
     for name, decays in (("ortho_mix", decay_router), ("ortho_param", False), ("none", decay_router)):
         module = composed_module(together(name))
-        decayed, _ = parameter_groups(module.model, replace(module.optim, decay_router=decay_router))
+        decayed, _ = parameter_groups(module.model, module.optim.model_copy(update={"decay_router": decay_router}))
         of_routers = {id(p) for router in module.model.routers for p in router.parameters()}
         assert bool(of_routers & {id(p) for p in decayed["params"]}) == decays, name
 

@@ -182,7 +182,7 @@ def plan(
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
-        "hardware": asdict(device),
+        "hardware": device.model_dump(),
         "devices": gpus,
         "metrics": metrics,
         "memory": {way: asdict(of) | {"peak": of.peak, "fits": of.peak <= limit} for way, of in memory.items()},

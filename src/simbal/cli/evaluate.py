@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from simbal.cli.command_line import run
-from simbal.errors import UserError, exit_on_user_error
+from simbal.errors import ConfigError, UserError, exit_on_user_error
 
 OF_HOSTS = ("hf", "name", "context", "dtype")
 OF_TRAINING = ("data.seq_len", "data.vocab_size", "data.validation_tokens", "data.document_mask")
@@ -33,6 +33,8 @@ def evaluate_composed(cfg: Any) -> None:
         from simbal.config.compose import resolved
 
         config = resolved(cfg)
+        if not config.get("analysis"):
+            raise ConfigError("give analysis=NAME; --help lists them")
         inputs = {key: config.get(key) for key in INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
         if config["hf"] is not None:

@@ -143,7 +143,11 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
             return f"{error.full_key}: {_fault(text)}"
         case HydraException() if found := COULD_NOT.match(text):
             keys = getattr(getattr(error.__cause__, "object_type", None), "__dataclass_fields__", ())  # of a plugin
-            return unknown_key(found[1], [f"{found[1].rpartition('.')[0]}.{name}" for name in keys])
+            others = [f"{found[1].rpartition('.')[0]}.{name}" for name in keys]
+            return unknown_key(found[1], others, added=text.startswith("Could not append"))
+        case HydraException() if text.startswith("You must specify"):
+            group = text.split("'")[1]
+            return f"give {group}=NAME: {group} has {', '.join(options(group))}"
         case HydraException() if text.startswith("Ambiguous value"):
             line = text.split("'")[1]
             key, _, values = line.partition("=")
@@ -193,11 +197,14 @@ def _fault(text: str) -> str:
     return text
 
 
-def unknown_key(key: str, others: Sequence[str] = ()) -> str:
-    """Return what is wrong with a key that the chosen options do not have; `others` are further candidates."""
+def unknown_key(key: str, others: Sequence[str] = (), added: bool = False) -> str:
+    """Return what is wrong with a key that the chosen options do not have.
+
+    `others` are further candidates; `added` says that the command adds the key by `+`.
+    """
     known = all_keys()
     if known.get(key) == "":
-        return f"{key} exists: leave out the +"
+        return f"{key} exists: leave out the +" if added else f"{key} is not a key of this program; --help lists them"
     if key in known:
         return f"{key} belongs to {known[key]}, which is not chosen: add {known[key]}"
     return f"there is no key {key}{closest(key, [*known, *others])}"
@@ -206,7 +213,7 @@ def unknown_key(key: str, others: Sequence[str] = ()) -> str:
 def all_keys() -> dict[str, str]:
     """Return every dotted key, with the `group=option` that sets it if other options of its group do not."""
     keys = dict.fromkeys([*every_key(), "run", "from", "hydra/launcher", "hydra/sweeper", "hydra.launcher.n_jobs"], "")
-    for group in ("data", "logger", "balancing"):
+    for group in ("data", "logger", "balancing", "analysis"):
         owned = {option: {*option_keys(group, option)} for option in options(group)}
         shared = set.intersection(*owned.values())
         for option, own in owned.items():
