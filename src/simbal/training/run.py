@@ -24,7 +24,7 @@ from simbal.distributed import from_first, is_first
 from simbal.files.disk import refusals_of_disk, remove_parts, write_json
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
-from simbal.runs.record import digest
+from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
 from simbal.training import checkpoint, failures, record
 from simbal.training.build import (
@@ -130,7 +130,7 @@ def announce(spec: RunSpec, run: dict[str, Any]) -> None:
 def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
     """Write the record of a run that has reached its last step."""
     notices = [*notices, *run["warnings"], *checkpoint.warnings(folder.path / "checkpoints")]
-    folder.write_record(run | {"status": "finished", "ended": record.now(), "warnings": notices})
+    folder.write_record(run | {"status": "finished", "ended": now(), "warnings": notices})
 
 
 def tell(folder: Path, measured: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Tracker(Callback):
         self.warning = ""  # a sentence if the tracker failed
         file, rows = spec.path / SENT_FILE, curves.rows(spec.path)
         known = json.loads(file.read_text()) if file.exists() else {}
-        self.sent = known if known.get("kind") == self.kind else {"kind": self.kind, "rows": 0}
+        self.sent: dict[str, Any] = known if known.get("kind") == self.kind else {"kind": self.kind, "rows": 0}
         self.pending = rows[self.sent["rows"] :]
         if self.kind == "tensorboard":
             purge_step = step if (spec.path / "tensorboard").exists() else None  # readers drop what was logged after it
@@ -78,7 +78,7 @@ class Tracker(Callback):
         final = {f"final/{key}": value for key, value in metrics.items() if value is not None}
         if self.kind == "tensorboard":  # its HParams tab needs config and final metrics together
             keys = result_keys(self.spec.written)
-            self._try(lambda logger: logger.log_hyperparams(keys, final, steps))  # type: ignore[arg-type]
+            self._try(lambda logger: logger.log_hyperparams(keys, final, steps))
         else:
             self._try(lambda logger: logger.log_metrics(final, steps))
         self._close("success")

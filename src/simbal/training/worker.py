@@ -50,10 +50,10 @@ def passed_on(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
 
     That handler waits until the worker has saved.
     """
-    received: list[int] = []
+    received: list[signal.Signals] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        received.append(signal.Signals(number))
         worker.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in SIGNALS}
@@ -63,7 +63,7 @@ def passed_on(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
     for number in received[:1]:
-        handler = before[signal.Signals(number)]
+        handler = before[number]
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, None)
 
