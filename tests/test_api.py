@@ -13,7 +13,7 @@ from simbal.analysis.shared.finding import write_analysis
 from simbal.cli.report import main as report
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training.stop import StoppedError
+from simbal.training.signals import StoppedError
 from tests.conftest import MARKOV, SMALL
 
 

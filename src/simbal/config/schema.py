@@ -284,7 +284,7 @@ class TrainerConfig(Group):
         return self
 
 
-KINDS = "tensorboard, csv, mlflow, wandb or none"
+KINDS = "tensorboard, mlflow, wandb or none"
 
 
 class LoggerConfig(Group):
@@ -296,7 +296,7 @@ class LoggerConfig(Group):
 class PlainLoggerConfig(LoggerConfig):
     """A logger without keys of its own."""
 
-    kind: Literal["tensorboard", "csv", "none"] = key(KINDS)
+    kind: Literal["tensorboard", "none"] = key(KINDS)
 
 
 class MLFlowConfig(LoggerConfig):
@@ -312,6 +312,7 @@ class WandbConfig(LoggerConfig):
 
     kind: Literal["wandb"] = key(KINDS)
     project: str = key("project of Weights & Biases")
+    entity: str | None = key("user or team of Weights & Biases; null: your default")
     offline: bool = key("true: keep the curves until `wandb sync`; false: send them (`wandb login` first)")
 
 

@@ -21,17 +21,16 @@ def test_norm_gains_that_no_step_can_move_are_named(small_spec):
     (sentence,) = warned(small_spec, *BF16, "optim.lr=0.0005")
     gains = small_spec().config.model
     number = (2 * gains.num_layers + 1) * gains.d_model
-    assert sentence == (
-        f"0 of {number:,} entries of the norm gains have moved in 12 steps, as those of optim.lr=0.0005 round to "
-        "nothing in bf16: use trainer.precision=bf16-mixed"
-    )
+    assert f"0 of {number:,} entries of the norm gains moved in 12 steps" in sentence
+    assert "optim.lr=0.0005" in sentence
+    assert "trainer.precision=bf16-mixed" in sentence
 
 
 @pytest.mark.parametrize("tied", ["false", "true"])
 def test_a_rate_at_which_nothing_moves_names_every_kind(small_spec, tied):
     keys = (f"model.tie_embeddings={tied}", "optim.lr=1e-9", "optim.weight_decay=0")
     sentences = warned(small_spec, *BF16, *keys)
-    kinds = [sentence.partition("entries of the ")[2].partition(" have")[0] for sentence in sentences]
+    kinds = [sentence.partition("entries of the ")[2].partition(" moved")[0] for sentence in sentences]
     assert sorted(kinds) == ["attention", "feed-forwards", "head", "norm gains", "routers"]
 
 

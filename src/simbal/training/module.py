@@ -22,7 +22,7 @@ from simbal.model.router import Router, Routing
 from simbal.model.transformer import Transformer
 from simbal.training.failures import DivergedError, layer_statistics
 from simbal.training.optimizer import build_optimizer
-from simbal.training.parallel import shard, whole_routers
+from simbal.training.strategies import shard, whole_routers
 from simbal.training.validation import Validation, ValidationTotals
 
 
@@ -225,8 +225,18 @@ class LitMoE(L.LightningModule):
         self.balancing_step = StepInProgress(self.balancing)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the number of skipped steps."""
+        """Save the number of skipped steps, and the optimizer's state by the names of parameters.
+
+        torch numbers them in the order of the optimizer's groups, which Lightning's FSDP2 takes for the model's.
+        """
         checkpoint["skipped_steps"] = self.skipped_steps
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        for optimizer, saved in zip(self.trainer.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
+            named = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+            by_number = dict(enumerate(name for group in named for name in group))
+            saved["state"] = {by_number.get(number, number): state for number, state in saved["state"].items()}
+            for group, group_names in zip(saved["param_groups"], named, strict=True):
+                group["params"] = group_names
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting skipped steps where the checkpoint was saved."""
