@@ -78,8 +78,8 @@ def main(folder: Path, devices: int, strategy: str) -> None:
 
     other = int(os.environ.get("LOCAL_RANK", "0")) > 0
     saved = RunFolder(folder).read_spec()
-    trainer = replace(saved.config.trainer, devices=devices, strategy=strategy)
-    spec = replace(saved, config=replace(saved.config, trainer=trainer), trusted=True)
+    trainer = saved.config.trainer.model_copy(update={"devices": devices, "strategy": strategy})
+    spec = replace(saved, config=saved.config.model_copy(update={"trainer": trainer}), trusted=True)
     with (
         ends_with(os.getppid(), grace=0 if other else GRACE_SECONDS),
         Path(os.devnull).open("w", encoding="utf-8") as nowhere,
