@@ -55,7 +55,8 @@ def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_al
 
 
 @pytest.mark.parametrize(
-    "override", ["trainer.ckpt_every=3", "trainer.progress_bar=false", "logger.kind=csv", "data.threads=2", "name=b"]
+    "override",
+    ["trainer.ckpt_every=3", "trainer.progress_bar=false", "logger.kind=tensorboard", "data.threads=2", "name=b"],
 )
 def test_what_cannot_change_the_result_may_be_given(write_run, override):
     path = write_run()

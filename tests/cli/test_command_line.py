@@ -100,7 +100,7 @@ def test_a_key_of_one_swept_option_is_set_where_it_belongs(arguments):
         (["optim.betas=[0,2]"], "optim.betas[1]"),
         (["data=files"], "data.files"),
         (["data.files=x"], "data=files"),
-        (["logger.kind=csvv"], "csv"),
+        (["logger.kind=tensorbord"], "tensorboard"),
         (["seed=true"], "seed=true"),
         (["+balancing.mine._target_=os.system"], "os.system"),
         (["-m", "seed=0-1", "--cfg", "job"], "--"),
