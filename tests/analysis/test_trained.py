@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.trained import load, runs_in
+from simbal.analysis.trained import load, runs_in
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.cli.again import run_of
 from simbal.errors import UserError
-from simbal.hub.export import export
+from simbal.hf.export import export
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, run, shards
 from simbal.training.checkpoint_file import opened_file, write_file
