@@ -22,7 +22,8 @@ def analyses_page(root: Path) -> str:
         "`python evaluate.py run=outputs/<name> analysis=` one of these, or several as `[a,b]`.\n",
     ]
     for name, file in options("analysis").items():
-        path = yaml.safe_load(file.read_text())["_target_"].removeprefix("simbal.").rpartition(".")[0].replace(".", "/")
+        target = yaml.safe_load(file.read_text())[name]["_target_"]
+        path = target.removeprefix("simbal.").rpartition(".")[0].replace(".", "/")
         module, texts = root / "src/simbal" / f"{path}.py", known.get(path)
         defined = table(("name", "definition"), rows(texts)) if texts else ""
         parts.append(f"## {name}\n\n{about(file)}\n{paragraphs(source.docstring(module))}\n{body(file)}\n{defined}")
