@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from simbal.analysis.generate import decoder_of
 from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import Predicted, Pruned, Subject, UnsuitedError
 from simbal.balancing.bias import BiasController
-from simbal.config.check import check_together, typed
+from simbal.config.check import typed
 from simbal.config.schema import DataConfig
 from simbal.cost.parameters import parameters
 from simbal.data.loader import ValidationSplit
@@ -187,8 +187,7 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = DataPlaces(
     store = run_store(path, spec.config.data, record["data"]["tokens"], places)
     precision = resolve_precision("auto", device)
     module = build_module(spec, store, device, precision)
-    steps = record["steps"] if checkpoint.name == FINAL else None
-    module.load_state_dict(weights_of(checkpoint, spec.hash, module, steps))
+    module.load_state_dict(weights_of(checkpoint, spec.hash))
     data = spec.config.data
     validation = ValidationSplit.of(store, data.seq_len, spec.config.data_seed, data.validation_document_tokens)
     return TrainedRun(path, spec, record, store, module.eval().to(device), validation, device, precision, places)
@@ -210,12 +209,16 @@ def run_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> 
     """
     for folder, remember in ((places.cache_dir, True), (data.cache_dir, False)):
         if folder is not None and (store := find(Path(folder), tokens, remember)):
-            if store.meta["vocab_size"] != data.vocab_size:
-                raise UserError(f"{store.path} has another data.vocab_size than {path}, which names its tokens")
             return store
     key = INPUT.get(data.source)
     if places.cache_dir is None or key is None or getattr(places, key) is None:
-        raise UserError(_missing(path, data, tokens, places))
+        looked = " and ".join(dict.fromkeys(str(place) for place in (places.cache_dir, data.cache_dir) if place))
+        text, given = (f" data.{key}=...", f", or give data.{key}= here") if key else ("", "")
+        raise UserError(
+            f"the data of {path} (data={data.source}, tokens {tokens[:12]}) are not in {looked}: prepare them by "
+            f"`python prepare.py data={data.source} data.vocab_size={data.vocab_size}{text}`{given}, or give "
+            "data.cache_dir= of where they are"
+        )
     inputs = {name: getattr(places, name) for name in ("files", "validation_files", "location") if hasattr(data, name)}
     own = replace(data, cache_dir=places.cache_dir, tokenizer_path=places.tokenizer_path, threads=None, **inputs)
     store = prepare(own, progress=True)
@@ -233,38 +236,27 @@ def finished(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is no run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
     spec, record = folder.read_spec(), folder.read_record()
-    try:
-        check_together(spec.config)
-    except UserError as error:
-        raise UserError(f"{path / 'config.yaml'} is no config that trains: {error}") from None
     if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
         raise UserError(f"{path} is not finished: give the command that started it again")
     return spec, record
 
 
-def weights_of(file: Path, config_hash: str, module: nn.Module, steps: int | None) -> dict[str, Tensor]:
+def weights_of(file: Path, config_hash: str) -> dict[str, Tensor]:
     """Return the state dict of a checkpoint.
 
     Raises:
         UnsuitedError: it is missing.
-        UserError: it is damaged, belongs to another config, does not fit the module, or is not that after `steps`, if
-            given.
+        UserError: it is damaged, or belongs to another config.
     """
     try:
         saved = read(file)
     except FileNotFoundError:
         raise UnsuitedError(f"{file} is missing: no checkpoint is there") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except DamagedCheckpointError as error:
         raise UserError(f"{file} is damaged or no checkpoint of simbal ({error})") from None
-    state, written_for = saved["state_dict"], saved["config_hash"]
-    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    if written_for != config_hash or {name: tensor.shape for name, tensor in state.items()} != expected:
+    if saved["config_hash"] != config_hash:
         raise UserError(f"{file} belongs to another run than the folder that it is in")
-    if steps is not None and saved["global_step"] != steps:
-        raise UserError(f"{file} is not that of step {steps}, the last of its run")
-    return dict(state)
+    return dict(saved["state_dict"])
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -297,15 +289,3 @@ def inputs_of(layers: Sequence[MoELayer]) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _missing(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> str:
-    source, key = data.source, INPUT.get(data.source)
-    looked = " and ".join(dict.fromkeys(str(place) for place in (places.cache_dir, data.cache_dir) if place))
-    command, given = f"python prepare.py data={source} data.vocab_size={data.vocab_size}", ""
-    if key is not None:
-        command, given = f"{command} data.{key}=...", f", or give data.{key}= here"
-    return (
-        f"the data of {path} (data={source}, tokens {tokens[:12]}) are not in {looked}: prepare them by `{command}`"
-        f"{given}, or give data.cache_dir= of where they are"
-    )

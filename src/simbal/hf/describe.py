@@ -142,14 +142,11 @@ class Experiment:
             hooks.remove()
         added = output.loss
         if not self.divides:
-            added = added - cross_entropy(output.logits, batch["labels"])
+            added = added - nn.functional.cross_entropy(
+                output.logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten()
+            )
         last, routings = passes[-1]
         return Observed(added, routings, replace(last, kept_N=None).routings(self.routers))
-
-
-def cross_entropy(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the next tokens, in nats; a scalar."""
-    return nn.functional.cross_entropy(logits_BSV[:, :-1].float().flatten(0, 1), labels_BS[:, 1:].flatten())
 
 
 @contextmanager
@@ -179,33 +176,23 @@ def undisturbed(model: nn.Module, trained: Sequence[Tensor]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A reading of the load balancing loss, E sum_i f_i P_i: f counts the K largest logits, P is a mean probability."""
+class Fit:
+    """A reading of the load balancing loss, `factor` E sum_i f_i P_i: f counts the K largest logits, P is a mean."""
 
     together: str  # the tokens of all layers | of each layer | of each sequence in each layer
-    gating: str
+    gating: str  # of the probabilities
+    factor: float = 1.0
 
-    def of(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the loss, the mean over layers; a scalar."""
+    @torch.no_grad()
+    def of(self, routings: Sequence[Routing]) -> float:
+        """Return the loss for these decisions, the mean over layers."""
         seen = [
             replace(routing, gating=self.gating, probs_NE=gate(routing.logits_NE, self.gating)) for routing in routings
         ]
         strategy: Balancing = PooledLoadBalancingLoss(1.0)
         if self.together != "all layers":
             strategy = LoadBalancingLoss(1.0, scope="micro" if self.together == "each layer" else "sequence")
-        return strategy.losses(seen, None).mean()
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What was added, as `factor` x a reading of the load balancing loss."""
-
-    reading: Reading
-    factor: float
-
-    def of(self, routings: Sequence[Routing]) -> float:
-        """Return the loss for these decisions."""
-        return self.factor * float(self.reading.of(routings).detach())
+        return self.factor * float(strategy.losses(seen, None).mean())
 
 
 def fit(passes: Sequence[Observed], routers: Sequence[HFRouter], tolerance: float) -> Fit | None:
@@ -216,14 +203,14 @@ def fit(passes: Sequence[Observed], routers: Sequence[HFRouter], tolerance: floa
         routers: of the model.
         tolerance: of the relative deviation.
     """
-    added_P = torch.stack([observed.added.detach().double().cpu() for observed in passes])
+    added_P = torch.tensor([observed.added.item() for observed in passes], dtype=torch.float64)
     gatings = dict.fromkeys(("softmax", routers[0].gating))
     together = ("all layers", "each layer", "each sequence")[1 if len(routers) == 1 else 0 :]
-    for reading in (Reading(*kind) for kind in product(together, gatings)):
-        loss_P = torch.stack([reading.of(observed.routings).detach().double().cpu() for observed in passes])
+    for reading in (Fit(*kind) for kind in product(together, gatings)):
+        loss_P = torch.tensor([reading.of(observed.routings) for observed in passes], dtype=torch.float64)
         factor = float((loss_P @ added_P) / (loss_P @ loss_P))
         if bool(((factor * loss_P - added_P).abs() <= tolerance * added_P.abs()).all()):
-            return Fit(reading, factor)
+            return replace(reading, factor=factor)
     return None
 
 
@@ -268,9 +255,9 @@ class OwnLoss:
         self.batch = experiment.batch(7, 2, 5)
         self.knob, self.on = self._turn_on()
 
-    def _added(self, batch: dict[str, Tensor] | None = None) -> float:
+    def _added(self) -> float:
         """Return what is added to the loss of a batch when the auxiliary loss is on."""
-        return float(self.experiment.observe(batch or self.batch, **{SETTING: True}).added.detach())
+        return self.experiment.observe(self.batch, **{SETTING: True}).added.item()
 
     def _turn_on(self) -> tuple[Knob | None, float]:
         """Return the knob that moves the loss, found by turning each, and what is added with the loss on."""
@@ -310,7 +297,7 @@ class OwnLoss:
             name = f"model.{self.knob.name}"
             yield Finding("zero", f"its auxiliary loss adds nothing: {name} is 0", f"set {name} to train with it")
         with self.knob.at(1.0) if self.knob else nullcontext():
-            now = float(self.experiment.observe(self.batch).added.detach())
+            now = self.experiment.observe(self.batch).added.item()
         if not self._differ(now, 0.0):
             yield Finding(
                 "off", f"its auxiliary loss is off: config.{SETTING} is False, so that {self._size()} is not used",
@@ -356,11 +343,11 @@ class OwnLoss:
 
     def _terms(self, found: Fit) -> Iterator[Finding]:
         times = f"model.{self.knob.name} x " if self.knob else ""
-        reading, gating = found.reading, self.experiment.routers[0].gating
+        gating = self.experiment.routers[0].gating
         factor = "" if abs(found.factor - 1) < self.tolerance else f"{found.factor:.4g} x "
         yield Finding(
-            "formula", f"it is {times}{factor}E sum_i f_i P_i {TOGETHER[reading.together]}; f_i: share of tokens with "
-            f"i among the {self.top_k} largest logits, P_i: mean {reading.gating} of the logits",
+            "formula", f"it is {times}{factor}E sum_i f_i P_i {TOGETHER[found.together]}; f_i: share of tokens with "
+            f"i among the {self.top_k} largest logits, P_i: mean {found.gating} of the logits",
         )  # fmt: skip
         if self.top_k > 1 and not factor:
             yield Finding(
@@ -368,10 +355,10 @@ class OwnLoss:
                 f"coefficient acts {self.top_k} times as strong as where the f_i sum to 1",
                 f"divide a coefficient by {self.top_k} that was tuned where the f_i sum to 1 (norm='E/K')",
             )  # fmt: skip
-        if reading.together == "all layers":
+        if found.together == "all layers":
             yield Finding("pooled", "opposite imbalances of two layers cancel in it", f"{ATTACH} each layer by itself")
-        if reading.gating != gating:
-            yield Finding("other_gating", f"its P_i are of the {reading.gating}, and the router weighs by {gating}")
+        if found.gating != gating:
+            yield Finding("other_gating", f"its P_i are of the {found.gating}, and the router weighs by {gating}")
 
     def _matches(self, found: Fit, observed: Observed, padding: bool) -> bool:
         """Whether the fitted loss is what was added, over the tokens with or without padding."""

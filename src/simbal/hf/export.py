@@ -122,7 +122,7 @@ def read_run(path: Path) -> FinishedRun:
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
     balancing.prepare(model.routers)
     module = nn.ModuleDict({"model": model, "balancing": balancing})  # the names that LitMoE gives the two
-    module.load_state_dict(weights_of(path / "checkpoints" / FINAL, spec.hash, module, record["steps"]))
+    module.load_state_dict(weights_of(path / "checkpoints" / FINAL, spec.hash))
     return FinishedRun(path, spec, record, model.eval())
 
 

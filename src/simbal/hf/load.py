@@ -10,8 +10,6 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import file_digest
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from simbal.analysis.result import require_same_model, write_model
 from simbal.config.check import checked_data
@@ -43,7 +41,7 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 MOST_CONTEXT = 2048  # tokens of a window that nobody asked for
 PATIENCE = 10  # seconds for the hub to answer
-ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"  # a variable of transformers
+ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"  # else threads of transformers read ahead until every weight is there twice
 SPARE = 1.2  # of the bytes of the weights: for a pass beside them
 
 
@@ -223,12 +221,15 @@ class HFRequest:
         """
         folder, text = self.folder, self.text
         needed = sum(folder.counts.values()) * DTYPES[self.compute_dtype].itemsize
-        with _quiet(), _one_by_one():
-            if find_spec("accelerate") is None or needed * SPARE <= _free_memory(self.device):
-                module = _load(folder, self.compute_dtype).to(self.device)
-                routers = _routers(module)
-            else:
-                module, routers = _load_offloaded(folder, self.compute_dtype, self.device)
+        _silence_transformers()
+        os.environ.setdefault(ONE_BY_ONE, "1")
+        if find_spec("accelerate") is None or needed * SPARE <= _free_memory(self.device):
+            module = _load(folder, self.compute_dtype).to(self.device)
+            routers = _routers(module)
+        else:
+            module, routers = _load_offloaded(folder, self.compute_dtype, self.device)
+        gc.collect()
+        give_back_freed_memory()
         ids = len(module.get_input_embeddings().weight)  # type: ignore[operator]
         if ids < text.vocab_size:
             raise UserError(f"the tokenizer in {folder.path} has {text.vocab_size:,} ids, and the model {ids:,}")
@@ -310,40 +311,12 @@ def _load_offloaded(folder: HFFolder, dtype: str, device: torch.device) -> tuple
     return model, found if isinstance(found, UserError) else [_in_model(router, hollow, model) for router in found]
 
 
-@dataclass(frozen=True)
-class OffloadedRouter(HFRouter):
-    """A router whose weight and bias may be on the disk, from where they are read."""
-
-    @property
-    def weight_ED(self) -> Tensor:
-        """The router's weight, (E, D)."""
-        owner, _, name = self.weight_name.rpartition(".")
-        return _kept_weight(self.module.get_submodule(owner), name)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias on the choice, of E elements."""
-        return None if self.bias_at is None else _kept_weight(*self.bias_at)
-
-
 def _in_model(router: HFRouter, hollow: nn.Module, model: nn.Module) -> HFRouter:
     """Return a router that was found in a copy of the model, in the model itself."""
     names = {module: name for name, module in hollow.named_modules()}
-    known = {field.name: getattr(router, field.name) for field in fields(router)}
-    known |= {part: model.get_submodule(names[known[part]]) for part in ("module", "experts")}
-    if router.bias_at is not None:
-        owner, name = router.bias_at
-        known["bias_at"] = model.get_submodule(names[owner]), name
-    return OffloadedRouter(**known)
-
-
-def _kept_weight(owner: nn.Module, name: str) -> Tensor:
-    """Return a parameter or buffer of a module, from where accelerate keeps it."""
-    tensor: Tensor = getattr(owner, name)
-    if tensor.is_meta:
-        hook: Any = owner._hf_hook
-        tensor = hook.weights_map[name]
-    return tensor
+    module, experts = (model.get_submodule(names[part]) for part in (router.module, router.experts))
+    bias_at = router.bias_at and (model.get_submodule(names[router.bias_at[0]]), router.bias_at[1])
+    return replace(router, module=module, experts=experts, bias_at=bias_at)
 
 
 def _free_memory(device: torch.device) -> int:
@@ -352,40 +325,14 @@ def _free_memory(device: torch.device) -> int:
     return int(get_max_memory()["cpu" if device.type == "cpu" else 0])
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Let transformers print no progress and no advice within the block; what goes wrong is raised all the same."""
+def _silence_transformers() -> None:
+    """Let transformers print no progress and no advice; what goes wrong is raised all the same."""
     import transformers
 
     theirs: Any = transformers.utils.logging
-    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity(logging.CRITICAL)
     theirs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        theirs.set_verbosity(level)
-        if bars:
-            theirs.enable_progress_bar()
 
 
-@contextmanager
-def _one_by_one() -> Iterator[None]:
-    """Let transformers read one weight after the other within the block, and give back what that has held.
-
-    Its threads read ahead until every weight is there twice.
-    """
-    before = os.environ.get(ONE_BY_ONE)
-    os.environ[ONE_BY_ONE] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[ONE_BY_ONE]
-        if before is not None:
-            os.environ[ONE_BY_ONE] = before
-        gc.collect()
-        give_back_freed_memory()
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -141,12 +141,13 @@ class HFRouter:
     @property
     def weight_ED(self) -> Tensor:
         """The router's weight, (E, D)."""
-        return self.module.get_parameter(self.weight_name)
+        owner, _, name = self.weight_name.rpartition(".")
+        return _stored(self.module.get_submodule(owner), name)
 
     @property
     def bias(self) -> Tensor | None:
         """The bias on the choice, of E elements; looked up anew, as a model that moves makes new buffers."""
-        return None if self.bias_at is None else getattr(*self.bias_at)
+        return None if self.bias_at is None else _stored(*self.bias_at)
 
     @property
     def bias_E(self) -> Tensor | None:
@@ -162,6 +163,15 @@ class HFRouter:
     def renormalize(self) -> bool:
         """Whether the weights of a token's experts are divided by their sum."""
         return self.rule.renormalize
+
+
+def _stored(owner: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer of a module, from where accelerate keeps it if that is not in the module."""
+    tensor: Tensor = getattr(owner, name)
+    if tensor.is_meta and hasattr(owner, "_hf_hook"):
+        hook: Any = owner._hf_hook
+        tensor = hook.weights_map[name]
+    return tensor
 
 
 def find_routers(model: nn.Module) -> list[HFRouter]:
