@@ -10,7 +10,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from simbal.balancing import SimBal
 from simbal.hf import attach, describe
-from simbal.hf.describe import Experiment, OwnLoss, undisturbed
+from simbal.hf.describe import Experiment
 from tests.hf.architectures import RULE, E, K, architecture
 from tests.hf.test_model_bias import tokens
 
@@ -177,11 +177,3 @@ def test_the_model_is_left_as_it_was(name, train):
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert frozen == [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
     attach(model, SimBal()).detach()
-
-
-def test_settings_are_tried_in_a_block_alone():
-    model = architecture("mixtral")
-    experiment = Experiment(model)
-    with undisturbed(model, [experiment.embedding]):
-        assert OwnLoss(experiment).knob.name == "router_aux_loss_coef"
-    assert model.router_aux_loss_coef == 0.001

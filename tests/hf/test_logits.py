@@ -2,19 +2,15 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
 
 from simbal.analysis.generate import Drawing, continue_tokens
-from simbal.model.init import initialise
-from simbal.model.transformer import Transformer
 
 TOLERANCE = 1e-4
 DENSE = ("balancing=none", "model.num_experts=0")
 RUNS = [
-    ("balancing=simbal", "model.init_std=0.2"), ("balancing=lbl",), ("balancing=ortho_param",),
-    ("balancing=ortho_mix",), ("balancing=frozen",), ("balancing=sinkhorn",),
-    ("balancing=none", "model.top_k=1"), DENSE, ("balancing=none", "model.num_experts=0", "model.top_k=0"),
+    ("balancing=simbal", "model.init_std=0.2"), ("balancing=ortho_param",), ("balancing=ortho_mix",),
+    ("balancing=sinkhorn",), DENSE, ("balancing=none", "model.num_experts=0", "model.top_k=0"),
     ("balancing=lbl", "model.rope_theta=300.0", "model.norm_eps=0.01", "model.init_std=0.2"),
 ]  # fmt: skip
 
@@ -48,17 +44,6 @@ def test_transformers_finds_every_weight_and_no_other(exported, overrides, kind)
     assert type(model) is kind
     assert model.dtype == torch.float32
     assert not any(loading.values()), loading
-
-
-def test_weights_have_the_classic_names_and_have_moved_in_training(exported):
-    run, folder = exported(*RUNS[0])
-    weights = load_file(folder / "model.safetensors")
-    prefix = "model.layers.1.block_sparse_moe."
-    assert {f"{prefix}gate.weight", *(f"{prefix}experts.3.{name}.weight" for name in ("w1", "w2", "w3"))} < {*weights}
-    start = Transformer(run.model.shape)
-    initialise(start, 0, run.spec.config.model.init_std, "orthogonal")
-    for ours, first in zip(run.model.parameters(), start.parameters(), strict=True):
-        assert not torch.equal(ours, first)
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from simbal.balancing import (
     Sinkhorn,
     UniformRouting,
 )
-from simbal.balancing.composition import Composition
 from simbal.errors import UserError
 from simbal.hf import attach
 from simbal.model.router import Router
@@ -171,9 +170,3 @@ def test_a_decoupled_step_moves_the_routers_after_the_optimizer(scale_by_lr):
     for old_ED, new_ED in zip(before, router_weights(model).values(), strict=True):
         (gradient_ED,) = torch.autograd.grad(penalty.of_weight(old_ED.requires_grad_()), old_ED)
         torch.testing.assert_close(new_ED, old_ED - (0.5 if scale_by_lr else 1.0) * gradient_ED)
-
-
-def test_a_composition_says_whether_it_steers():
-    assert Composition({"lf": LossFree()}, {}).steers
-    assert Composition({"norm": LogitNorm()}, {}).steers
-    assert not Composition({"simbal": SimBal()}, {}).steers

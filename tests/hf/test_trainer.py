@@ -319,7 +319,7 @@ def test_two_ranks_train_as_two_micro_batches_do(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run(
         [*command, str(tmp_path / "two_ranks.py"), str(tmp_path)], check=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     trainer = made(tmp_path, gradient_accumulation_steps=2, max_grad_norm=0, learning_rate=1e-3)
     balancing = attach_trainer(trainer, strategies())
