@@ -14,7 +14,7 @@ from benchmarks.composing import spec_of
 from simbal.config.catalogue import options
 from simbal.data.store import prepare
 from simbal.training.build import build_data, build_module
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 
 ROUNDS = 9
 torch.set_num_threads(1)

@@ -19,7 +19,6 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,10 +36,8 @@ from simbal.data.store import Store
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
-from simbal.training.cautions import Rounding
-from simbal.training.lit_moe import LitMoE
-from simbal.training.run import build_trainer
-from simbal.training.telemetry import PES, Telemetry
+from simbal.training.module import LitMoE
+from simbal.training.run import RunCallbacks, build_trainer
 
 VOCABULARY = {"tiny": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # different batches, in turn; rounds that are not reported
@@ -84,15 +81,12 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Make our step as `train.py` does."""
     keep_freed_memory()
-    out, keys = Path(spec.path), spec.config.trainer
-    out.mkdir(parents=True)
-    tokens = keys.global_batch * spec.config.data.seq_len
-    telemetry = Telemetry(out, keys.log_every, keys.max_steps, tokens, PES(0, 0))
-    rounding = Rounding(0, spec.config.trainer.max_steps, 0.0)
-    trainer = build_trainer(spec, out, telemetry, [rounding], "cpu", "32-true")
+    spec.path.mkdir(parents=True)
+    callbacks = RunCallbacks.of(spec)
+    trainer = build_trainer(spec, callbacks.all(spec), "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end once
     module = our_module(spec)
-    module.observers.append(telemetry)
+    module.observers.append(callbacks.telemetry)
     trainer.fit(module, train_dataloaders=batches)
 
 

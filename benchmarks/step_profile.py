@@ -18,7 +18,7 @@ from simbal.experts.dispatch import RoutingPlan
 from simbal.model import moe
 from simbal.model.attention import Attention
 from simbal.model.router import Router
-from simbal.training import lit_moe
+from simbal.training import module as lit_moe
 
 BACKWARD = "autograd::engine::evaluate_function: "
 PARTS: tuple[tuple[Any, str, str], ...] = (

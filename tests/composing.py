@@ -55,7 +55,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
             points = space.grid() if settings.sampler == "grid" else space.probes()
             jobs = [job(lines) for point in points for lines in space.jobs(point)]
             keys = {key: value for key, value in asdict(settings).items() if key not in SEEN_IN_JOBS}
-            search = {"arm": arm, "over": space.describe(), **keys}
+            search = {"arm": arm, **keys}
             found.extend(facts | {"search": search} for facts in _facts_of_all(jobs))
         raise ReachedError
 

@@ -6,17 +6,24 @@ import signal
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from hypothesis import HealthCheck, settings
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from simbal.cli import command_line
+from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
+from simbal.training import worker
+from simbal.training.failures import RANK_ERROR
 from tests import programs
+from tests.child_processes import DEADLINE_SECONDS
 
 pytest_plugins = ["tests.run_folders"]
 
@@ -117,5 +124,41 @@ def check(monkeypatch, capsys):
 
 @pytest.fixture
 def forked_ranks(monkeypatch):
-    """Ranks are forks of a server that has imported torch; only some tests start each as a new Python."""
-    monkeypatch.setattr("simbal.training.ranks.get_context", lambda _: programs.server().context)
+    """This process is rank zero, and the others are forks of a server that has imported torch.
+
+    Only some tests start each rank as a new Python, as a user does.
+    """
+
+    def run_here(spec: RunSpec) -> None:
+        RunFolder(spec.path).write_spec(spec)
+        (spec.path / RANK_ERROR).unlink(missing_ok=True)
+        context, port = programs.server().context, str(find_free_network_port())
+        run = (spec.path, spec.config.trainer.devices, spec.config.trainer.strategy)
+        others = [context.Process(target=be_rank, args=(rank, port, *run)) for rank in range(1, run[1])]
+        for process in others:
+            process.start()
+        with monkeypatch.context() as patch:
+            for name, value in rank_environment(0, port).items():
+                patch.setenv(name, value)
+            try:
+                worker.main(*run)
+            finally:
+                for process in others:
+                    process.join(0.0 if sys.exc_info()[0] else DEADLINE_SECONDS)
+                    process.kill()
+                    process.join()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+    monkeypatch.setattr("simbal.training.run.run_worker", run_here)
+
+
+def rank_environment(rank: int, port: str) -> dict[str, str]:
+    """The variables by which Lightning knows that all ranks are there."""
+    return {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def be_rank(rank: int, port: str, *run: Any) -> None:
+    """Be one of the other ranks."""
+    os.environ |= rank_environment(rank, port)
+    worker.main(*run)

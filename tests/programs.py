@@ -27,10 +27,10 @@ REPOSITORY = Path(__file__).parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # what train.py and report.py import, with what a job does
 PRELOAD = (
-    "alembic.command", "hydra.main", "hydra_plugins.simbal_plugins.grid",
+    "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
-    "matplotlib.backends.backend_svg", "numpy.random", "s3fs", "simbal.cli.again", "simbal.cli.arguments",
-    "simbal.cli.command_line", "simbal.report.page.page", "simbal.sweep.search.run", "simbal.training.run",
+    "numpy.random", "s3fs", "simbal.cli.again", "simbal.cli.arguments",
+    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.run", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip
 

@@ -3,13 +3,9 @@
 import sys
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-
 from results.tools.rows import read_csv
-from simbal.report.page import figures, series
-from simbal.report.page.series import Curve
-from simbal.report.page.svg import svg
+from simbal.report.charts import DOCUMENT, Figure, Forest, Interval, Lines, svg
+from simbal.report.curves import Curve, describe_bands
 
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
 AXES = {
@@ -23,10 +19,8 @@ AXES = {
 def draw(folder: Path) -> None:
     """Write <figure>.svg for each figure in curves.csv."""
     for name, curves in read_curves(folder).items():
-        figure = _figure(name, curves)
-        figure.supxlabel(series.bands(curves), fontsize=7.5, color=figures.MUTED)
-        figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-1))
-        (folder / f"{name}.svg").write_text(svg(figure, f"{folder.name}-{name}"), encoding="utf-8")
+        drawn = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
+        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
 
 def read_curves(folder: Path) -> dict[str, list[Curve]]:
@@ -45,12 +39,20 @@ def read_curves(folder: Path) -> dict[str, list[Curve]]:
 
 def _figure(name: str, curves: list[Curve]) -> Figure:
     if name == "differences":
-        return figures.intervals(curves, "difference in validation loss, nats per token")
+        return Forest([*map(_interval, curves)], "difference in validation loss, nats per token")
     if name.startswith("gap-"):
         labels = "tokens per expert parameter", f"nats above {name.removeprefix('gap-')}"
-        return figures.curves(curves, *labels, log_x=True, zero=True)
+        return Lines([("", curves)], *labels, log_x=True, zero=True)
     log, log_x = name in ("sensitivity", "dropping", "pruning"), name == "sensitivity"
-    return figures.curves(curves, *AXES[name], log=log, log_x=log_x, zero=name == "pes-rate")
+    return Lines([("", curves)], *AXES[name], log, log_x, zero=name == "pes-rate")
+
+
+def _interval(point: Curve) -> Interval:
+    """Return the difference that a curve of one point stands for, by the direction of its own interval."""
+    (mean,), ((low, high),) = point.means, point.band_ends
+    word = "higher" if low > 0 else "lower" if high < 0 else "not resolved"
+    text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return Interval(point.arm, mean, low, high, word, text, text)
 
 
 if __name__ == "__main__":

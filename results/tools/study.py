@@ -15,9 +15,9 @@ import yaml
 from results.tools.figures import draw
 from results.tools.rows import LABELS, NEVER, SHARE
 from results.tools.verify import SUMS, sums
+from simbal.report import curves
 from simbal.report.collect import collect
-from simbal.report.page import series
-from simbal.report.page.page import figure_arms
+from simbal.report.curves import MOST_ARMS
 from simbal.report.table import Table, build
 
 
@@ -76,18 +76,18 @@ def write(table: Table, study: Path) -> None:
         if run.documents:
             pairs = enumerate(zip(run.documents.tokens, run.documents.nats, strict=True))
             documents += [[run.path.name, place, tokens, nats] for place, (tokens, nats) in pairs]
-    arms = series.read(figure_arms(table), table.baseline)
-    curves = {
-        "loss": series.over_tokens(arms, "val/loss"),
-        "experts": series.over_tokens(arms, "val/unique_experts"),
-        "max-vio": series.over_tokens(arms, "val/max_vio"),
-        "pes": series.over_tokens(arms, "val/min_pes"),
-        "pes-rate": series.rate(arms, "val/min_pes"),
+    arms = curves.read([row.arm for row in table.of_best(MOST_ARMS).rows], table.baseline)
+    shown = {
+        "loss": curves.over_tokens(arms, "val/loss"),
+        "experts": curves.over_tokens(arms, "val/unique_experts"),
+        "max-vio": curves.over_tokens(arms, "val/max_vio"),
+        "pes": curves.over_tokens(arms, "val/min_pes"),
+        "pes-rate": curves.rate(arms, "val/min_pes"),
     }
     points = [
-        [name, curve.name, curve.style, x, mean, band, curve.rival]
-        for name, shown in curves.items()
-        for curve in shown
+        [name, curve.arm, curve.style, x, mean, band, curve.rival]
+        for name, found in shown.items()
+        for curve in found
         for x, mean, band in zip(curve.xs, curve.means, curve.bands or [""] * len(curve.xs), strict=True)
     ]
     points.insert(0, ["figure", "arm", "style", "x", "mean", "band", "rival"])

@@ -215,7 +215,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
     spec = _composed(overrides)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command does, before torch is imported
     from simbal.training.run import train as train_spec
-    from simbal.training.stop import StoppedError
+    from simbal.training.signals import StoppedError
 
     try:
         train_spec(spec)

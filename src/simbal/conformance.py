@@ -32,7 +32,7 @@ from simbal.distributed import sum_over_ranks, world_size
 from simbal.model.init import initialise
 from simbal.model.router import ExpertWeights, Router, Routing
 from simbal.model.transformer import Transformer, TransformerShape
-from simbal.training.lit_moe import LitMoE, StepResult
+from simbal.training.module import LitMoE, StepResult
 
 SIZES = {"num_layers": 2, "num_experts": 6}
 FACTS = {**SIZES, "seed": 0}

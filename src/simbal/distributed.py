@@ -19,9 +19,14 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Return this process's number among those that train together; 0 without a process group."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def is_first() -> bool:
     """Whether this process writes the run's files; true without a process group."""
-    return world_size() == 1 or dist.get_rank() == 0
+    return rank() == 0
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

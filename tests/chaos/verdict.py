@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.sweep.small_sweep import curve, results
 
-KEPT_DOTS = (".lock", ".lock.lease")  # the lease of a process that was killed
+KEPT_DOTS = (".lock", ".lock.held")  # the marker of a process that was killed
 RECORDED = (
     "metrics",
     "layers",

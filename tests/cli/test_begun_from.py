@@ -84,7 +84,8 @@ def test_another_option_brings_its_own_keys(tmp_path):
 
 def test_nothing_is_taken_over_that_cannot_change_the_result(tmp_path):
     original = made(
-        ("name=mine", "logger=csv", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"), tmp_path
+        ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3"),
+        tmp_path,
     )
     assert begun(f"from={original.path}").written == composed(["seed=3"]).written
 

@@ -16,7 +16,7 @@ def shards(tmp_path, jsonl, keys):
 
 def test_the_last_shard_is_held_out_whole(shards):
     store = prepare(shards(first_shard=1, num_shards=2, validation_shard=4), progress=False)
-    assert [entry["name"][-10:] for entry in store.meta["inputs"]] == ["0001.jsonl", "0002.jsonl", "0004.jsonl"]
+    assert [name[-10:] for name in store.meta["inputs"]] == ["0001.jsonl", "0002.jsonl", "0004.jsonl"]
     assert [len(store.document_ends(split)) for split in ("train", "validation")] == [20, 10]
 
 
@@ -34,6 +34,25 @@ def test_the_identity_needs_no_network_and_changes_with_what_is_read(keys, shard
     assert default["files"][-1][0] == "validation"
     local = [open_source(shards(num_shards=n, validation_shard=v)).identity() for n, v in ((1, 3), (2, 3), (1, 4))]
     assert len({str(identity) for identity in [default, *local]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"num_shards": 0}, "data.num_shards=0 must be at least 1"),
+        ({"first_shard": -1}, "data.first_shard=-1 must lie between 0 and 2827"),
+        ({"validation_shard": 2828}, "data.validation_shard=2828 must lie between 0 and 2827"),
+        ({"first_shard": 2800, "num_shards": 29}, "data.first_shard=2800 and data.num_shards=29 end at shard 2828"),
+        ({"validation_shard": 0}, "data.validation_shard=0 is one of the training shards, 0 to 257"),
+        ({"validation_shard": 257}, "data.validation_shard=257 is one of the training shards, 0 to 257"),
+        ({"on_bad_record": "ignore"}, "data.on_bad_record=ignore is not one of error, skip"),
+    ],
+)  # fmt: skip
+def test_shards_that_make_no_sense_are_refused(keys, changed, sentence):
+    keys("dclm")
+    keys("dclm", validation_shard=258)
+    with pytest.raises(UserError, match=sentence):
+        keys("dclm", **changed)
 
 
 def test_a_build_that_was_interrupted_goes_on_with_the_next_shard(shards, tmp_path):

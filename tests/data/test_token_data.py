@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from simbal.data.loader import TokenData
 from simbal.data.store import prepare
 from simbal.errors import UserError
-from simbal.training.parallel import DeviceCount
+from simbal.training.callbacks import DeviceChanges
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_resumed_lightning_run_sees_the_batches_of_an_uninterrupted_one(data, 
     whole = fit(data(micro_batch=after), after, tmp_path).by_step()
     checkpoint = tmp_path / "step.ckpt"
     begun = fit(data(micro_batch=before), before, tmp_path, SaveAndStop(7, checkpoint))
-    resumed = fit(data(micro_batch=after), after, tmp_path, DeviceCount(), checkpoint=checkpoint)
+    resumed = fit(data(micro_batch=after), after, tmp_path, DeviceChanges(), checkpoint=checkpoint)
     assert sorted(begun.by_step()) == list(range(7))
     assert {**begun.by_step(), **resumed.by_step()} == whole
     assert sorted(whole) == list(range(20))

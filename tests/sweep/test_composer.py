@@ -17,7 +17,7 @@ from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Composer
 from tests.conftest import CONF
 
-GROUPS = ("balancing=none", "balancing=lbl", "balancing=[lf,lbl]", "model=small", "logger=csv", "router=sigmoid")
+GROUPS = ("balancing=none", "balancing=lbl", "balancing=[lf,lbl]", "model=small", "logger=wandb", "router=sigmoid")
 VALUES = {
     "seed": ("0", "1", "2", "null", "1.0", "'1'"),
     "optim.lr": ("1e-3", "0.001", "1", "nan", "inf", "-1", "text"),

@@ -128,7 +128,7 @@ def test_a_job_that_another_process_has_forestalled_is_no_failure_and_is_done_on
     assert app.record(1)["status"] == "finished"
 
 
-@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": NO_FLOCK}], ids=["flock", "lease"])
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": NO_FLOCK}], ids=["flock", "marker"])
 def test_two_sweeps_at_once_over_one_folder_do_every_run_once(app, environment):
     sweeps = [app.start("-m", "seed=0-7", "hydra.launcher.n_jobs=2", **environment) for _ in range(2)]
     outs = [sweep.communicate() for sweep in sweeps]
@@ -140,7 +140,7 @@ def test_two_sweeps_at_once_over_one_folder_do_every_run_once(app, environment):
     (arm,) = json.loads((app.folder / "outputs/default/table.json").read_text())["arms"]
     assert [run["seed"] for run in arm["runs"]] == [*range(8)]
     assert len(list(app.folder.glob("outputs/default/*/.lock"))) == 8
-    assert not list(app.folder.glob("outputs/default/*/*.lease"))
+    assert not list(app.folder.glob("outputs/default/*/*.held"))
 
 
 def test_a_named_sweep_and_another_config_reach_the_jobs(app):

@@ -1,6 +1,5 @@
 """Reads back what a run has logged, from the files of each logger: the rows of its curves, its config, how it ended."""
 
-import csv
 import json
 import struct
 import warnings
@@ -8,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simbal.runs.spec import RunSpec
@@ -61,13 +59,6 @@ def _tensorboard(spec: RunSpec) -> Logged:
     return Logged(rounded(points), {})
 
 
-def _csv(spec: RunSpec) -> Logged:
-    with (spec.path / "csv" / "metrics.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    points = Counter((key, int(line["step"]), float(v)) for line in lines for key, v in line.items() if v)
-    return Logged(rounded(points), yaml.unsafe_load((spec.path / "csv" / "hparams.yaml").read_text()))
-
-
 def mlflow_client(folder: Path):
     from mlflow.tracking import MlflowClient
 
@@ -77,7 +68,7 @@ def mlflow_client(folder: Path):
 
 
 def _mlflow(spec: RunSpec) -> Logged:
-    client, run_id = mlflow_client(spec.path.parents[1]), json.loads((spec.path / "logger.json").read_text())["mlflow"]
+    client, run_id = mlflow_client(spec.path.parents[1]), json.loads((spec.path / "trackers.json").read_text())["id"]
     run = client.get_run(run_id)
     points = Counter((key, m.step, m.value) for key in run.data.metrics for m in client.get_metric_history(run_id, key))
     return Logged(rounded(points), run.data.params)
@@ -87,8 +78,8 @@ def _wandb(spec: RunSpec) -> Logged:
     points, config = Counter(), {}
     for file in sorted(spec.path.glob("wandb/offline-run-*/*.wandb")):
         # written by a process of wandb, which may take its time after the end of the run
-        wait_until(lambda file=file: any(record.HasField("exit") for record in _records(file)))
-        for record in _records(file):
+        wait_until(lambda file=file: any(record.HasField("exit") for record in records(file)))
+        for record in records(file):
             config |= {item.key: json.loads(item.value_json) for item in record.config.update}
             row = {"/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             step = row.pop("trainer/global_step", None)
@@ -96,7 +87,7 @@ def _wandb(spec: RunSpec) -> Logged:
     return Logged(rounded(points), config)
 
 
-def _records(file: Path):
+def records(file: Path):
     from wandb.proto.wandb_internal_pb2 import Record
 
     return [Record.FromString(content) for content in _entries(file.read_bytes())]
@@ -118,4 +109,4 @@ def _entries(content: bytes):
             entry = b""
 
 
-READERS = {"tensorboard": _tensorboard, "csv": _csv, "mlflow": _mlflow, "wandb": _wandb}
+READERS = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}

@@ -18,7 +18,6 @@ def test_a_gradient_that_another_divides_is_warned_of(small_spec, keys, divided,
     spec = small_spec("balancing=simbal", *keys)
     train(spec)
     warnings = RunFolder(spec.path).read_record()["warnings"]
-    beginnings = [warning.partition(",")[0] for warning in warnings]
-    assert beginnings == ["optim.grad_clip=1 has divided gradients by 113"] * divided
+    assert ["optim.grad_clip=1" in warning and " 113 " in warning for warning in warnings] == [True] * divided
     printed = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert printed == [f"warning: {warning}" for warning in warnings]

@@ -14,7 +14,7 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
 from simbal.training import checkpoint as saving
-from simbal.training.checkpoint_file import DamagedCheckpointError
+from simbal.training.checkpoint import DamagedCheckpointError
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import assert_same_run
@@ -242,5 +242,5 @@ def test_kept_weights_are_those_of_the_step_in_their_name(tmp_path):
     saved_at(4, tmp_path / "weights-00000004.ckpt")
     assert checkpoint.read(tmp_path / "weights-00000004.ckpt")["global_step"] == 4
     (tmp_path / "weights-00000004.ckpt").rename(tmp_path / "weights-00000008.ckpt")
-    with pytest.raises(DamagedCheckpointError, match="it is that of step 4"):
+    with pytest.raises(DamagedCheckpointError, match="it is of step 4"):
         checkpoint.read(tmp_path / "weights-00000008.ckpt")

@@ -8,7 +8,7 @@ import torch
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from simbal.training.validation import ValidationTotals
 from tests.training.run_files import assert_same_run, rows, weights

@@ -11,7 +11,7 @@ from lightning import Trainer
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.balancing.cases import CASES
@@ -165,7 +165,7 @@ def test_a_folder_of_another_config_is_refused_and_kept(small_spec, finished, is
 
 def test_a_folder_that_another_process_writes_is_refused(small_spec):
     spec = small_spec()
-    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by process"):
+    with RunFolder(spec.path).lock(), pytest.raises(UserError, match="is being written by"):
         train(spec)
 
 

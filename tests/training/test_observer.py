@@ -6,7 +6,7 @@ from simbal.conformance import B, S, tiny_module
 from simbal.conformance import train as train_tiny
 from simbal.distributed import sum_over_ranks
 from simbal.runs.folder import RunFolder
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
 from tests.balancing.cases import CASES
 from tests.training.run_files import rows

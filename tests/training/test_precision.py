@@ -8,7 +8,7 @@ import torch
 from simbal.errors import UserError
 from simbal.training import build
 from simbal.training.build import resolve_precision
-from simbal.training.parallel import DeviceCount
+from simbal.training.callbacks import DeviceChanges
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -42,12 +42,12 @@ def test_bf16_is_taken_on_a_cpu_with_its_instructions(cpu_with, flags):
 
 def test_a_run_that_goes_on_in_another_precision_says_so():
     """`auto` is 32-true on a CPU and bf16-mixed on CUDA."""
-    first, second = DeviceCount(), DeviceCount()
+    first, second = DeviceChanges(), DeviceChanges()
     for step in (0, 3):
         first.on_train_start(SimpleNamespace(global_step=step, precision="32-true"))
     assert first.warnings == []
     second.load_state_dict(first.state_dict())
     second.on_train_start(SimpleNamespace(global_step=5, precision="bf16-mixed"))
     assert second.warnings == [
-        "precision changed, and with that the rounding: 32-true from step 0, bf16-mixed from step 5"
+        "precision changed, and with it the rounding: 32-true from step 0, bf16-mixed from step 5"
     ]

@@ -42,7 +42,7 @@ def test_a_run_is_finished_whether_or_not_somebody_reads_what_it_says_then(small
             raise BrokenPipeError
 
     monkeypatch.setattr(run, "print", into_a_pipe, raising=False)
-    monkeypatch.setattr(run, "divided_gradients", lambda *_: ["nearly all were divided"])
+    monkeypatch.setattr(run, "warn_overclipping", lambda *_: ["nearly all were divided"])
     with pytest.raises(BrokenPipeError):
         train(spec)
     assert RunFolder(spec.path).finished(spec)

@@ -7,9 +7,9 @@ import pytest
 
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 from simbal.training.run import train
-from simbal.training.stop import StopRequest
+from simbal.training.signals import StopRequest
 from tests.child_processes import in_a_fork, wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.programs import Program
@@ -55,7 +55,7 @@ def test_it_saves_and_goes_on_to_the_same_result(
     assert not (stopped.path / "record.json").exists()
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     train(stopped)
-    assert f"going on from step {int(saved[5:13])} of " in capsys.readouterr().out
+    assert f"resuming from step {int(saved[5:13])} of " in capsys.readouterr().out
     assert_same_run(whole, stopped)
     assert RunFolder(stopped.path).read_record()["warnings"] == []
 
@@ -106,7 +106,7 @@ def test_a_program_leaves_with_the_signals_code(tmp_path, cache_dir, signals):
     out, err = process.communicate()
     if len(signals) == 1:
         assert process.returncode == 128 + signals[0], err
-        assert "the same command goes on from there" in out
+        assert "rerun the command to resume" in out
         assert len([*tmp_path.glob("default/*/checkpoints/step-*.ckpt")]) == 1
     else:  # the second may come before the first is heard, or after it is done
         assert process.returncode in (-signals[1], 128 + signals[1])

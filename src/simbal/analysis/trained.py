@@ -31,9 +31,8 @@ from simbal.model.transformer import Transformer
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
-from simbal.training.checkpoint import read
-from simbal.training.checkpoint_file import DamagedCheckpointError
-from simbal.training.lit_moe import LitMoE
+from simbal.training.checkpoint import DamagedCheckpointError, read
+from simbal.training.module import LitMoE
 
 INPUT = {"files": "files", "dclm": "location"}  # the key of a source that says where its text is
 FINAL = "final.ckpt"

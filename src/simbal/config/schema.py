@@ -231,7 +231,7 @@ class TrainerConfig:
 class LoggerConfig:
     """The logger that writes curves beside metrics.jsonl."""
 
-    kind: Annotated[str, Key("tensorboard, csv, mlflow, wandb or none")]
+    kind: Annotated[str, Key("tensorboard, mlflow, wandb or none")]
 
 
 @dataclass(frozen=True)
@@ -250,6 +250,7 @@ class WandbConfig(LoggerConfig):
     """The logger Weights & Biases."""
 
     project: Annotated[str, Key("of Weights & Biases")]
+    entity: Annotated[str | None, Key("user or team of Weights & Biases; null: your default")]
     offline: Annotated[
         bool, Key("true: kept until `wandb sync`; false: sent while the run goes on, after `wandb login`")
     ]
@@ -303,7 +304,6 @@ DATA: Mapping[str, type[DataConfig]] = {
 }
 LOGGERS: Mapping[str, type[LoggerConfig]] = {
     "tensorboard": LoggerConfig,
-    "csv": LoggerConfig,
     "mlflow": MLFlowConfig,
     "wandb": WandbConfig,
     "none": LoggerConfig,

@@ -70,7 +70,7 @@ def device_memory(shape: TransformerShape, step: Step, strategy: str = "one devi
     """Return the memory of one of `gpus` devices; balancing strategies, which keep little, are left out.
 
     ddp: gradients are summed in buckets as large as all of them together (torch's DistributedDataParallel, unless
-    gradient_as_bucket_view). fsdp, as simbal.training.parallel cuts the model: each device holds its part of every
+    gradient_as_bucket_view). fsdp, as simbal.training.strategies cuts the model: each device holds its part of every
     parameter, gradient and moment; beside them whole weights and gradients of all but the feed-forwards, and of two
     feed-forwards, the one in use and the next.
     """

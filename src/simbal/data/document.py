@@ -1,41 +1,43 @@
-"""A document as a store takes it, and the interfaces of what gives documents and of what encodes them."""
+"""A document of text, and the interfaces of sources, which yield documents, and of encoders, which tokenize them."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-SPLITS = ("train", "validation")
+SPLITS = TRAIN, VALIDATION = ("train", "validation")
 
 
 class Document(NamedTuple):
-    """A piece of text that is held out, or not, as a whole."""
+    """A piece of text that belongs to one split."""
 
     split: str  # one of SPLITS
-    input: str  # the file or package it came from
-    content: bytes  # its UTF-8, or the symbols of a synthetic one
+    content: bytes  # its UTF-8, or the symbols of a synthetic document
     digest: bytes  # sha256 of `content`
-    done: float  # share of all the source's input that has been read with this document, 0 to 1
+    done: float  # fraction of the source's input that has been read, 0 to 1
 
 
 class Source(Protocol):
-    """A source of documents of the two splits; its dataclass fields are keys of `conf/data/<source>.yaml`."""
+    """A source of documents of the two splits."""
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides the documents, as JSON values, without reading them or asking a network."""
+        """Return everything that determines the documents, as JSON values, without reading them or using a network."""
 
-    def units(self) -> list[str]:
-        """Return the names of the parts that are read in turn; an interrupted build goes on with the next of them."""
+    def units(self, splits: Sequence[str] = SPLITS) -> list[str]:
+        """Return the names of the inputs that may hold documents of `splits`; a build resumes after whole units."""
 
     def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
-        """Yield a unit's documents, always in one order; count what is left out or changed in `skipped`, by reason.
+        """Yield a unit's documents in a fixed order; count skipped or changed records in `skipped`, by reason.
 
         Raises:
             UserError: for the first bad input, with its position.
         """
+
+    def with_ends_held_out(self) -> "Source | None":
+        """Return the source that holds out the end of each document instead of whole ones; None: it cannot."""
 
 
 class Encoder(Protocol):
@@ -44,20 +46,20 @@ class Encoder(Protocol):
     vocab_size: int  # every id is below it
     eot: int  # the id that the store puts after every document
     byte_len: NDArray[np.uint16]  # bytes of text that each id stands for, (V,); 0 for `eot`
-    table_sha256: str | None  # of the token table, if there is one
+    table_sha256: str | None  # of the token table, if it has one
 
     def encode(self, content: bytes) -> NDArray[np.uint32]:
         """Return the ids of one document, without `eot`."""
 
 
 def digest_of(content: bytes) -> bytes:
-    """Return the sha256 of a document's content, the 32 bytes that identify it."""
+    """Return the sha256 of a document's content, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 
 def split_of(digest: bytes, validation_one_in: int) -> str:
-    """Return a document's split: about one in `validation_one_in` is held out, by the document's own hash.
+    """Return a document's split: its own hash holds out about one in `validation_one_in`.
 
-    Adding a file then moves no other document to another split.
+    So adding a file moves no other document to another split.
     """
-    return SPLITS[int.from_bytes(digest[:8], "big") % validation_one_in == 0]
+    return VALIDATION if int.from_bytes(digest[:8], "big") % validation_one_in == 0 else TRAIN

@@ -1,49 +1,50 @@
-"""A store of tokens on disk, `<cache_dir>/<source>-<key>/`, complete or absent, never half-written, and its plan.
+"""A prepared data set on disk: `<cache_dir>/<source>-<key>/`, complete or absent, never half-written.
 
-What an interrupted build has finished waits in `<source>-<key>.partial`.
-
-    meta.json                 what it holds and where it came from, with sums over all files; written last
-    verified.json             when these very files were last found to be what meta.json says
+    meta.json                 what it holds and where it came from, with the sha256 of all other files; written last
+    verified.json             the state in which each machine has found the files to be what meta.json says
     byte_len.bin              <u2: bytes of text that each id stands for, 0 for end of text
     train/, validation/       tokens.bin: ids, <u2 or <u4, end of text after every document
                               docs.idx: <u8, the end of each document in tokens
 
-No torch here: the sweep's parent process prepares the data of its runs.
+An interrupted build waits in `<source>-<key>.partial`. No torch here: the parent process of a sweep prepares the data.
 """
 
 import json
-import math
 import os
 import shutil
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
-from hashlib import sha256
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from simbal.config.schema import DataConfig
 from simbal.data import tokenizer
-from simbal.data.builder import FORMAT, Journal, build
-from simbal.data.document import SPLITS, Encoder, Source
-from simbal.data.held_out import VALIDATION, HeldOutOnly
-from simbal.data.overlap import Overlap
-from simbal.data.sources.dclm import DCLM
+from simbal.data.builder import JOURNAL, build, finished_units, token_dtype
+from simbal.data.document import SPLITS, VALIDATION, Encoder, Source
+from simbal.data.overlap import Overlap, shared_documents, shared_windows
+from simbal.data.sources.dclm import open_dclm
 from simbal.data.sources.files import Files
 from simbal.data.sources.pysource import PySource
 from simbal.data.sources.synthetic import Symbols, Synthetic
-from simbal.data.verification import FILES, META, Verification, read_meta, require_meta
 from simbal.errors import UserError
 from simbal.files.disk import refusal, sync
-from simbal.files.locks import Lock, TakenError
+from simbal.files.locks import LockedError, lock
 from simbal.runs import record
 
-PARTIAL = ".partial"  # the suffix of a folder in which a store is being built
-SOURCES: dict[str, Any] = {"pysource": PySource, "files": Files, "dclm": DCLM, "synthetic": Synthetic}
+FORMAT = 4  # to be raised when the same config would give other files
+META, VERIFIED, DIGESTS = "meta.json", "verified.json", "digests.bin"
+FILES = ("byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
+PARTIAL = ".partial"
+COUNTS = ("documents", "tokens", "bytes")  # of each split
 
 
 @dataclass(frozen=True)
@@ -54,49 +55,34 @@ class Store:
     meta: dict[str, Any]
 
     @classmethod
-    def open(cls, path: Path) -> "Store":
-        """Read `meta.json` and check every file's size against it; `Store.verified` also reads the files.
+    def open(cls, path: Path, again: bool = False, remember: bool = True) -> "Store":
+        """Return the store in `path` once each file has the sha256 that meta.json names.
+
+        Args:
+            path: the store's folder.
+            again: hash the files even if this machine has hashed the very same files before.
+            remember: note in the folder that this machine has hashed them.
 
         Raises:
-            UserError: if the folder was damaged after it was written, or cannot be read.
+            UserError: a file is missing or damaged.
         """
         file = path / META
         try:
-            store = cls(path, read_meta(path))
-            for name, size in zip(FILES[1:], store._sizes(), strict=True):
-                file = path / name
-                if file.stat().st_size != size:
-                    raise ValueError(name)
+            meta = record.unsealed(file.read_bytes())
+            stamps, remembered = _stamps(path), _read_verified(path)
+            if again or remembered.get(socket.gethostname()) != stamps:
+                for name, expected in meta["files"].items():
+                    file = path / name
+                    if _sha256_of(file) != expected:
+                        raise ValueError("it is not what was written")
+                if remember:
+                    with suppress(OSError):  # a folder that cannot be written is hashed each time
+                        (path / VERIFIED).write_text(json.dumps(remembered | {socket.gethostname(): stamps}))
         except PermissionError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{file} is damaged: delete {path} and prepare it again") from None
-        return store
-
-    @classmethod
-    def verified(cls, path: Path, remember: bool) -> "Store":
-        """Open a store whose every file is what `meta.json` says.
-
-        Args:
-            path: its folder.
-            remember: whether to note there that it was verified, so that the next call takes no time.
-
-        Raises:
-            UserError: if a file is not what `meta.json` says, with its name.
-        """
-        verification = Verification(path)
-        store = cls.open(path)
-        require_meta(path, store.meta)
-        verification.require(store.meta, remember)
-        return store
-
-    def _sizes(self) -> Iterator[int]:
-        """Yield the bytes of `byte_len.bin` and of each split's two files, in the order of `FILES`."""
-        yield 2 * self.meta["vocab_size"]
-        for split in SPLITS:
-            counts = self.meta["splits"][split]
-            yield counts["tokens"] * np.dtype(self.meta["dtype"]).itemsize
-            yield 8 * counts["documents"]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} is damaged ({error}): delete {path} and prepare it again") from None
+        return cls(path, meta)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -110,15 +96,19 @@ class Store:
 
     def tokens(self, split: str) -> NDArray[Any]:
         """Return all ids of a split, (tokens,); uint16, or uint32 for a vocabulary above 65536."""
-        return np.memmap(self.path / split / "tokens.bin", self.meta["dtype"], "r")
+        return self._array(f"{split}/tokens.bin", self.meta["dtype"])
 
     def document_ends(self, split: str) -> NDArray[np.uint64]:
         """Return the position after each document's end of text, (documents,), increasing."""
-        return np.memmap(self.path / split / "docs.idx", "<u8", "r")
+        return self._array(f"{split}/docs.idx", "<u8")
+
+    def _array(self, name: str, dtype: str) -> NDArray[Any]:
+        file = self.path / name
+        return np.memmap(file, dtype, "r") if file.stat().st_size else np.empty(0, dtype)
 
     def held_out(self) -> list[str]:
-        """Return a sentence where ends of documents are held out, as there were too few to hold out whole ones."""
-        if "held_out" not in self.meta:
+        """Return a sentence if ends of documents are held out, since there were too few to hold out whole ones."""
+        if not self.meta["ends_held_out"]:
             return []
         percent = 100 / self.meta["source"]["validation_one_in"]
         return [f"too few documents to hold one out: the last {percent:.2g}% of each is (data.validation_one_in)"]
@@ -130,73 +120,51 @@ class Store:
             f"  {split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
             f"{counts['bytes'] / counts['tokens']:.3f} bytes per token"
             for split, counts in self.meta["splits"].items()
-            if counts["tokens"]
         ]
-        if "only" not in self.meta:
+        if self.meta["validation_overlap"]:
             lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
         lines += [f"  {sentence}" for sentence in self.held_out()]
-        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items())
-        if left_out:
-            lines.append(f"  left out: {left_out}")
-        if replaced := self.meta["surrogates_replaced"]:
-            lines.append(f"  {replaced:,} documents had lone surrogates, replaced by U+FFFD")
+        if skipped := ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items()):
+            lines.append(f"  skipped or changed: {skipped}")
         lines += [f"  {kind} fingerprint {digest[:12]}" for kind, digest in self.fingerprints.items()]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The store that a config's group `data` asks for, and the folder whose name follows from it."""
+    """The store that a config's group `data` asks for."""
 
     data: DataConfig
     source: Source
     description: dict[str, Any]  # of the source
-    path: Path
-    encoder: Encoder | None = None  # another than the config's; then of the validation split alone
+    path: Path  # its folder, whose name follows from everything that determines the files
+    encoder: Encoder | None = None  # instead of the config's; then the store has the validation split alone
 
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
-        """Return the plan of `data`; names, sizes and versions are read, and `UserError` if they make no sense.
-
-        With an `encoder` of somebody else's it is one of the validation split alone.
-        """
+        """Return the plan of `data`; names, sizes and versions are read, and `UserError` if they make no sense."""
         source = open_source(data)
         description = {"name": data.source, **source.identity()}
         facts: list[Any] = [FORMAT, data.vocab_size, description]
         if encoder is not None:
-            source = HeldOutOnly(source)
             description |= {"splits": [VALIDATION]}
             facts = [FORMAT, encoder.vocab_size, description, encoder.table_sha256]
         key = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return cls(data, source, description, Path(data.cache_dir, f"{data.source}-{key[:12]}"), encoder)
 
-    @property
-    def wanted_tokenizer(self) -> tuple[int, str | None]:
-        """The number of ids, and the sha256 of the token table."""
-        if self.encoder is not None:
-            return self.encoder.vocab_size, self.encoder.table_sha256
-        return self.data.vocab_size, None if self.data.source == "synthetic" else tokenizer.SHA256
 
-    def require(self, store: Store) -> Store:
-        """Return `store`; `UserError` unless it is what its folder's name says."""
-        vocab_size, table = self.wanted_tokenizer
-        wanted = {
-            "format": FORMAT,
-            "source": record.sealed({"source": self.description})["source"],
-            "vocab_size": vocab_size,
-            "tokenizer_sha256": table,
-        }
-        wrong = [key for key, value in wanted.items() if store.meta.get(key) != value]
-        if wrong:
-            raise UserError(f"{self.path} is not what its name says ({wrong[0]}): delete it and prepare it again")
-        return store
-
-
-def open_source(data: DataConfig) -> Source:
-    """Return the source that `data.source` names, made from the keys it asks for."""
-    source = SOURCES[data.source]
-    opened: Source = source(**{field.name: getattr(data, field.name) for field in fields(source)})
-    return opened
+def open_source(data: Any) -> Source:
+    """Return the source that `data.source` names."""
+    one_in = data.validation_one_in
+    if data.source == "pysource":
+        return PySource(data.packages, data.strict, one_in)
+    if data.source == "dclm":
+        return open_dclm(data)
+    if data.source == "files":
+        form = (data.text_key, data.encoding, data.txt_split, data.on_bad_record)
+        return Files(data.files, data.validation_files, *form, one_in, data.cache_dir)
+    sizes = (data.vocab_size, data.branching, data.documents, data.document_tokens)
+    return Synthetic(*sizes, data.chain_seed, one_in)
 
 
 def open_encoder(data: DataConfig) -> Encoder:
@@ -207,92 +175,129 @@ def open_encoder(data: DataConfig) -> Encoder:
 
 
 def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) -> Store:
-    """Return the store that the group `data` of a config asks for, built if it is not there yet, and verified.
+    """Return the store that the group `data` of a config asks for, built if it is not there yet.
 
     Args:
-        data: says what to prepare, and where.
+        data: what to prepare, and where.
         progress: whether to show a live view.
-        encoder: another than that of `data`; then the validation split alone is read and prepared.
+        encoder: instead of that of `data`; then the validation split alone is read and prepared.
 
     Raises:
-        UserError: for bad input, for a disk that cannot be written (inputs that were finished are kept), and for a
-            store that is not what was prepared.
+        UserError: for bad input, for a disk that cannot be written, and for a damaged store. A later call continues
+            after the inputs that are finished.
     """
     plan = Plan.of(data, encoder)
     try:
-        if not os.path.lexists(plan.path):
+        if not plan.path.exists():
             plan.path.parent.mkdir(parents=True, exist_ok=True)
-            with _lock(plan.path):
-                if not os.path.lexists(plan.path):
+            with ExitStack() as held:
+                lock_file = plan.path.with_name(f".{plan.path.name}.lock")
+                try:
+                    held.enter_context(lock(lock_file))
+                except LockedError:
+                    print(f"waiting for another process that prepares {plan.path.name}", file=sys.stderr)
+                    held.enter_context(lock(lock_file, timeout=-1))
+                if not plan.path.exists():
                     _build(plan, progress)
     except OSError as error:
         raise UserError(refusal(plan.path, error, "data.cache_dir")) from error
-    return plan.require(Store.verified(plan.path, remember=True))
+    return Store.open(plan.path)
 
 
-def find(cache_dir: Path, tokens: str, remember: bool) -> Store | None:
-    """Return the verified store below `cache_dir` whose fingerprint of the tokens is `tokens`; None if there is none.
-
-    Args:
-        cache_dir: the folder of stores; it need not exist, and is not created.
-        tokens: 64 hex digits.
-        remember: whether to note in the store that it was verified, so that the next call takes no time.
+def find(cache_dir: Path, tokens: str, remember: bool = True) -> Store | None:
+    """Return the store below `cache_dir` whose fingerprint of the tokens is `tokens`; None if there is none.
 
     Raises:
-        UserError: if there is one that says it has these tokens, and is not what was prepared.
+        UserError: the only such store is damaged.
     """
-    damage: UserError | None = None
-    for folder in sorted(file.parent for file in cache_dir.glob(f"*/{META}")):
+    damage = None
+    for file in sorted(cache_dir.glob(f"*/{META}")):
         try:
-            about = read_meta(folder)
-            wanted = about["format"] == FORMAT and about["fingerprints"]["tokens"] == tokens
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # broken, or of something else
-        if wanted and folder.suffix != PARTIAL:
-            try:
-                return Store.verified(folder, remember)
-            except UserError as error:
-                damage = damage or error
+            if record.unsealed(file.read_bytes())["fingerprints"]["tokens"] == tokens:
+                return Store.open(file.parent, remember=remember)
+        except UserError as error:
+            damage = damage or error
+        except (OSError, ValueError, KeyError):
+            continue  # broken, or something else
     if damage:
         raise damage
     return None
 
 
 def _build(plan: Plan, progress: bool) -> None:
-    """Build aside, then rename, so that the folder appears whole; an interrupted build is continued."""
+    """Build in a folder aside, then rename it, so that the store appears whole."""
     partial = plan.path.with_name(f"{plan.path.name}{PARTIAL}")
     partial.mkdir(exist_ok=True)
+    encoder, splits = plan.encoder or open_encoder(plan.data), (VALIDATION,) if plan.encoder else SPLITS
     try:
-        by_ends = plan.source.by_ends() if isinstance(plan.source, Files | HeldOutOnly) else None
-        encoder, splits = plan.encoder or open_encoder(plan.data), (VALIDATION,) if plan.encoder else SPLITS
-        build(partial, plan.source, encoder, plan.description, plan.data.threads, progress, by_ends, splits)
-        if Plan.of(plan.data, plan.encoder).path != plan.path:
-            shutil.rmtree(partial)
-            raise UserError(f"the input of data.source={plan.data.source} changed while it was read: start again")
-        for written in (*partial.rglob("*"), partial):
-            sync(written)
-        partial.rename(plan.path)
-        sync(plan.path.parent)
-        for sentence in Store(plan.path, read_meta(plan.path)).held_out():
-            print(f"{plan.path.name}: {sentence}", file=sys.stderr)
-    except BaseException as error:
-        journal = Journal.read(partial)
-        kept, total = len(journal.units), len(journal.planned)
-        if kept == 0 or (kept == total and isinstance(error, UserError)):  # nothing to go on with, or no way to
+        counts, ends_held_out = build(partial, plan.source, encoder, plan.data.threads, progress, splits)
+    except BaseException:
+        if not finished_units(partial):
             shutil.rmtree(partial, ignore_errors=True)
-        elif isinstance(error, UserError):
-            raise UserError(f"{error}\nrun it again to continue after input {kept} of {total}") from error
         raise
+    if Plan.of(plan.data, plan.encoder).path != plan.path:
+        shutil.rmtree(partial)
+        raise UserError(f"the input of data.source={plan.data.source} changed while it was read: start again")
+    encoder.byte_len.astype("<u2").tofile(partial / "byte_len.bin")
+    digests = {split: partial / split / DIGESTS for split in SPLITS}
+    files = {name: _sha256_of(partial / name) for name in FILES}
+    text = "\n".join(f"{split} {_sha256_of(file)}" for split, file in digests.items())
+    tokens = "\n".join(f"{split} {files[f'{split}/tokens.bin']}" for split in SPLITS)
+    meta = {
+        "format": FORMAT,
+        "source": plan.description,
+        "dtype": token_dtype(encoder.vocab_size),
+        "vocab_size": encoder.vocab_size,
+        "eot": encoder.eot,
+        "tokenizer_sha256": encoder.table_sha256,
+        "splits": {split: {kind: counts[f"{split} {kind}"] for kind in COUNTS} for split in splits},
+        "inputs": plan.source.units(splits),
+        "skipped": {key.removeprefix("skipped: "): counts[key] for key in counts if key.startswith("skipped: ")},
+        "ends_held_out": ends_held_out,
+        "validation_overlap": _overlap(partial, encoder, counts, plan.data.threads) if splits == SPLITS else None,
+        # no path, time, machine or compression changes these
+        "fingerprints": {
+            "text": sha256(text.encode()).hexdigest(),
+            "tokens": sha256(f"{tokens}\nvocab_size {encoder.vocab_size}".encode()).hexdigest(),
+        },
+        "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
+        "files": files,
+    }
+    (partial / META).write_bytes(orjson.dumps(record.sealed(meta), option=orjson.OPT_INDENT_2))
+    for scaffold in (partial / JOURNAL, *digests.values()):
+        scaffold.unlink()  # the journal first: it must not outlive what it describes
+    for written in (*partial.rglob("*"), partial):
+        sync(written)
+    (partial / VERIFIED).write_text(json.dumps({socket.gethostname(): _stamps(partial)}))
+    partial.rename(plan.path)
+    sync(plan.path.parent)
+    for sentence in Store(plan.path, meta).held_out():
+        print(f"{plan.path.name}: {sentence}", file=sys.stderr)
 
 
-@contextmanager
-def _lock(store: Path) -> Iterator[None]:
-    """Hold the store's lock, after any other process that has it. The file stays, as removing it would be a race."""
-    lock = Lock(store.with_name(f".{store.name}.lock"))
-    with ExitStack() as held:
-        try:
-            held.enter_context(lock.held())
-        except TakenError:
-            print(f"waiting for another process that prepares {store.name}", file=sys.stderr)
-            held.enter_context(lock.held(math.inf))
-        yield
+def _overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int | None) -> dict[str, int]:
+    train, validation = (folder / split for split in SPLITS)
+    documents = shared_documents(train / DIGESTS, validation / DIGESTS)
+    dtype = token_dtype(encoder.vocab_size)
+    train_tokens, validation_tokens = (np.memmap(split / "tokens.bin", dtype, "r") for split in (train, validation))
+    windows = shared_windows(train_tokens, validation_tokens, encoder.eot, threads=threads or os.cpu_count() or 1)
+    return asdict(Overlap(documents, counts[f"{VALIDATION} documents"], *windows))
+
+
+def _sha256_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _stamps(folder: Path) -> list[list[int]]:
+    """Return size, times of change and inode of each file: a copy or another content has other ones."""
+    states = [(folder / name).stat() for name in FILES]
+    return [[state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino] for state in states]
+
+
+def _read_verified(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / VERIFIED).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -65,13 +65,13 @@ def report(
     """
     table = read_table(folder, baseline, columns, paper, equivalence_margin, compare == "all")
     export.export(table, folder)
-    from simbal.report.page import page  # matplotlib takes a third of a second to import
+    from simbal.report import page  # altair takes a third of a second to import
 
     page.write(table, folder)
     if figures:
-        from simbal.report.page.figure_files import write_figures
+        from simbal.report.figures import cards, write_figures
 
-        write_figures(page.cards_of(table, folder), folder)
+        write_figures(cards(table, folder), folder)
     out = console()
     if power:
         show_fitting([([], power_section(table))], out)

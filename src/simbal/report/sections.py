@@ -141,15 +141,15 @@ def differences(table: Table) -> Section:
 def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
     """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
     over = difference.over_documents
-    documents = [_on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None))]
+    documents = [on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None))]
     number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
-    mean, low, high = (_on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
+    mean, low, high = (on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
     return (
         number_cell(number, mean),
         interval_cell(number, low, high),
         interval_cell(number, *documents),
         Cell(difference.conclusion),
-        number_cell(number.replace("+", ""), _on_scale(difference, difference.detectable)),
+        number_cell(number.replace("+", ""), on_scale(difference, difference.detectable)),
         _p(difference.p),
         _p(difference.p_holm),
         number_cell("{:+.2f}", difference.effect),
@@ -207,7 +207,7 @@ def folder_link(run: Run) -> str:
     return f"./{quote(run.path.name)}/"
 
 
-def _on_scale(difference: PairedDifference, value: float | None) -> float | None:
+def on_scale(difference: PairedDifference, value: float | None) -> float | None:
     """Return a difference as it is shown: one of logarithms as a relative change."""
     return value if value is None or difference.scale == "difference" else relative(value)
 

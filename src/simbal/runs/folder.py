@@ -26,7 +26,7 @@ import yaml
 from simbal.config.values import Shared
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk, write_json, write_text
-from simbal.files.locks import Lock, TakenError
+from simbal.files.locks import LockedError, is_locked, lock
 from simbal.runs.record import digest, parse_record, sealed
 from simbal.runs.spec import RunSpec
 
@@ -49,7 +49,7 @@ class RunFolder:
     """Reads and writes one run's files."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._lock = path, Lock(path / ".lock")
+        self.path, self._lock_file = path, path / ".lock"
 
     def read_spec(self) -> RunSpec:
         """Return the run that config.yaml describes; `UserError` if simbal did not write the file."""
@@ -184,21 +184,21 @@ class RunFolder:
             )
 
     @contextmanager
-    def lock(self, timeout: float = 0.0) -> Iterator[None]:
-        """Hold the folder for this process; `BusyError` if another one still has it after `timeout` seconds."""
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process; `BusyError` if another one has it."""
         with refusals_of_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             try:
                 with refusals_of_disk(self.path):
-                    held.enter_context(self._lock.held(timeout))
-            except TakenError as taken:
+                    held.enter_context(lock(self._lock_file))
+            except LockedError as taken:
                 raise BusyError(f"{self.path} is being written by {taken}") from None
             yield
 
     def looks_busy(self) -> bool:
         """Whether another process seems to hold the folder: nothing is written, and none is kept from it."""
-        return self._lock.looks_held()
+        return is_locked(self._lock_file)
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -149,6 +150,11 @@ def error_of(record: Mapping[str, Any]) -> str:
 def _checksum(record: dict[str, Any]) -> str:
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_progress(run_path: Path) -> dict[str, Any]:

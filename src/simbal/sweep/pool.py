@@ -134,7 +134,7 @@ class Pool:
 
 def _write_pages(attempts: Sequence[Attempt], running: bool) -> None:
     """Write index.html of each folder of runs; an error in it does not end the sweep."""
-    from simbal.report.page import page
+    from simbal.report import page
     from simbal.report.report import read_table
 
     for folder in {attempt.folder.path.parent for attempt in attempts}:

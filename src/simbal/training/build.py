@@ -15,7 +15,7 @@ from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.failures import memory_errors
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 
 CPU_FLAGS = Path("/proc/cpuinfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on Arm

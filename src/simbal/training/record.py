@@ -4,7 +4,6 @@ import importlib.metadata
 import platform
 import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from simbal import __name__ as package
 from simbal.cost.parameters import count_parameters
 from simbal.data.loader import TokenData
 from simbal.metrics.definitions import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
+from simbal.runs.record import now
 from simbal.runs.spec import RunSpec
 from simbal.training.build import choose_backend, resolve_router_init
-from simbal.training.lit_moe import LitMoE
+from simbal.training.module import LitMoE
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
 
@@ -112,8 +112,3 @@ def code_version() -> dict[str, str | bool | None]:
     except (OSError, subprocess.CalledProcessError):
         return {"version": version, "commit": None, "dirty": None}
     return {"version": version, "commit": commit.strip(), "dirty": bool(changes.strip())}
-
-
-def now() -> str:
-    """Return the time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,29 +4,29 @@ Everything a user can get wrong is found before the run folder is made.
 """
 
 import logging
+import os
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
 
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import from_first, is_first
 from simbal.files.disk import refusals_of_disk, remove_parts, write_json
-from simbal.files.locks import LEASE_SECONDS
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
-from simbal.training import checkpoint, ending, loggers, record
+from simbal.training import checkpoint, failures, record
 from simbal.training.build import (
     build_data,
     build_module,
@@ -35,14 +35,20 @@ from simbal.training.build import (
     resolve_precision,
     transformer_shape,
 )
-from simbal.training.cautions import Rounding, divided_gradients
-from simbal.training.checkpoint import Saving
-from simbal.training.lit_moe import LitMoE
-from simbal.training.parallel import DeviceCount, Joined, on_devices
-from simbal.training.ranks import Ranks, local_devices, together
-from simbal.training.stop import TrialPruning
+from simbal.training.callbacks import DeviceChanges, RoundingWarning, TrialPruning, warn_overclipping
+from simbal.training.checkpoint import Checkpoints
+from simbal.training.module import LitMoE
+from simbal.training.strategies import (
+    cluster_environment,
+    devices_per_node,
+    join_ranks,
+    started_by_launcher,
+    trainer_arguments,
+)
 from simbal.training.telemetry import PES, ProgressBar, Telemetry
+from simbal.training.trackers import Tracker
 from simbal.training.validation import ValidationTimes, is_validated
+from simbal.training.worker import run_worker
 
 log = logging.getLogger("simbal")
 EXPECTED_WARNINGS = (
@@ -56,45 +62,52 @@ EXPECTED_WARNINGS = (
 
 
 def train(spec: RunSpec) -> None:
-    """Do the run, continue it, or, if it is finished, say so.
+    """Train the run, resume it, or say that it is finished.
 
     Raises:
         UserError: the run cannot be done here, or has diverged.
-        StoppedError: a signal has asked for it.
+        StoppedError: a signal has stopped it; it is saved.
+        SystemExit: the worker of a run on several devices has failed, and printed why.
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
-    shape = transformer_shape(spec, end_of_text=0)  # what is wrong with it is said before data are prepared
-    if not folder.finished(spec):  # of which a strategy may be gone by now
+    shape = transformer_shape(spec, end_of_text=0)  # errors in it are reported before data are prepared
+    if not folder.finished(spec):  # else a strategy may be gone by now
         build_strategies(spec, shape)
+    resolve_device(keys.accelerator, devices_per_node(keys.devices))
+    is_rank = started_by_launcher(keys.devices)
     store = prepare(spec.config.data, progress=keys.progress_bar)
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
-        return
-    device = resolve_device(keys.accelerator, local_devices(keys.devices))
-    together(train_rank, (spec, store, device), keys.devices)
+    elif keys.devices == 1 or is_rank:
+        train_rank(spec, store)
+    else:
+        run_worker(spec)
 
 
-def train_rank(ranks: Ranks, spec: RunSpec, store: Store, device: torch.device) -> None:
-    """Do the work of one of the run's processes; the first holds the folder, writes and prints."""
+def train_rank(spec: RunSpec, store: Store) -> None:
+    """Train as one of the run's processes; rank zero holds the folder, writes and prints."""
     keep_freed_memory()
     folder, keys = RunFolder(spec.path), spec.config.trainer
+    device = resolve_device(keys.accelerator, devices_per_node(keys.devices))
     precision = resolve_precision(keys.precision, device, keys.force_precision)
+    callbacks = RunCallbacks.of(spec)
+    trainer = build_trainer(spec, callbacks.all(spec), device.type, precision)
+    join_ranks(trainer.strategy)
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     run: dict[str, Any] = {}
     notices: list[str] = []
     with ExitStack() as held:
         if not from_first(partial(claim, folder, spec, held)):
             return
-        held.callback(ranks.parted.set)
         if is_first():
             held.enter_context(refusals_of_disk(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
             announce(spec, run)
             notices += filter(None, (folder.set_aside_damaged_record(),))
-        with ending.recorded(folder, run, ranks):
-            measured = fit(spec, module, data, device.type, precision)
+        with failures.recorded(folder, run):
+            measured = fit(spec, trainer, callbacks, module, data)
             if is_first():
                 finish(folder, run | measured, notices)
                 held.callback(tell, folder.path, measured)  # later, as this block takes any error for the run's
@@ -135,9 +148,9 @@ def claim(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
         False if another process has finished the run meanwhile.
 
     Raises:
-        UserError: another process or run has the folder.
+        UserError: another process or another run has the folder.
     """
-    held.enter_context(folder.lock(timeout=2 * LEASE_SECONDS))
+    held.enter_context(folder.lock())
     if folder.finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
@@ -148,8 +161,42 @@ def claim(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
     return True
 
 
-def fit(spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precision: str) -> dict[str, Any]:
-    """Train to the last step, on every rank alike; validate along the way, and at last on the whole validation split.
+@dataclass(frozen=True)
+class RunCallbacks:
+    """The callbacks of a run that `fit` asks for their findings."""
+
+    telemetry: Telemetry
+    rounding: RoundingWarning
+    changes: DeviceChanges
+    checkpoints: Checkpoints
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> "RunCallbacks":
+        """Return the callbacks of a run."""
+        keys, optim = spec.config.trainer, spec.config.optim
+        tokens_per_step = keys.global_batch * spec.config.data.seq_len
+        pes = PES(keys.pes_every, keys.pes_tokens)
+        return cls(
+            Telemetry(spec.path, keys.log_every, keys.max_steps, tokens_per_step, pes),
+            RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
+            DeviceChanges(),
+            Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every),
+        )
+
+    def all(self, spec: RunSpec) -> list[Callback]:
+        """Return all callbacks of the run in the order in which Lightning calls them."""
+        keys = spec.config.trainer
+        found: list[Callback] = [
+            self.telemetry, ValidationTimes(keys.val_every, keys.val_at), TrialPruning(spec.path), self.rounding,
+            self.changes, self.checkpoints,
+        ]  # fmt: skip
+        if keys.progress_bar and os.environ.get("LOCAL_RANK", "0") == "0":
+            found.append(ProgressBar(self.telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
+        return found
+
+
+def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitMoE, data: TokenData) -> dict[str, Any]:
+    """Train to the last step, on every rank alike; validate on the way, and finally on the whole validation split.
 
     Returns:
         The entries of the record that are measured: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`,
@@ -159,15 +206,8 @@ def fit(spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precis
         DivergedError, PrunedError, StoppedError: training ended before.
         UserError: a checkpoint belongs to another config.
     """
-    folder, keys = spec.path, spec.config.trainer
-    tokens_per_step = keys.global_batch * spec.config.data.seq_len
-    pes = PES(keys.pes_every, keys.pes_tokens)
-    telemetry = Telemetry(folder, keys.log_every, keys.max_steps, tokens_per_step, pes)
+    folder, keys, telemetry = spec.path, spec.config.trainer, callbacks.telemetry
     module.observers.append(telemetry)
-    rounding = Rounding(spec.config.optim.warmup_steps, keys.max_steps, spec.config.optim.lr)
-    count = DeviceCount()
-    saving = Saving(folder / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
-    trainer = build_trainer(spec, folder, telemetry, [saving, rounding, count], accelerator, precision)
     started = time.perf_counter()
 
     def validate(step: int, path: Path | None = None) -> None:
@@ -176,28 +216,44 @@ def fit(spec: RunSpec, module: LitMoE, data: TokenData, accelerator: str, precis
             telemetry.log_validation(trainer, step)
 
     start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
-    saving.start = start.step
+    callbacks.checkpoints.start = start.step
     telemetry.rewind(start.curves)
-    loggers.attach(trainer, spec, folder, start.step, telemetry.rows)
+    tracker = open_tracker(spec, trainer, callbacks, start.step)
     if is_validated(start.step, keys.val_every, keys.val_at) and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys.max_steps)
     if start.step and is_first():
-        print(f"going on from step {start.step} of {keys.max_steps}")
+        print(f"resuming from step {start.step} of {keys.max_steps}")
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
     if not telemetry.validated(keys.max_steps):
         validate(keys.max_steps)
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
     trainer.validate(module, data.held_out(None), verbose=False)
     measured = final_metrics(telemetry, trainer, module) | {"documents": write_documents(folder, telemetry)}
-    unlogged = loggers.finish(trainer, spec, measured["metrics"])
+    warnings = [
+        *callbacks.rounding.warnings, *callbacks.changes.warnings,
+        *warn_overclipping(telemetry.clipped(), spec.config.optim),
+    ]  # fmt: skip
+    if tracker:
+        tracker.finish(measured["metrics"])
+        warnings += filter(None, [tracker.warning])
     speed = {"seconds": time.perf_counter() - started, "tokens_per_second": telemetry.tokens_per_second}
     return speed | measured | {
-        "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps,
-        "warnings": [
-            *rounding.warnings, *count.warnings, *divided_gradients(telemetry.clipped(), spec.config.optim), *unlogged,
-        ],
+        "curves": telemetry.state_dict(), "skipped_steps": module.skipped_steps, "warnings": warnings,
     }  # fmt: skip
+
+
+def open_tracker(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, step: int) -> Tracker | None:
+    """Return the tracker that the config names, which gets the rows from now on; None without one, or on other ranks.
+
+    It is opened once the checkpoint is known from which the run resumes.
+    """
+    if spec.config.logger.kind == "none" or not is_first():
+        return None
+    tracker = Tracker(spec, step, callbacks.checkpoints)
+    callbacks.telemetry.tracker = tracker
+    trainer.callbacks.insert(0, tracker)  # type: ignore[attr-defined]
+    return tracker
 
 
 def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
@@ -224,38 +280,32 @@ def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None
     return digest((folder / DOCUMENTS_FILE).read_bytes())
 
 
-def build_trainer(
-    spec: RunSpec, folder: Path, telemetry: Telemetry, watchers: list[Callback], accelerator: str, precision: str
-) -> L.Trainer:
-    """Return Lightning's Trainer, with nothing of its own on the screen or on the disk."""
+def build_trainer(spec: RunSpec, callbacks: list[Callback], accelerator: str, precision: str) -> L.Trainer:
+    """Return a Trainer with Lightning's progress bar, loggers and default checkpoints disabled."""
     keys = spec.config.trainer
     accumulate = keys.global_batch // (keys.micro_batch * keys.devices)
-    times = ValidationTimes(keys.val_every, keys.val_at)
-    callbacks: list[Callback] = [telemetry, times, TrialPruning(folder), *watchers]
-    if keys.progress_bar and is_first():
-        callbacks.append(ProgressBar(telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
     return L.Trainer(
         accelerator=accelerator,
-        **on_devices(keys.devices, keys.strategy, spec.hash),
+        **trainer_arguments(keys.devices, keys.strategy, spec.hash),
         precision=precision,  # type: ignore[arg-type]
         max_steps=keys.max_steps,
         max_epochs=-1,
         accumulate_grad_batches=accumulate,
-        val_check_interval=keys.val_every * accumulate,  # `ValidationTimes` says when
+        val_check_interval=keys.val_every * accumulate,  # `ValidationTimes` decides when
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        log_every_n_steps=1,  # of `self.log`, which nothing here uses
+        log_every_n_steps=1,  # of `self.log`, which costs 0.37 ms per metric and step and is not used
         use_distributed_sampler=False,
-        logger=False,  # `loggers.attach` gives it one
+        logger=False,  # `Tracker` sends the rows
         callbacks=callbacks,
-        plugins=[checkpoint.AtomicCheckpointIO(spec.hash), Joined()],
+        plugins=[checkpoint.AtomicCheckpointIO(spec.hash), cluster_environment()],
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=folder,
+        default_root_dir=spec.path,
     )
 
 

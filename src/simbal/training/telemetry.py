@@ -1,4 +1,4 @@
-"""The curves of a run: metrics.jsonl, the logger and progress.json.
+"""The curves of a run: metrics.jsonl, the tracker and progress.json.
 
 Values stay on the device between logged steps, so that watching a run does not slow it down.
 """
@@ -26,8 +26,8 @@ from simbal.model.expert_similarity import watched
 from simbal.runs import curves
 from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest, is_digest
-from simbal.training import loggers
-from simbal.training.lit_moe import LitMoE, StepResult
+from simbal.training.module import LitMoE, StepResult
+from simbal.training.trackers import Tracker
 from simbal.training.validation import Validation
 
 
@@ -78,6 +78,7 @@ class Telemetry(Callback):
     def __init__(self, folder: Path, log_every: int, max_steps: int, tokens_per_step: int, pes: PES) -> None:
         self.pes = pes
         self.validation: Validation | None = None  # the newest of this process
+        self.tracker: Tracker | None = None
         self.folder, self.file = folder, folder / CURVES_FILE
         self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
         self.seconds, self.steps = 0.0, 0  # spent in training steps by this process
@@ -225,8 +226,8 @@ class Telemetry(Callback):
             return
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
-        if trainer.logger:
-            trainer.logger.log_metrics(loggers.scalars(row), row["step"])
+        if self.tracker:
+            self.tracker.add_row(row)
 
 
 class ProgressBar(Callback):

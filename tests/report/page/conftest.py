@@ -1,6 +1,7 @@
 """Folders of sweeps with curves and analyses, without a run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from tests.run_folders import fake_spec
 
+HOSTILE = (
+    "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>",
+    "]]><svg onload=a>", "<!-- ", "--><b>", "&lt;script&gt;", "javascript:alert(1)", "{{ 7*7 }}",
+    "{% raw %}", "'; alert(1); '", "</title><base href=//x>", "<a href='javascript:x'>",
+    "</script><script>", "<svg/onload=x>", "$x^2$", "var(--ink)", "\\", "漢",
+)  # fmt: skip
 STEPS = range(0, 50, 10)
 DROPPING = {"settings": {}, "definition": {}, "metrics": {"ppl_drop_0": 1.0}}
 PRUNING = {"settings": {}, "definition": {}, "metrics": {"ppl_prune_0": 1.0}}
@@ -83,3 +90,18 @@ def row(step: int, seed: int, dense: bool) -> dict[str, Any]:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_hostile(write_run, sweep: Path, words: str) -> None:
+    """Two arms, and a run each that has failed, diverged and was damaged, with `words` wherever a text may stand."""
+    shutil.rmtree(sweep, ignore_errors=True)
+    said = {"definitions": {"val/ppl": words}, "warnings": [words]}
+    for seed in (0, 1):
+        write_run("lbl", seed, **said)
+        for note in (words, "none"):  # of two arms of one strategy, each has its note in its name
+            write_run("simbal", seed, **said, keys={"balancing.simbal.note": note, "data.cache_dir": words})
+    write_run("none", 2, status="diverged", error=words, step=3, warnings=[words])
+    write_run("none", 3, status="failed", error=words)
+    damaged = write_run("none", 4)
+    (damaged / "record.json").write_text(json.dumps({"status": words, "config_hash": "a"}))
+    (sweep / "sweep.json").write_text(json.dumps({"command": words, "runs": {words: words}}))

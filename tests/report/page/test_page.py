@@ -1,28 +1,39 @@
 import json
+import random
 import re
+from base64 import b64encode
+from dataclasses import replace
+from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
 
 from simbal.errors import UserError
-from simbal.report.page import page, tables
-from simbal.report.page.styles import MOST_ARMS
+from simbal.metrics.definitions import NUMBERS
+from simbal.report import page
+from simbal.report.curves import MOST_ARMS
 from simbal.report.report import report
+from tests.report.page.conftest import HOSTILE, write_hostile, write_rows
 
-FIGURES = ["loss", "training-loss", "experts", "max-vio", "loads", "pes", "pes-rate-mean",
-           "pes-rate-min", "dropping", "pruning"]  # fmt: skip
+FIGURES = ["loss", "loss-late", "training-loss", "experts", "max-vio", "loads", "pes", "pes-rate-mean", "pes-rate-min",
+           "dropping", "pruning"]  # fmt: skip
+OURS = ("#", "./", "data:,", "table.")  # beginnings of links
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes."""
+    """Every element with its attributes, and the page's text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
 
 
 @pytest.fixture
@@ -30,14 +41,12 @@ def html(sweep, table_of):
     return lambda: page.html(table_of(sweep), sweep)
 
 
-@pytest.fixture
-def without_figures(monkeypatch):
-    """They take most of the time that a page takes."""
-    monkeypatch.setattr(page, "cards", lambda *_: [])
+def charted(text):
+    return json.loads(re.search('id="charted">(.*?)</script>', text)[1])["figures"]
 
 
-def figure_names(text):
-    return re.findall(r'<figure id="figure-([^"]+)"', text)
+def curve_names(text):
+    return [name for name in charted(text) if not name.startswith("difference-")]
 
 
 def test_a_sweep_with_everything_has_every_figure_and_nothing_left_out(write_run, analyse, html):
@@ -45,44 +54,35 @@ def test_a_sweep_with_everything_has_every_figure_and_nothing_left_out(write_run
         for seed in (0, 1):
             analyse(write_run(balancing, seed))
     text = html()
-    assert figure_names(text) == FIGURES
-    assert "Left out" not in text
+    assert curve_names(text) == FIGURES
+    assert "difference-val-ppl" in charted(text)
+    assert "Figures without data" not in text
     assert "Paired difference to lbl" in text
+    assert text == html()  # the same folder gives the same bytes
 
 
 def test_what_has_no_data_says_how_to_get_it(write_run, html, sweep):
     path = write_run(layers={})
     (path / "metrics.jsonl").unlink()
     text = html()
-    assert figure_names(text) == []
+    assert charted(text) == {}
     for how in ("trainer.pes_every=100", f"run={sweep} analysis=dropping", f"run={sweep} analysis=pruning"):
         assert how in text
 
 
-def test_dense_runs_have_a_loss_and_no_experts(write_run, html):
-    write_run(dense=True)
-    text = html()
-    assert figure_names(text) == FIGURES[:2]
-    assert "a dense one has none" in text
-
-
-def test_a_dense_arm_beside_one_with_experts_is_left_out_of_their_figures_alone(write_run, html):
+def test_dense_runs_have_a_loss_and_no_experts_also_beside_others(write_run, html):
     write_run("lbl", dense=True)
-    write_run("simbal")
-    assert figure_names(html()) == FIGURES[:-2]
-
-
-def test_no_finished_run_still_makes_a_page(write_run, html):
-    write_run(status="failed", error="out of memory")
     text = html()
-    assert "out of memory" in text
-    assert "<figure" not in text
+    assert curve_names(text) == FIGURES[:3]
+    assert "a dense one has none" in text
+    write_run("simbal")
+    assert curve_names(html()) == FIGURES[:-2]
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_runs_without_a_result_are_shown_with_their_errors_and_linked(write_run, sweep):
-    write_run("lbl")
+def test_runs_without_a_result_are_shown_with_their_errors_and_linked(write_run, sweep, html):
     failed = write_run("simbal", status="failed", error="the loss is nan")
+    assert "the loss is nan" in html()  # also if no run is finished
+    write_run("lbl")
     (sweep / "sweep.json").write_text(
         json.dumps({"command": "train.py -m seed=0-1", "runs": {"never-0123": "balancing=none seed=9"}})
     )
@@ -94,34 +94,25 @@ def test_runs_without_a_result_are_shown_with_their_errors_and_linked(write_run,
     assert 'href="./never-0123/"' not in text
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(write_run, html):
-    write_run()
-    text = html()
-    for tag, attrs in Elements(text).found:
-        for name in ("src", "href", "xlink:href"):
-            assert not re.match("(https?:)?//", attrs.get(name) or ""), (tag, attrs)
-    assert not re.search(r"@import|url\((?!#)", text)
-
-
-@pytest.mark.usefixtures("without_figures")
 def test_keys_that_differ_stand_in_a_table_and_others_do_not(write_run, html):
     write_run("lbl")
     write_run("simbal")
-    text = html()
-    assert "balancing.simbal.coef" in text
-    assert "model.d_model" not in text
-    assert ">seed<" not in text.partition('id="config"')[2].partition("</section>")[0]
+    keys = html().partition('id="config"')[2].partition("</section>")[0]
+    assert "balancing.simbal.coef" in keys
+    assert "model.d_model" not in keys
+    assert ">seed<" not in keys
 
 
-def test_figures_show_the_baseline_and_the_best_where_arms_are_many(write_run, sweep, table_of, html):
-    write_run("lbl", metrics={"val/loss": 99.0})
+def test_figures_show_the_baseline_and_the_best_where_arms_are_many(write_run, html):
+    write_run("lbl", metrics={"val/loss": 99.0, "val/ppl": 99.0})
     for i in range(MOST_ARMS + 3):
-        write_run("simbal", keys={"optim.lr": i / 10}, metrics={"val/loss": 10.0 - i})
-    shown = [arm.name for arm in page.figure_arms(table_of(sweep))]
+        write_run("simbal", keys={"optim.lr": i / 10}, metrics={"val/loss": 10.0 - i, "val/ppl": 20.0 - i})
+    text = html()
+    shown = [attrs["data-arm"] for _, attrs in Elements(text).found if "data-arm" in attrs]
     assert len(shown) == MOST_ARMS
     assert shown[0].startswith("lbl")
     assert not any("lr=0.3" in name for name in shown)
-    assert f"{MOST_ARMS} of {MOST_ARMS + 4} arms" in html()
+    assert f"{MOST_ARMS} of {MOST_ARMS + 4} arms" in text
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"command": 7, "runs": {}}'])
@@ -132,38 +123,92 @@ def test_a_broken_sweep_file_is_an_error(write_run, sweep, html, content):
         html()
 
 
-@pytest.mark.usefixtures("without_figures")
 def test_a_number_whose_difference_is_not_resolved_is_marked_in_the_results_and_no_other(write_run, html):
     for seed, difference in enumerate((0.5, -0.5, 0.4)):
         write_run("lbl", seed, metrics={"val/ppl": 50.0, "val/bpb": 2.0})
         write_run("simbal", seed, metrics={"val/ppl": 50.0 + 20 * difference, "val/bpb": 1.0 + seed / 1000})
-    results = html().partition('id="results"')[2].partition("</section>")[0]
+    text = html()
+    results = text.partition('id="results"')[2].partition("</section>")[0]
     lbl, simbal = re.findall("<tr>.*?</tr>", results, re.DOTALL)[1:]
     assert "not resolved" not in lbl
     cells = re.findall("<td.*?</td>", simbal)
     assert [cell.startswith('<td class="dim"') for cell in cells if "not resolved" in cell] == [True]
     assert "52.667" in next(cell for cell in cells if "not resolved" in cell)
+    (rows,) = charted(text)["difference-val-bpb"]["rows"]
+    assert (rows["arm"], rows["conclusion"]) == (["simbal"], ["better"])
+    assert rows["low"][0] < rows["mean"][0] < rows["high"][0] < 0
 
 
-def test_the_script_s_curves_are_those_of_the_figures(write_run, html):
-    for seed in (0, 1):
-        write_run(seed=seed)
-    charts = {chart["name"]: chart for chart in curves_in(html())}
-    assert list(charts) == [name for name in FIGURES if name not in ("loads", "dropping", "pruning")]
-    (panel,) = charts["loss"]["panels"]
-    (curve,) = panel["curves"]
-    assert panel["x"] == [0, 100, 200, 300, 400]
-    assert (curve["arm"], curve["y"]) == ("simbal", [8.5, 7.5, 6.5, 5.5, 4.5])
-    assert len(charts["pes"]["panels"]) == 2
+def test_the_verdict_names_a_few_arms_and_counts_many(write_run, sweep, table_of):
+    for seed in (0, 1, 2):
+        write_run("lbl", seed, metrics={"val/ppl": 50.0 + seed})
+        write_run("simbal", seed, metrics={"val/ppl": 40.0 + 0.99 * seed})
+    assert re.match(r"Perplexity vs\. lbl: simbal -\d.*% \[.*\] better\.", page.verdict(table_of(sweep)))
+    for place in range(page.SAID):
+        for seed in (0, 1, 2):
+            write_run("none", seed, keys={"optim.lr": place / 10}, metrics={"val/ppl": 60.0 + place + seed})
+    assert page.verdict(table_of(sweep)).count("none") == 0
 
 
-def curves_in(text):
-    return json.loads(re.search('id="curves">(.*?)</script>', text)[1])
+def test_a_browser_runs_no_script_but_those_whose_digests_the_page_names(write_run, html):
+    write_run()
+    text = html()
+    (policy,) = (a["content"] for _, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
+    scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 2
+    assert re.search("script-src ([^;]*);", policy)[1].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert "default-src 'none'" in policy
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_every_run_folder_is_a_relative_link_beside_its_arm(write_run, sweep, html, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_MEANS", 2)
+def test_nothing_that_files_say_becomes_markup(write_run, sweep, table_of):
+    """The tags of a harmless page; no handler; links that stay in the folder; our scripts alone."""
+    write_hostile(write_run, sweep, "words")
+    harmless = page.html(table_of(sweep), sweep)
+    write_hostile(write_run, sweep, " ".join(HOSTILE))
+    hostile = page.html(replace(table_of(sweep), name=HOSTILE[0]), sweep)
+    plain, found = Elements(harmless), Elements(hostile)
+    assert {tag for tag, _ in found.found} <= {tag for tag, _ in plain.found}
+    assert re.findall("<script>(.*?)</script>", hostile, re.S) == re.findall("<script>(.*?)</script>", harmless, re.S)
+    assert HOSTILE[0] in found.text
+    for tag, attributes in found.found:
+        assert not [name for name in attributes if name.startswith("on") or name in ("srcdoc", "formaction")], tag
+        for name in ("href", "src", "action", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(OURS), (tag, attributes)
+
+
+@pytest.mark.slow
+def test_the_page_of_two_hundred_arms_is_smaller_than_two_megabytes(write_run, sweep, html):
+    noise = random.Random(0)
+    for arm in range(200):
+        for seed in (0, 1):
+            path = write_run(
+                "simbal" if arm else "lbl",
+                seed,
+                keys={"model.num_layers": 6} | ({"balancing.simbal.coef": arm / 1000} if arm else {}),
+                metrics={metric.key: noise.uniform(1, 9) for metric in NUMBERS if metric.where == "val/"},
+            )
+            write_rows(path, [long_row(step, noise) for step in range(0, 600, 10)])
+    text = html()
+    assert len(text.encode()) < 2_000_000
+    assert len(charted(text)["difference-val-ppl"]["rows"][0]["arm"]) == 40
+    assert "40 best of 199 arms" in text
+    assert min(len(line["y"]) for line in charted(text)["loss"]["rows"]) >= page.FEWEST_POINTS
+
+
+def long_row(step, noise):
+    layers = {
+        "val/pes": [noise.random() for _ in range(6)],
+        "val/tokens_per_expert": [[noise.randrange(50, 150) for _ in range(32)] for _ in range(6)],
+    }
+    numbers = {
+        key: noise.uniform(1, 9) for key in ("val/loss", "train/ce", "val/max_vio", "val/min_pes", "val/mean_pes")
+    }
+    return {"step": step, "tokens": 1000 * step, "val/unique_experts": 192, **numbers, "layers": layers}
+
+
+def test_every_run_folder_is_a_relative_link_beside_its_arm(write_run, html, monkeypatch):
+    monkeypatch.setattr(page, "MOST_MEANS", 2)
     paths = [write_run("lbl", seed, keys={"optim.lr": lr}) for seed in range(2) for lr in (0.1, 0.2, 0.3)]
     paths += [write_run("lbl", seed, keys={"optim.lr": 0.3}) for seed in range(2, 24)]
     text = html()
@@ -174,7 +219,6 @@ def test_every_run_folder_is_a_relative_link_beside_its_arm(write_run, sweep, ht
     assert "1 more are in the files below, and by name under Run folders" in text
 
 
-@pytest.mark.usefixtures("without_figures")
 def test_the_page_of_a_running_sweep_reloads_itself_and_that_of_a_finished_one_does_not(write_run, sweep, table_of):
     write_run()
     refreshes = [
@@ -182,3 +226,14 @@ def test_the_page_of_a_running_sweep_reloads_itself_and_that_of_a_finished_one_d
         for text in (page.html(table_of(sweep), sweep, running) for running in (True, False))
     ]
     assert refreshes == [["30"], []]
+
+
+def test_the_scripts_of_vega_are_made_once_and_a_read_only_cache_does_not_matter(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}")
+    made = page._bundle()
+    (file,) = (tmp_path / "simbal").iterdir()
+    file.write_text("cached")
+    assert page._bundle() == "cached"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path / 'file'}")
+    assert page._bundle() == made

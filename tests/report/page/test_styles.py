@@ -5,7 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from simbal.report.page.styles import COLORS, NUM_STYLES, look
+from simbal.report.charts import ARM_COLORS, COLORS, DASHES, STYLE_SHAPES
+from simbal.report.curves import KNOWN, NUM_STYLES, styles
 
 SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
     "full": np.eye(3),
@@ -38,6 +39,11 @@ def test_every_colour_is_seen_on_white():
     assert min(1.05 / ((XYZ @ linear(each))[1] + 0.05) for each in COLORS) > 3
 
 
-def test_styles_differ_in_colour_and_marker_or_by_dashes():
-    looks = [str(sorted(map(str, look(style).items()))) for style in range(NUM_STYLES)]
-    assert len(set(looks)) == NUM_STYLES
+def test_styles_differ_in_colour_and_in_dashes_and_shape():
+    assert len({*zip(ARM_COLORS, map(str, DASHES), strict=True)}) == NUM_STYLES
+    assert len({*zip(ARM_COLORS, STYLE_SHAPES, strict=True)}) == NUM_STYLES
+
+
+def test_a_known_strategy_has_its_own_style_in_every_study():
+    assert styles(["none", "simbal"]) == [KNOWN.index("none"), KNOWN.index("simbal")]
+    assert styles(["simbal", "mine", "lbl"]) == [1, 2, 0]

@@ -1,4 +1,4 @@
-"""The source `dclm`: shards of DCLM's pool, the paper's data, raw web text, multilingual and not deduplicated.
+"""The source `dclm`: shards of DCLM's pool, the paper's data: raw web text, multilingual and not deduplicated.
 
 The text stays under Common Crawl's terms of use; simbal redistributes none of it. DCLM's README marks this route as
 deprecated, for some of its files are broken (mlfoundations/dclm issue 110): a broken shard stops the build.
@@ -6,87 +6,59 @@ deprecated, for some of its files are broken (mlfoundations/dclm issue 110): a b
 
 import re
 import shlex
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from simbal.data.document import SPLITS
-from simbal.data.sources.corpus import Corpus, FileSource
-from simbal.data.sources.inputs import Input, local_path, name_of
-from simbal.data.sources.records import Format
-from simbal.data.sources.remote import hub_file, is_url, path_of
+from simbal.data.sources.files import Files
 from simbal.errors import UserError
 
 _SHARD = re.compile(r"\{shard(?::0(\d+)d)?\}")
-_FEW = 8  # shards that a command names one by one
+_HUB = re.compile(r"hf://datasets/([^/]+/[^/@]+)(?:@([^/]*))?/(.+)")  # repository, revision and file
 
 
-@dataclass(frozen=True)
-class DCLM(FileSource):
-    """The shards `first_shard`, `first_shard + 1`, ... for training and one more, whole, for validation."""
+def open_dclm(data: Any) -> Files:
+    """Return the source of `num_shards` shards from `first_shard` on, and of one more that is held out whole."""
+    if not _SHARD.search(data.location):
+        raise UserError(
+            f"data.location={data.location} must contain {{shard}}, or {{shard:08d}} for eight digits: "
+            "the number of each shard is put there"
+        )
+    shards = range(data.first_shard, data.first_shard + data.num_shards)
+    return Files(
+        files=[_fill(data.location, shard) for shard in shards],
+        validation_files=[_fill(data.location, data.validation_shard)],
+        text_key=data.text_key,
+        encoding="utf-8",
+        txt_split="file",
+        on_bad_record=data.on_bad_record,
+        validation_one_in=data.validation_one_in,
+        cache_dir=data.cache_dir,
+        keys=("data.location", "data.location"),
+        by_hand=_commands(data),
+    )
 
-    location: str
-    first_shard: int
-    num_shards: int
-    validation_shard: int
-    text_key: str
-    on_bad_record: str
-    cache_dir: str
 
-    def __post_init__(self) -> None:
-        if not _SHARD.search(self.location):
-            raise UserError(
-                f"data.location={self.location} must contain {{shard}}, or {{shard:08d}} for eight digits: "
-                "the number of each shard is put there"
-            )
-
-    def identity(self) -> dict[str, Any]:
-        """Return the keys that decide the documents; a local shard has its size and time, a remote one its URL."""
-        files = [item.identity() for item in self.corpus.inputs]
-        return {"files": files, "text_key": self.text_key, "on_bad_record": self.on_bad_record}
-
-    @cached_property
-    def corpus(self) -> Corpus:
-        """The training shards by number, then the validation shard."""
-        splits = [SPLITS[0]] * self.num_shards + [SPLITS[1]]
-        inputs = [self._input(split, shard) for split, shard in zip(splits, self._shards, strict=True)]
-        return Corpus(inputs, Format(self.text_key), self.on_bad_record, None, Path(self.cache_dir))
-
-    @property
-    def _shards(self) -> list[int]:
-        return [*range(self.first_shard, self.first_shard + self.num_shards), self.validation_shard]
-
-    def _input(self, split: str, shard: int) -> Input:
-        location = _fill(self.location, shard)
-        try:
-            return Input.at(split, location if is_url(location) else str(local_path(location).absolute()))
-        except UserError as error:
-            raise UserError(f"data.location with shard={shard}: {error}") from None
-
-    def by_hand(self, unit: str) -> str:
-        """Return the commands that fetch all shards on a machine with network and read them here."""
-        location = name_of(self.location)
-        if found := hub_file(location):
-            repository, options, file = found
-            fetch = f"  hf download {repository} {self._arguments(file)} {options} --local-dir DIR"
-        else:
-            address = path_of(location)
-            file = address.rpartition("/")[2]
-            file = file if _SHARD.search(file) else address.rpartition("://")[2]
-            fetch = f"  fetch the {self.num_shards + 1} files of {location} into a folder DIR"
-        keys = ("first_shard", "num_shards", "validation_shard")
-        chosen = " ".join(f"data.{key}={getattr(self, key)}" for key in keys)
-        place = shlex.quote(f'data.location="DIR/{file}"')  # Hydra takes braces only within quotes of its own
-        return f". To read copies made by hand:\n{fetch}\n  python prepare.py data=dclm {place} {chosen}"
-
-    def _arguments(self, file: str) -> str:
-        """Return the files' names as arguments of a shell command."""
-        if len(self._shards) <= _FEW or len(_SHARD.findall(file)) > 1:
-            return " ".join(_fill(file, shard) for shard in self._shards)
-        printed = _SHARD.sub(lambda match: f"%0{match[1]}d" if match[1] else "%d", file)
-        return f"$(printf '{printed} ' $(seq {self._shards[0]} {self._shards[-2]}) {self._shards[-1]})"
+def _commands(data: Any) -> str:
+    """Return the commands that download all shards on a machine with network and read the copies here."""
+    last = data.first_shard + data.num_shards - 1
+    if hub := _HUB.fullmatch(data.location):
+        repository, revision, file = hub.groups()
+        # a shell's braces count with leading zeros: {00000000..00000257}
+        counted = _SHARD.sub(lambda width: f"{{{_digits(width, data.first_shard)}..{_digits(width, last)}}}", file)
+        names = f"{counted} {_fill(file, data.validation_shard)}"
+        download = (
+            f"hf download {repository} {names} --repo-type dataset --revision {revision or 'main'} --local-dir DIR"
+        )
+    else:
+        file = data.location.rpartition("/")[2]
+        download = f"download the {data.num_shards + 1} files of {data.location} to a folder DIR"
+    keys = " ".join(f"data.{key}={getattr(data, key)}" for key in ("first_shard", "num_shards", "validation_shard"))
+    place = shlex.quote(f'data.location="DIR/{file}"')  # Hydra takes braces only within quotes of its own
+    return f". To read copies:\n  {download}\n  python prepare.py data=dclm {place} {keys}"
 
 
 def _fill(template: str, shard: int) -> str:
-    return _SHARD.sub(lambda match: str(shard).zfill(int(match[1] or 0)), template)
+    return _SHARD.sub(lambda width: _digits(width, shard), template)
+
+
+def _digits(width: re.Match[str], shard: int) -> str:
+    return str(shard).zfill(int(width[1] or 0))

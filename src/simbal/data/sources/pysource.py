@@ -11,14 +11,14 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from simbal.data.document import Document, digest_of, split_of
+from simbal.data.document import SPLITS, Document, digest_of, split_of
 from simbal.errors import UserError
 
 DROPPED = {
@@ -26,7 +26,7 @@ DROPPED = {
     "differs between builds": re.compile(r"torch/version\.py$|numpy/(__config__|version)\.py$|numpy/distutils/"),
     "generated": re.compile(r"torch/_inductor/fx_passes/serialized_patterns/|(omegaconf|hydra)/grammar/gen/"),
 }
-SMALLEST = 64  # bytes; what is below are `__init__.py` with a line or none
+SMALLEST = 64  # bytes; smaller files are `__init__.py` with a line or none
 
 
 @dataclass(frozen=True)
@@ -44,119 +44,90 @@ class PySource:
             UserError: a package is missing, or with `strict` of another version than the reference.
         """
         installed = {}
-        for package in self._installed():
-            if self.strict and package.differs:
+        for name, reference in self.packages.items():
+            package = _find(name, reference)
+            if self.strict and _differs(package, reference):
                 raise UserError(
-                    f"pysource with data.strict=true needs {package.name}=={package.reference}, but {package.version} "
-                    f"is installed: pip install {package.name}=={package.reference} (or set data.strict=false)"
+                    f"pysource with data.strict=true needs {name}=={reference}, but {package.version} is installed: "
+                    f"pip install {name}=={reference} (or set data.strict=false)"
                 )
-            installed[package.name] = [package.version, sha256(package.record.encode()).hexdigest()]
+            installed[name] = [package.version, sha256(_record(name, package).encode()).hexdigest()]
         return {"packages": installed, "validation_one_in": self.validation_one_in}
 
-    def units(self) -> list[str]:
+    def units(self, splits: Sequence[str] = SPLITS) -> list[str]:
         """Return a single unit, as the order of the files mixes the packages."""
         return ["packages"]
 
+    def with_ends_held_out(self) -> None:
+        """Return None: whole files are held out."""
+
     def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
         """Yield files without duplicates by their sha256, so that neither paths nor the order of packages matter."""
-        found: dict[bytes, tuple[str, bytes]] = {}
-        for package in self._installed():
-            if package.differs:
+        found: dict[bytes, bytes] = {}
+        for name, reference in self.packages.items():
+            package = _find(name, reference)
+            if _differs(package, reference):
                 warnings.warn(
-                    f"pysource reads {package.name} {package.version}, the reference is {package.reference}: "
+                    f"pysource reads {name} {package.version}, the reference is {reference}: "
                     "the corpus and its fingerprint differ from the published ones",
                     stacklevel=1,
                 )
-            for digest, content in package.sources(skipped):
+            for content in _sources(name, package, skipped):
+                digest = digest_of(content)
                 if digest in found:
                     skipped["duplicate"] += 1
                 else:
-                    found[digest] = package.name, content
-        total, done = sum(len(content) for _, content in found.values()), 0
-        for digest, (name, content) in sorted(found.items()):
+                    found[digest] = content
+        total, done = sum(map(len, found.values())), 0
+        for digest, content in sorted(found.items()):
             done += len(content)
-            yield Document(split_of(digest, self.validation_one_in), name, content, digest, done / total)
-
-    def _installed(self) -> "list[_Package]":
-        return [_Package.find(name, str(reference)) for name, reference in self.packages.items()]
+            yield Document(split_of(digest, self.validation_one_in), content, digest, done / total)
 
 
-@dataclass(frozen=True)
-class _Package:
-    """An installed package; `record` is its list of files with their sha256."""
+def _find(name: str, reference: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        raise UserError(
+            f"pysource needs {name}=={reference}, which is not installed: pip install {name}=={reference} "
+            "(or set data.packages)"
+        ) from None
 
-    name: str
-    reference: str
-    version: str
-    record: str
-    distribution: Distribution
 
-    @classmethod
-    def find(cls, name: str, reference: str) -> "_Package":
+def _differs(package: Distribution, reference: str) -> bool:
+    """Return whether the version is not the reference; 2.13.0+cpu and 2.13.0+cu130 hold the same files."""
+    return package.version.split("+")[0] != str(reference)
+
+
+def _record(name: str, package: Distribution) -> str:
+    record = package.read_text("RECORD")  # `Distribution.files` of Python 3.12 hides missing files
+    if not record:
+        raise UserError(f"pysource cannot verify {name}, which has no RECORD: install it with pip, or use data=files")
+    return record
+
+
+def _sources(name: str, package: Distribution, skipped: Counter[str]) -> Iterator[bytes]:
+    """Yield each source file of a package that belongs to the corpus, verified."""
+    reinstall = f"pip install --force-reinstall --no-deps {name}=={package.version}"
+    rows = [row for row in csv.reader(_record(name, package).splitlines()) if row[0].endswith(".py")]
+    kept = [row for row in rows if not _is_dropped(row[0], skipped)]
+    is_editable = json.loads(package.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable")
+    if not kept or is_editable:  # the RECORD of an editable install lists a stub in place of the sources
+        raise UserError(f"pysource finds no sources in {name}, an editable or empty install: {reinstall}")
+    for file, recorded, _ in kept:
         try:
-            package = distribution(name)
-        except PackageNotFoundError:
-            raise UserError(
-                f"pysource needs {name}=={reference}, which is not installed: "
-                f"pip install {name}=={reference} (or set data.packages)"
-            ) from None
-        record = package.read_text("RECORD")  # `Distribution.files` of Python 3.12 hides what is missing
-        if not record:
-            raise UserError(
-                f"pysource cannot verify {name} {package.version}, which has no RECORD: install it with pip or uv, "
-                "or use data=files"
-            )
-        return cls(name, reference, package.version, record, package)
-
-    @property
-    def differs(self) -> bool:
-        """Whether the version is not the reference; 2.13.0+cpu and 2.13.0+cu130 hold the same files."""
-        return self.version.split("+")[0] != self.reference
-
-    @property
-    def reinstall(self) -> str:
-        return f"pip install --force-reinstall --no-deps {self.name}=={self.version}"
-
-    def sources(self, skipped: Counter[str]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield digest and content of each file that belongs to the corpus."""
-        rows = [row for row in csv.reader(self.record.splitlines()) if row[0].endswith(".py")]
-        kept = [row for row in rows if not _dropped(row[0], skipped)]
-        url = json.loads(self.distribution.read_text("direct_url.json") or "{}")
-        if not kept or url.get("dir_info", {}).get("editable"):
-            raise UserError(
-                f"pysource finds no sources in {self.name} {self.version}, an editable or empty install: "
-                f"{self.reinstall}"
-            )
-        for file, recorded, _ in kept:
-            content = self._verified(file, recorded)
-            if len(content) < SMALLEST:
-                skipped[f"under {SMALLEST} bytes"] += 1
-            else:
-                yield digest_of(content), content
-
-    def _verified(self, file: str, recorded: str) -> bytes:
-        if not recorded.startswith("sha256="):
-            raise UserError(
-                f"pysource cannot verify {file} of {self.name} {self.version}, whose RECORD has no sha256 of it: "
-                "install it with pip or uv, or use data=files"
-            )
-        try:
-            content = Path(str(self.distribution.locate_file(file))).read_bytes()
+            content = Path(str(package.locate_file(file))).read_bytes()
         except OSError as error:
-            raise UserError(
-                f"pysource cannot read {file} of {self.name} {self.version} ({error.strerror}), "
-                f"which RECORD lists as {recorded}: {self.reinstall}"
-            ) from None
-        found = "sha256=" + base64.urlsafe_b64encode(digest_of(content)).rstrip(b"=").decode()
-        if found != recorded:
-            raise UserError(
-                f"pysource: {file} of {self.name} {self.version} was changed after its installation, "
-                f"{found} instead of {recorded}: {self.reinstall}"
-            )
-        return content
+            raise UserError(f"pysource cannot read {file} of {name} ({error.strerror}): {reinstall}") from None
+        if recorded != "sha256=" + base64.urlsafe_b64encode(digest_of(content)).rstrip(b"=").decode():
+            raise UserError(f"pysource: {file} of {name} is not what RECORD says: {reinstall}")
+        if len(content) >= SMALLEST:
+            yield content
+        else:
+            skipped[f"under {SMALLEST} bytes"] += 1
 
 
-def _dropped(file: str, skipped: Counter[str]) -> bool:
+def _is_dropped(file: str, skipped: Counter[str]) -> bool:
     reasons = [reason for reason, pattern in DROPPED.items() if pattern.search(file)]
     skipped.update(reasons[:1])
     return bool(reasons)

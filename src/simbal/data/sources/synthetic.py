@@ -2,17 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simbal.data.document import SPLITS, Document, digest_of
+from simbal.data.document import SPLITS, TRAIN, VALIDATION, Document, digest_of
 from simbal.errors import UserError
 
-MOST_SUCCESSORS = 2**24  # in all: each takes some 40 bytes while documents are made
 CHAIN, WALK = 0, 1  # keep the random streams of successors and of documents apart
 
 
@@ -55,27 +54,21 @@ class Synthetic:
         """Return all keys of the source, as each of them decides the documents."""
         return asdict(self)
 
-    def units(self) -> list[str]:
-        """Return the names of the units, of which there is one."""
+    def units(self, splits: Sequence[str] = SPLITS) -> list[str]:
+        """Return the single unit."""
         return ["chain"]
 
-    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
-        """Yield the training documents, then those of validation; none is skipped.
+    def with_ends_held_out(self) -> None:
+        """Return None: whole documents are held out."""
 
-        Raises:
-            UserError: the chain is too large to be held.
-        """
-        if self.vocab_size * self.branching > MOST_SUCCESSORS:
-            raise UserError(
-                f"data.branching={self.branching} of data.vocab_size={self.vocab_size} makes a chain too large: "
-                f"their product may be {MOST_SUCCESSORS:,}"
-            )
+    def read(self, unit: str, skipped: Counter[str]) -> Iterator[Document]:
+        """Yield the training documents, then those of validation; none is skipped."""
         successors = [self._successors(symbol) for symbol in range(self.vocab_size - 1)]
         total = self.documents + math.ceil(self.documents / self.validation_one_in)
         for index in range(total):
             content = self._walk(successors, index).astype("<u4").tobytes()
-            split = SPLITS[index >= self.documents]
-            yield Document(split, "chain", content, digest_of(content), (index + 1) / total)
+            split = TRAIN if index < self.documents else VALIDATION
+            yield Document(split, content, digest_of(content), (index + 1) / total)
 
     def _successors(self, symbol: int) -> list[int]:
         random = np.random.default_rng([self.chain_seed, CHAIN, symbol])

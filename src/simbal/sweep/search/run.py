@@ -17,7 +17,7 @@ from simbal.config.schema import can_change_result
 from simbal.errors import BusyError, UserError
 from simbal.files.console import new_grid
 from simbal.files.disk import refusals_of_disk, write_text
-from simbal.files.locks import LEASE_SECONDS, Lock, TakenError
+from simbal.files.locks import LockedError, lock
 from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.spec import RunSpec, result_keys
@@ -164,9 +164,9 @@ def _lock(folder: Path) -> Iterator[None]:
     with refusals_of_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with Lock(folder / ".search.lock").held(2 * LEASE_SECONDS):
+        with lock(folder / ".search.lock"):
             yield
-    except TakenError as holder:
+    except LockedError as holder:
         raise BusyError(f"{folder} is being searched by {holder}: wait for it, or choose another name=") from None
 
 
