@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
 from simbal.errors import UserError
-from simbal.hf.hooks import ForwardPass, Hooks, paused
+from simbal.hf.hooks import Hooks, paused
 from simbal.hf.routers import HFRouter, Rule, find_backbone, find_routers
 from simbal.model.router import Routing, gate
 
@@ -132,10 +132,9 @@ class Experiment:
             batch: its inputs and labels.
             keys: of the model's forward pass, such as output_router_logits.
         """
-        passes: list[tuple[ForwardPass, list[Routing]]] = []
         if self.divides:
             keys["num_items_in_batch"] = torch.tensor(HUGE)
-        hooks = Hooks(self.backbone, self.routers, None, lambda *of_pass: passes.append(of_pass))
+        hooks = Hooks(self.backbone, self.routers)
         try:
             output = self._run(batch, **keys)
         finally:
@@ -145,7 +144,8 @@ class Experiment:
             added = added - nn.functional.cross_entropy(
                 output.logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten()
             )
-        last, routings = passes[-1]
+        assert hooks.finished
+        last, routings = hooks.finished
         return Observed(added, routings, replace(last, kept_N=None).routings(self.routers))
 
 

@@ -108,8 +108,8 @@ class Hooks:
         self,
         backbone: nn.Module,
         routers: Sequence[HFRouter],
-        steering: Steering | None,
-        finish_pass: Callable[[ForwardPass, list[Routing]], None],
+        steering: Steering | None = None,
+        finish_pass: Callable[[ForwardPass, list[Routing]], None] = lambda last, routings: None,
         start_pass: Callable[[bool], None] = lambda training: None,
     ) -> None:
         """Hook the routers.

@@ -8,7 +8,7 @@ chunk, D model width, E experts, K experts per token, V ids.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,12 @@ from simbal.model.router import Candidates, Groups, Routing, Steering
 LOGITS_AT_ONCE = 1 << 28  # numbers of a pass, such as 2,048 tokens of 131,072 ids
 LOGITS_IN_FP32 = 1 << 24
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # x_ND, experts_NK, weights_NK -> y_ND
-Around = Callable[[Experts, Tensor, Tensor, Tensor], Tensor]  # the experts, and what they are called with
+Around = Callable[[int, Experts, Tensor, Tensor, Tensor], Tensor]  # the layer, its experts, what they are called with
 
 
 @dataclass(frozen=True)
 class OwnChoice(Steering):
-    """The choice that the routers of a host make by themselves, as a `Steering` that others can stand around."""
+    """The choice that the model's routers make by themselves, as a `Steering` that others can stand around."""
 
     routers: Sequence[HFRouter]
 
@@ -79,9 +79,8 @@ class HFModel(Subject):
         self.path, self.model, self.text, self.validation, self.device = path, model, text, validation, device
         self._precisions, self._routers = precisions, routers
         self._known = [] if isinstance(routers, UserError) else [*routers]
-        self._routings: list[Routing] = []
         backbone = find_backbone(model, self._known) if self._known else None
-        self._hooks = None if backbone is None else Hooks(backbone, self._known, None, self._keep)
+        self._hooks = None if backbone is None else Hooks(backbone, self._known)
 
     @property
     def precisions(self) -> dict[str, str]:
@@ -166,19 +165,58 @@ class HFModel(Subject):
                 logits_BSV = self.model(input_ids=windows_BT[:, :-1], use_cache=False).logits
                 nll_BS = negative_log_likelihood(logits_BSV, windows_BT[:, 1:])
             del logits_BSV  # before the next pass
-            yield Predicted(windows_BT, documents_BS, nll_BS, self._taken())
+            routings: list[Routing] = []
+            if self._hooks and self._hooks.finished:
+                routings = self._hooks.finished[1]
+                self._hooks.forget()  # nothing of this pass is held in the next one
+            yield Predicted(windows_BT, documents_BS, nll_BS, routings)
 
-    def inputs(self) -> AbstractContextManager[list[Tensor]]:
+    @contextmanager
+    def inputs(self) -> Iterator[list[Tensor]]:
         """Yield a list that holds the last input (N, D) of each MoE layer after every forward pass in the block."""
-        return seen_inputs(self.routers)
+        inputs = [torch.empty(0)] * len(self.routers)
 
-    def similarity(self) -> AbstractContextManager[Watched]:
-        """Measure in every forward pass within the block how alike the experts are."""
-        return seen_similarity(self.routers)
+        def keep(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
+            inputs[index] = x_ND
+            return inner(x_ND, experts_NK, weights_NK)
 
-    def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
-        """Compute only what `pruning` keeps within the block; yield how many choices each layer has kept so far."""
-        return pruned_experts(self.routers, pruning)
+        with around_experts(self.routers, keep):
+            yield inputs
+
+    @contextmanager
+    def similarity(self) -> Iterator[Watched]:
+        """Measure in every forward pass how alike the experts are; one expert's outputs are held at a time."""
+        seen = Watched(len(self.routers))
+
+        def measure(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
+            running = RunningSimilarity()
+            one_N1 = weights_NK.new_ones(len(x_ND), 1)
+            for expert in range(self.num_experts):
+                running.add(inner(x_ND, torch.full_like(one_N1, expert, dtype=torch.int64), one_N1))
+            seen.add(index, running)
+            return inner(x_ND, experts_NK, weights_NK)
+
+        with around_experts(self.routers, measure):
+            yield seen
+
+    @contextmanager
+    def pruned(self, pruning: Pruned) -> Iterator[list[int]]:
+        """Compute the kept choices alone, each as a token of its own; yield how many each layer has kept so far."""
+        kept_L = [0] * len(self.routers)
+
+        def prune(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
+            kept_NK = pruning.kept(weights_NK)
+            left_NK = pruning.weights(weights_NK, kept_NK)
+            token_R, slot_R = kept_NK.nonzero(as_tuple=True)
+            kept_L[index] += len(token_R)
+            y_ND = torch.zeros_like(x_ND)
+            if len(token_R):
+                y_RD = inner(x_ND[token_R], experts_NK[token_R, slot_R, None], left_NK[token_R, slot_R, None])
+                y_ND.index_add_(0, token_R, y_RD)
+            return y_ND
+
+        with around_experts(self.routers, prune):
+            yield kept_L
 
     def tokenizer(self) -> HubTokenizer:
         """Return its own tokenizer."""
@@ -211,16 +249,6 @@ class HFModel(Subject):
             next(self.predict(1, 1))
         return int(counter.get_total_flops())
 
-    def _keep(self, last: Any, routings: list[Routing]) -> None:
-        self._routings = routings
-
-    def _taken(self) -> list[Routing]:
-        """Return the routings of the last pass, and keep nothing of it."""
-        routings, self._routings = self._routings, []
-        if self._hooks:
-            self._hooks.forget()
-        return routings
-
 
 def negative_log_likelihood(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
     """Return -log p of each target in nats, (B, S), in fp32 whatever the logits are in; a part at a time."""
@@ -237,8 +265,17 @@ def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 @contextmanager
-def around(experts: nn.Module, wrapper: Around) -> Iterator[None]:
-    """Compute the experts by `wrapper` within the block.
+def around_experts(routers: Sequence[HFRouter], wrapper: Around) -> Iterator[None]:
+    """Compute the experts of every layer by `wrapper` within the block."""
+    with ExitStack() as stack:
+        for index, router in enumerate(routers):
+            stack.enter_context(_around(router.experts, partial(wrapper, index)))
+        yield
+
+
+@contextmanager
+def _around(experts: nn.Module, wrapper: Callable[[Experts, Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Compute one layer's experts by `wrapper` within the block.
 
     It stands within what accelerate puts around a module whose weights are elsewhere, so that they are there for it.
     """
@@ -246,10 +283,10 @@ def around(experts: nn.Module, wrapper: Around) -> Iterator[None]:
     own, inner = vars(experts).get(name), getattr(experts, name)
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The experts as they are called, with tokens in any number of dimensions."""
-        choice, weights = _choice(args, kwargs)
-        y_ND = wrapper(inner, x.flatten(0, -2), choice.flatten(0, -2), weights.flatten(0, -2))
-        return y_ND.view(x.shape)
+        """The experts as they are called, by place or by name, with tokens in any number of dimensions."""
+        first, second = (*args, *kwargs.values())[:2]
+        choice, weights = (second, first) if first.is_floating_point() else (first, second)
+        return wrapper(inner, x.flatten(0, -2), choice.flatten(0, -2), weights.flatten(0, -2)).view(x.shape)
 
     setattr(experts, name, forward)
     try:
@@ -259,75 +296,3 @@ def around(experts: nn.Module, wrapper: Around) -> Iterator[None]:
             delattr(experts, name)
         else:
             setattr(experts, name, own)
-
-
-def outputs(inner: Experts, x_ND: Tensor, num_experts: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the outputs (N, D) of one expert after the other on all tokens, before the router's weights."""
-    one_N1 = torch.ones(len(x_ND), 1, dtype=dtype, device=x_ND.device)
-    for expert in range(num_experts):
-        yield inner(x_ND, torch.full_like(one_N1, expert, dtype=torch.int64), one_N1)
-
-
-@contextmanager
-def seen_inputs(routers: Sequence[HFRouter]) -> Iterator[list[Tensor]]:
-    """Yield a list that holds the last input (N, D) of each layer's experts after every forward pass."""
-    inputs = [torch.empty(0)] * len(routers)
-
-    def keep(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        inputs[index] = x_ND
-        return inner(x_ND, experts_NK, weights_NK)
-
-    with _all_around(routers, keep):
-        yield inputs
-
-
-@contextmanager
-def seen_similarity(routers: Sequence[HFRouter]) -> Iterator[Watched]:
-    """Measure in every forward pass how alike the experts are; one expert's outputs are held at a time."""
-    seen = Watched(len(routers))
-
-    def measure(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        running = RunningSimilarity()
-        for y_ND in outputs(inner, x_ND, len(routers[index].weight_ED), weights_NK.dtype):
-            running.add(y_ND)
-        seen.add(index, running)
-        return inner(x_ND, experts_NK, weights_NK)
-
-    with _all_around(routers, measure):
-        yield seen
-
-
-@contextmanager
-def pruned_experts(routers: Sequence[HFRouter], pruning: Pruned) -> Iterator[list[int]]:
-    """Compute the kept choices alone, each as a token of its own; yield how many of them there were in each layer."""
-    kept_L = [0] * len(routers)
-
-    def prune(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        kept_NK = pruning.kept(weights_NK)
-        left_NK = pruning.weights(weights_NK, kept_NK)
-        token_R, slot_R = kept_NK.nonzero(as_tuple=True)
-        kept_L[index] += len(token_R)
-        y_ND = torch.zeros_like(x_ND)
-        if len(token_R):
-            y_RD = inner(x_ND[token_R], experts_NK[token_R, slot_R, None], left_NK[token_R, slot_R, None])
-            y_ND.index_add_(0, token_R, y_RD)
-        return y_ND
-
-    with _all_around(routers, prune):
-        yield kept_L
-
-
-@contextmanager
-def _all_around(
-    routers: Sequence[HFRouter], wrapper: Callable[[int, Experts, Tensor, Tensor, Tensor], Tensor]
-) -> Iterator[None]:
-    with ExitStack() as stack:
-        for index, router in enumerate(routers):
-            stack.enter_context(around(router.experts, partial(wrapper, index)))
-        yield
-
-
-def _choice(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the chosen experts and their weights, given by place or by name."""
-    first, second = (*args, *kwargs.values())[:2]
-    return (second, first) if first.is_floating_point() else (first, second)
