@@ -15,13 +15,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from filelock import FileLock
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.errors import UserError
 from simbal.files.disk import write_json
+from simbal.files.locks import lock
 from simbal.runs import curves
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.training.checkpoint import Checkpoints
@@ -124,7 +124,7 @@ def _mlflow(spec: RunSpec, sent: dict[str, Any]) -> Logger:
     uri = keys.tracking_uri or f"sqlite:///{output_dir / 'mlflow.db'}"
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # the first of several jobs makes the tables and the experiment
-    with FileLock(output_dir / ".mlflow.lock"), warnings.catch_warnings():
+    with lock(output_dir / ".mlflow.lock", timeout=-1), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, for what mlflow does
         try:
             logger = MLFlowLogger(
