@@ -75,7 +75,7 @@ class Observed:
 
 
 class Experiment:
-    """A host model that is run on random tokens; it is left as it was, random numbers of the process included."""
+    """A model of transformers that is run on random tokens, with its routers and its input embedding."""
 
     def __init__(self, model: nn.Module) -> None:
         """Find the routers.
@@ -103,11 +103,6 @@ class Experiment:
         """Return batches whose tokens spread over the experts to very different degrees."""
         return [self.batch(seed, *sizes) for seed, sizes in enumerate(((1, 1), (2, 3), (2, 32), (3, 6), (1, 16)))]
 
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the model's loss of a batch, a scalar."""
-        loss: Tensor = self._run(batch).loss
-        return loss
-
     @cached_property
     def divides(self) -> bool:
         """Whether the model divides its cross-entropy by the number of labels that it is given."""
@@ -115,10 +110,11 @@ class Experiment:
         if not any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in taken):
             return False
         batch = self.batch(0, 1, S)
-        one, many = (self._run(batch, num_items_in_batch=torch.tensor(n)).loss.detach() for n in (1.0, HUGE))
+        one, many = (self.run(batch, num_items_in_batch=torch.tensor(n)).loss.detach() for n in (1.0, HUGE))
         return bool(abs(one - many) > 1e-3 * abs(one))
 
-    def _run(self, batch: dict[str, Tensor], **keys: object) -> Any:
+    def run(self, batch: dict[str, Tensor], **keys: object) -> Any:
+        """Return the model's output for a batch, with its loss."""
         torch.manual_seed(0)
         output = self.model(**batch, use_cache=False, **keys)
         if getattr(output, "loss", None) is None:
@@ -136,7 +132,7 @@ class Experiment:
             keys["num_items_in_batch"] = torch.tensor(HUGE)
         hooks = Hooks(self.backbone, self.routers)
         try:
-            output = self._run(batch, **keys)
+            output = self.run(batch, **keys)
         finally:
             hooks.remove()
         added = output.loss
@@ -360,12 +356,6 @@ class OwnLoss:
         if found.gating != gating:
             yield Finding("other_gating", f"its P_i are of the {found.gating}, and the router weighs by {gating}")
 
-    def _matches(self, found: Fit, observed: Observed, padding: bool) -> bool:
-        """Whether the fitted loss is what was added, over the tokens with or without padding."""
-        added = float(observed.added.detach())
-        fitted = found.of(observed.all_routings if padding else observed.routings)
-        return abs(added - fitted) <= self.tolerance * abs(added)
-
     def _tokens(self, found: Fit) -> Iterator[Finding]:
         """Yield whether padding is counted, by a batch with padding."""
         padded = self.experiment.batch(3, 3, 9)
@@ -373,9 +363,14 @@ class OwnLoss:
             padded["attention_mask"][row, length:] = 0
         padded["labels"] = padded["labels"].masked_fill(padded["attention_mask"] == 0, -100)
         observed = self.experiment.observe(padded, **{SETTING: True})
-        if self._matches(found, observed, padding=False):
+        added = observed.added.item()
+        without, including = (
+            abs(added - found.of(routings)) <= self.tolerance * abs(added)
+            for routings in (observed.routings, observed.all_routings)
+        )
+        if without:
             yield Finding("mask", "padding is left out, where the forward pass is given an attention_mask")
-        elif self._matches(found, observed, padding=True):
+        elif including:
             yield Finding(
                 "padding", "padding counts as tokens, although the forward pass is given an attention_mask",
                 f"{ATTACH} tokens alone; or train without padding",
@@ -449,7 +444,7 @@ def bias_findings(experiment: Experiment) -> Iterator[Finding]:
     if not held:
         return
     before = {name: bias_E.detach().clone() for name, bias_E in held.items()}
-    experiment.loss(experiment.batch(0, 2, 32)).backward()
+    experiment.run(experiment.batch(0, 2, 32)).loss.backward()
     moved = [name for name, bias_E in held.items() if not torch.equal(bias_E, before[name])]
     learning = [
         router.name for router in experiment.routers if router.bias is not None and router.bias.grad is not None
