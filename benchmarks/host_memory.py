@@ -31,7 +31,7 @@ def write_model(folder: Path, dtype: str) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from simbal.data.tokenizer import load_tokenizer
-    from simbal.hub.export import write_tokenizer
+    from simbal.hf.export import write_tokenizer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

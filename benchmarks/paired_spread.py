@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.report.collect import Run, collect
 
 DOCUMENT_TOKENS, DRAWN_TOKENS = 2048, 12288  # as conf/data/pysource.yaml has them

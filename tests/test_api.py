@@ -9,7 +9,7 @@ import polars
 import pytest
 
 import simbal
-from simbal.analysis.shared.finding import write_analysis
+from simbal.analysis.result import write_analysis
 from simbal.cli.report import main as report
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder

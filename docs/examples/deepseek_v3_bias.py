@@ -3,8 +3,8 @@
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from simbal.attach import attach, describe
 from simbal.balancing import LossFree
+from simbal.hf import attach, describe
 from simbal.metrics.routing import max_vio
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 3}

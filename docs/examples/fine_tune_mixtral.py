@@ -3,8 +3,8 @@
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from simbal.attach import attach
 from simbal.balancing import SimBal
+from simbal.hf import attach
 from simbal.metrics.similarity import mean_deviation
 
 STEPS = 100

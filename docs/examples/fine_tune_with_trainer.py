@@ -8,8 +8,8 @@ from tempfile import mkdtemp
 import torch
 from transformers import OlmoeConfig, OlmoeForCausalLM, Trainer, TrainingArguments
 
-from simbal.attach.trainer import attach_trainer
 from simbal.balancing import LossFree, SimBal
+from simbal.hf.trainer import attach_trainer
 
 FOLDER = mkdtemp()
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}

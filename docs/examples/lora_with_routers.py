@@ -7,8 +7,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from simbal.attach import attach
 from simbal.balancing import LoadBalancingLoss, SimBal
+from simbal.hf import attach
 from simbal.metrics.similarity import mean_deviation
 
 SIZES = {

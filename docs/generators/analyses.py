@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import yaml
+
 from generators import source
 from generators.configuration import about, body
 from generators.definitions import definitions, rows
@@ -20,8 +22,9 @@ def analyses_page(root: Path) -> str:
         "`python evaluate.py run=outputs/<name> analysis=` one of these, or several as `[a,b]`.\n",
     ]
     for name, file in options("analysis").items():
-        module = root / "src/simbal/analysis" / f"{name}.py"
-        texts = known.get(f"analysis/{name}")
+        target = yaml.safe_load(file.read_text())[name]["_target_"]
+        path = target.removeprefix("simbal.").rpartition(".")[0].replace(".", "/")
+        module, texts = root / "src/simbal" / f"{path}.py", known.get(path)
         defined = table(("name", "definition"), rows(texts)) if texts else ""
         parts.append(f"## {name}\n\n{about(file)}\n{paragraphs(source.docstring(module))}\n{body(file)}\n{defined}")
     return "\n".join(parts)

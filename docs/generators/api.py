@@ -8,9 +8,7 @@ from generators.markup import prose, table
 # all modules of a package, or the chosen ones
 PACKAGES: dict[str, tuple[str, ...]] = {
     "balancing": (),
-    "attach": (),
-    "host": ("describe", "routers", "rules"),
-    "hub": (),
+    "hf": ("attach", "trainer", "describe", "routers", "convert", "export"),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("dispatch", "backends", "select"),

@@ -50,5 +50,5 @@ def rows(texts: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _analysis(module: str, texts: Mapping[str, str]) -> str:
-    name = module.removeprefix("analysis/")
+    name = module.rpartition("/")[2]
     return f"## analysis={name}\n\n{table(('name', 'definition'), rows(texts))}"

@@ -101,7 +101,7 @@ class Run:
         Raises:
             UserError: the run is not finished, its checkpoint is damaged, or its data are nowhere.
         """
-        from simbal.analysis.shared.trained import DataPlaces, load
+        from simbal.analysis.trained import DataPlaces, load
 
         return load(self.path, accelerator, DataPlaces(cache_dir=data_dir)).model
 
@@ -161,7 +161,7 @@ class Sweep(Sequence[Run]):
         Raises:
             UserError: an analysis is broken.
         """
-        from simbal.analysis.shared.finding import numbers_of
+        from simbal.analysis.result import numbers_of
         from simbal.report.collect import read_analyses
 
         return Rows(

@@ -1,6 +1,6 @@
 """A small finished run that all tests of a file read."""
 
-from simbal.analysis.shared.trained import TrainedRun, load
+from simbal.analysis.trained import TrainedRun, load
 from simbal.training.run import train
 from tests.conftest import spec_of
 

@@ -8,7 +8,7 @@ import torch
 
 from simbal.analysis.counterfactual import OtherSets, compared, counterfactual, standard_error
 from simbal.analysis.quality import quality
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.model.router import Candidates, Router, Steering
 from tests.analysis.module_runs import trained_run
 

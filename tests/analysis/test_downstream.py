@@ -14,7 +14,7 @@ from simbal.analysis import downstream as benchmark_items
 from simbal.analysis import downstream as harness
 from simbal.analysis.downstream import BENCHMARKS, evenly_spaced, read_items
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.trained import DataPlaces, load
+from simbal.analysis.trained import DataPlaces, load
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, continue_tokens
-from simbal.analysis.shared.decoding import WholePrefix, decoder_of
-from simbal.analysis.shared.trained import load
+from simbal.analysis.generate import Drawing, WholePrefix, continue_tokens, decoder_of
+from simbal.analysis.trained import load
 from simbal.balancing.composition import Composition
 from simbal.model.attention import KeyValueCache
 from simbal.model.init import initialise

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from simbal.analysis.orthogonality import FORMATS, measured, orthogonality
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.metrics.similarity import max_cosine, mean_squared_cosine, off_diagonal_cosines, row_norms
 from simbal.training.run import train
 

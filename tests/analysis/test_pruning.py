@@ -7,9 +7,8 @@ import scipy.stats
 import torch
 
 from simbal.analysis import pruning as pruning_module
-from simbal.analysis.pruning import Pruning, geometric_mean, pruning
+from simbal.analysis.pruning import Pruning, geometric_mean, kept_plan, pruning
 from simbal.analysis.quality import quality
-from simbal.analysis.shared.pruned_layers import kept_plan
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import BACKENDS
 from tests.analysis.module_runs import trained_run

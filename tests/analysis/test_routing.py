@@ -5,16 +5,15 @@ import json
 import pytest
 import torch
 
-from simbal.analysis.routing import routing
-from simbal.analysis.shared.routing_totals import (
+from simbal.analysis.routing import (
     RoutingTotals,
     TokenPairs,
     correlation,
-    inputs_of,
     mean_in_bins,
     over_layers,
+    routing,
 )
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import inputs_of, load
 from simbal.model.router import Routing, count
 from simbal.training.run import train
 

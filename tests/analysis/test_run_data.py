@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.trained import DataPlaces, load
+from simbal.analysis.trained import DataPlaces, load
 from simbal.data.store import find
 from simbal.errors import UserError
 from simbal.training.run import train

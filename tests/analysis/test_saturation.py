@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from simbal.analysis.routing import routing
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.errors import UserError
 from simbal.training.run import train
 from tests.analysis.module_runs import trained_run

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.shared.trained import load, runs_in
+from simbal.analysis.trained import load, runs_in
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
@@ -113,9 +113,6 @@ def test_damaged_and_foreign_checkpoints_are_refused_by_name(run, small_spec):
     train(other)
     file.write_bytes((other.path / "checkpoints" / "final.ckpt").read_bytes())
     with pytest.raises(UserError, match="final.ckpt belongs to another run than the folder that it is in"):
-        load(run.path)
-    torch.save(torch.load(file, weights_only=True) | {"config_hash": run.hash, "global_step": 4}, file)
-    with pytest.raises(UserError, match="final.ckpt is not that of step 12, the last of its run"):
         load(run.path)
     file.unlink()
     with pytest.raises(UserError, match="final.ckpt is missing"):

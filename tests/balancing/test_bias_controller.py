@@ -10,11 +10,11 @@ from simbal.balancing.bias import BiasController, LossFree, shortage
 from simbal.balancing.composition import Composition, build_strategy
 from simbal.conformance import FACTS, batch_of, composed_module, train
 from simbal.errors import UserError
-from simbal.host.routers import find_routers
+from simbal.hf.routers import find_routers
 from simbal.model.router import Candidates, Router, Routing
 from tests.balancing.cases import registered
 from tests.balancing.example import routing_of
-from tests.host.architectures import K, architecture
+from tests.hf.architectures import K, architecture
 
 STRATEGIES = registered()
 LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])

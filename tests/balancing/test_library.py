@@ -46,7 +46,7 @@ def test_schedules_which_a_sweep_reads_load_without_torch():
 
 @pytest.mark.slow
 def test_strategies_and_what_attaches_them_load_with_torch_alone():
-    loaded = loaded_by("from simbal.balancing import *; import simbal.attach")
+    loaded = loaded_by("from simbal.balancing import *; import simbal.hf")
     assert "torch" in loaded
     assert not {"hydra", "lightning", "omegaconf", "transformers"} & loaded
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simbal.analysis.pruning import Pruning
-from simbal.analysis.shared.pruned_layers import pruned
+from simbal.analysis.pruning import Pruning, pruned
 from simbal.balancing.base import FinishedStep
 from simbal.balancing.thresholds import ExpertThreshold, cutoff
 from simbal.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.balancing.composition import build_strategy
 from simbal.balancing.weight_losses import SimBal
 from simbal.errors import UserError

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.analysis.shared.pruned_layers import kept_plan
+from simbal.analysis.pruning import kept_plan
 from simbal.experts import fused_blocks
 from simbal.experts.backends import reference
 from simbal.experts.dispatch import RoutingPlan

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu import layers, upstream
 from benchmarks.gpu.training import smoke_shape
-from simbal.analysis.shared.pruned_layers import kept_plan
+from simbal.analysis.pruning import kept_plan
 from simbal.errors import UserError
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.megablocks import Topology

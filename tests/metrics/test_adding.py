@@ -23,16 +23,16 @@ METRIC = """\
 ANALYSIS = '''\
 """The analysis `head`: the largest entry of the head."""
 
-from simbal.analysis.shared.finding import Finding
-from simbal.analysis.shared.trained import TrainedRun
+from simbal.analysis.result import Result
+from simbal.analysis.trained import TrainedRun
 
 DEFINITION = {"largest_entry": "largest absolute entry of the head times `scale`"}
 
 
-def head(trained: TrainedRun, scale: float) -> Finding:
+def head(trained: TrainedRun, scale: float) -> Result:
     """Measure the head of the final weights."""
     largest = scale * trained.model.head_VD.abs().max().item()
-    return Finding([], [], {"definition": DEFINITION, "metrics": {"largest_entry": largest}})
+    return Result([], [], {"definition": DEFINITION, "metrics": {"largest_entry": largest}})
 '''
 PAGE = "from generators.definitions import definitions_page; from pathlib import Path; print(definitions_page(Path()))"
 

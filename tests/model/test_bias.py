@@ -10,7 +10,7 @@ from simbal.analysis.flops import preset_shape
 from simbal.cost.parameters import count_parameters, parameters, weights_of
 from simbal.errors import UserError
 from simbal.experts.select import choose
-from simbal.hub.finished_run import read_run
+from simbal.hf.export import read_run
 from simbal.model.expert_similarity import layer_similarity
 from simbal.model.init import initialise
 from simbal.model.moe import BIASES, FeedForward, MoELayer

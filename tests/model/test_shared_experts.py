@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal.analysis.shared.pruned_layers import pruned
+from simbal.analysis.pruning import pruned
 from simbal.conformance import batch_of, tiny_model
 from simbal.cost.parameters import count_parameters, parameters
 from simbal.errors import UserError
-from simbal.hub.finished_run import read_run
+from simbal.hf.export import read_run
 from simbal.model.expert_similarity import watched
 from simbal.model.init import initialise
 from simbal.model.moe import FeedForward, MoELayer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simbal.analysis.shared.finding import write_analysis
+from simbal.analysis.result import write_analysis
 from simbal.errors import UserError
 from simbal.report.collect import collect
 from simbal.report.columns import choose

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from simbal.analysis.shared.finding import write_analysis
-from simbal.analysis.shared.host_record import read_host_record, require_same, write_host_record
+from simbal.analysis.result import read_model, require_same_model, write_analysis, write_model
 from simbal.errors import UserError
 from simbal.report.export import as_json, tidy_rows
 from simbal.report.report import read_table, report
@@ -27,7 +26,7 @@ def folder(tmp_path):
         ("OLMoE", {"quality": {"bpb": 0.75}, "redundancy": {"min_pes": 0.125}}),
         ("Qwen3-MoE", {"quality": {"bpb": 0.5}}),
     ):
-        write_host_record(zoo / name, FACTS)
+        write_model(zoo / name, FACTS)
         for analysis, numbers in metrics.items():
             content = {"settings": {}, "definition": DEFINITION, "metrics": numbers}
             write_analysis(zoo / name / "analysis" / f"{analysis}.json", content)
@@ -74,8 +73,8 @@ def test_analyses_with_other_settings_stand_in_no_table(folder):
 
 
 def test_another_model_does_not_go_into_the_same_folder(folder):
-    require_same(folder / "OLMoE", FACTS)
+    require_same_model(folder / "OLMoE", FACTS)
     other = FACTS | {"digests": {"config": "c" * 64, "weights": "0" * 64}}
     with pytest.raises(UserError, match=r"another digests \(d{16}, not 0{16}\): choose another name="):
-        require_same(folder / "OLMoE", other)
-    assert read_host_record(folder / "OLMoE").content["source"] == FACTS["source"]
+        require_same_model(folder / "OLMoE", other)
+    assert read_model(folder / "OLMoE")["source"] == FACTS["source"]

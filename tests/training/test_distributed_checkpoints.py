@@ -8,7 +8,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.cli.again import run_of
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder

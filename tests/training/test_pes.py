@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from simbal.analysis.redundancy import redundancy
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.training.run import train
 from simbal.training.telemetry import Telemetry
 from tests.training.run_files import rows, weights, without_speed

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.shared.trained import load
+from simbal.analysis.trained import load
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train

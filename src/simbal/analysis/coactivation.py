@@ -12,8 +12,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Routing
 
@@ -29,7 +29,7 @@ DEFINITION = {
 }
 
 
-def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Finding:
+def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Result:
     """Count which experts the tokens of the validation windows choose together, in each layer.
 
     Args:
@@ -54,7 +54,7 @@ def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Findi
     num_layers, num_experts, _ = together_LEE.shape
     if written := num_layers * num_experts * (num_experts + 1) // 2 <= MOST:
         record["together"] = [_triangle(together_EE) for together_EE in together_LEE]
-    return Finding([_table(record)], _notes(record, written), record)
+    return Result([_table(record)], _notes(record, written), record)
 
 
 def _record(subject: Subject, tokens: int | None, together_LEE: Tensor) -> dict[str, Any]:

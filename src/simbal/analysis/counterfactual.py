@@ -17,8 +17,8 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.quality import bootstrap, too_few
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.balancing.controls import UniformRouting
 from simbal.config.values import whole_number
 from simbal.metrics.routing import chosen_experts
@@ -87,7 +87,7 @@ class Compared:
 
 def counterfactual(
     subject: Subject, tokens: int | None, batch_size: int, draws: int, resamples: int, seed: int
-) -> Finding:
+) -> Result:
     """Measure for each layer what the loss gains by the experts being those of the router.
 
     Args:
@@ -118,7 +118,7 @@ def counterfactual(
         )
         layers.append(compared(routed_N, passes, documents_N))
     record = _record(layers, routed_N, documents_N, resamples, seed)
-    return Finding([_table(record)], _notes(record, draws), record)
+    return Result([_table(record)], _notes(record, draws), record)
 
 
 def token_losses(

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from simbal.analysis.shared.finding import Finding
-from simbal.analysis.shared.trained import TrainedRun
+from simbal.analysis.result import Result
+from simbal.analysis.trained import TrainedRun
 from simbal.config.values import whole_number
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
@@ -84,7 +84,7 @@ BENCHMARKS = {
 }
 
 
-def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_size: int) -> Finding:
+def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_size: int) -> Result:
     """Measure the accuracy on each benchmark, with its standard error and what chance would give.
 
     Args:
@@ -108,7 +108,7 @@ def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_s
         name: _row(benchmark, [items[name][place] for place in places[name]], results[name])
         for name, benchmark in benchmarks.items()
     }
-    return Finding([_table(benchmarks, rows)], _notes(benchmarks, rows, limit), _record(rows))
+    return Result([_table(benchmarks, rows)], _notes(benchmarks, rows, limit), _record(rows))
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:

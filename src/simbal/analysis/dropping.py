@@ -12,8 +12,8 @@ from rich.table import Table
 from torch import Tensor
 
 from simbal.analysis.quality import document_sums
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, UnsuitedError, check_pass
 from simbal.errors import UserError
 from simbal.metrics.definitions import perplexity
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
@@ -45,7 +45,7 @@ class Dropping(SteeringAround):
         return scores_NE.scatter(1, largest(scores_NE, self.drop), -math.inf)
 
 
-def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[int] | None) -> Finding:
+def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[int] | None) -> Result:
     """Measure loss and perplexity against the number of experts dropped.
 
     Args:
@@ -76,7 +76,7 @@ def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[
     }
     stand_in = "none stands in" if subject.ragged else f"{subject.top_k} of those left are chosen"
     note = f"{counted:,} tokens; {subject.num_experts} experts, of which {stand_in}."
-    return Finding([_table(curve)], [note], record)
+    return Result([_table(curve)], [note], record)
 
 
 def _drops(subject: Subject, drops: list[int] | None) -> list[int]:

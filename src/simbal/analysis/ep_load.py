@@ -14,8 +14,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass, routers_of
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, check_pass, routers_of
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts, overload
@@ -35,7 +35,7 @@ DEFINITION = {
 
 def ep_load(
     subject: Subject, tokens: int | None, batch_size: int, step: int, devices: list[int] | None, seed: int
-) -> Finding:
+) -> Result:
     """Measure the overload of every layer at each number of devices.
 
     Args:
@@ -74,7 +74,7 @@ def ep_load(
         "metrics": metrics,
         "layers": layers,
     }
-    return Finding([_table(record)], _notes(record, step, sequences), record)
+    return Result([_table(record)], _notes(record, step, sequences), record)
 
 
 def sequence_counts(routings: Sequence[Routing]) -> Tensor:

@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from hydra.utils import get_method
 
-from simbal.analysis.hosts import HostRequest
-from simbal.analysis.shared.finding import Finding, made_with, read_analysis, write_analysis
-from simbal.analysis.shared.host_model import HostModel
-from simbal.analysis.shared.subject import Subject, UnsuitedError
-from simbal.analysis.shared.trained import DataPlaces, TrainedRun, load, runs_in
+from simbal.analysis.result import Result, made_with, read_analysis, write_analysis
+from simbal.analysis.subject import Subject, UnsuitedError
+from simbal.analysis.trained import DataPlaces, load, runs_in
 from simbal.config.signatures import check_arguments
 from simbal.config.values import check_name
 from simbal.errors import UserError
@@ -23,13 +21,19 @@ from simbal.files.console import console
 from simbal.processes.heap import keep_freed_memory
 
 # the parameter of an analysis that takes what it measures: a trained run, a model of Hugging Face, or either of them
-MEASURED = (OF_A_RUN, OF_A_HOST, OF_EITHER) = ("trained", "host", "subject")
-PRECISIONS: Mapping[type, str] = {
-    TrainedRun: "The run was trained in {trained} and is analysed in {analysed}.",
-    HostModel: "The weights are stored in {trained} and computed in {analysed}.",
-}
+MEASURED = (OF_A_RUN, OF_A_HF_MODEL, OF_EITHER) = ("trained", "hf", "subject")
 NO_INPUTS: Mapping[str, Any] = {}
 NOWHERE = DataPlaces()
+
+
+class Requested(Protocol):
+    """A model of Hugging Face that a command asks for: see `simbal.hf.load`."""
+
+    def require_results(self) -> Path:
+        """Return the folder of its results; `UserError` if another model or text was measured there."""
+
+    def load(self) -> Subject:
+        """Load the model."""
 
 
 def evaluate(
@@ -40,7 +44,7 @@ def evaluate(
     output_dir: str,
     inputs: Mapping[str, Any] = NO_INPUTS,
     places: DataPlaces = NOWHERE,
-    host: HostRequest | None = None,
+    hf: Requested | None = None,
 ) -> None:
     """Run each analysis: its `_target_`, called with its other keys.
 
@@ -52,7 +56,7 @@ def evaluate(
         output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
         inputs: more keys, for those analyses that have a parameter of the name; None: the user gave none.
         places: where the data of the runs are, beside where their configs say that they are.
-        host: a model of Hugging Face, in place of runs; its results go to its own folder.
+        hf: a model of Hugging Face, in place of runs; its results go to its own folder.
 
     Raises:
         UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
@@ -62,7 +66,7 @@ def evaluate(
         raise UserError(f"output_dir={output_dir} must be the path of a folder")
     for name in analyses:
         check_name("the analysis", name)  # it names a file in the folder of a run
-    if host is None:
+    if hf is None:
         keep_freed_memory()  # what a large model has held while it was loaded is given back
     elif run is not None:
         raise UserError("run= and hf= are two things to measure: give one of them")
@@ -72,7 +76,7 @@ def evaluate(
     for name, function in functions.items():
         check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={*MEASURED, *inputs})
     of_subjects = {name: kind for name, kind in kinds.items() if kind}
-    subjects = _subjects(of_subjects, run, host, accelerator, places) if of_subjects else {}
+    subjects = _subjects(of_subjects, run, hf, accelerator, places) if of_subjects else {}
     for name in kinds.keys() - of_subjects:
         _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
     _of_each({name: partial(_once, functions[name], name, settings[name]) for name in of_subjects}, subjects, overwrite)
@@ -98,7 +102,7 @@ def _of_each(
 
 
 def _subjects(
-    kinds: Mapping[str, str], run: str | None, host: HostRequest | None, accelerator: str, places: DataPlaces
+    kinds: Mapping[str, str], run: str | None, hf: Requested | None, accelerator: str, places: DataPlaces
 ) -> dict[Path, Callable[[], Subject]]:
     """Return what loads each thing to measure, by the folder of its results.
 
@@ -106,24 +110,24 @@ def _subjects(
         UserError: there is none, or an analysis is not of it.
     """
     others = {
-        OF_A_HOST: "works on a model of Hugging Face: give hf=FOLDER",
+        OF_A_HF_MODEL: "works on a model of Hugging Face: give hf=FOLDER",
         OF_A_RUN: "works on a trained run: give run=outputs/<name>/<run>",
     }
-    if run is None and host is None:
+    if run is None and hf is None:
         names = ", ".join(sorted(kinds))
         raise UserError(
             f"{names} works on a trained run: give run=outputs/<name>/<run>, or a model of Hugging Face by hf="
         )
     for name, kind in kinds.items():
-        if kind == (OF_A_RUN if host else OF_A_HOST):
+        if kind == (OF_A_RUN if hf else OF_A_HF_MODEL):
             raise UserError(f"analysis={name} {others[kind]}")
-    if host:
-        return {host.require_results(): host.load}
+    if hf:
+        return {hf.require_results(): hf.load}
     return {path: partial(load, path, accelerator, places) for path in runs_in(Path(str(run)))}
 
 
 def _with_inputs(
-    analyses: dict[str, dict[str, Any]], functions: dict[str, Callable[..., Finding]], inputs: Mapping[str, Any]
+    analyses: dict[str, dict[str, Any]], functions: dict[str, Callable[..., Result]], inputs: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the keys of each analysis, with the inputs that it has parameters for."""
     taken = {name: inspect.signature(function).parameters for name, function in functions.items()}
@@ -138,7 +142,7 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _once(
-    function: Callable[..., Finding],
+    function: Callable[..., Result],
     name: str,
     settings: dict[str, Any],
     folder: Path,
@@ -163,14 +167,14 @@ def _once(
             out.print(f"{name} of {folder}", soft_wrap=True)
         finding.show(out)
         if measured is not None and len({*measured.precisions.values()}) > 1:
-            out.print(PRECISIONS[type(measured)].format(**measured.precisions))
+            out.print(measured.precision_note.format(**measured.precisions))
     out.print(f"written: {file}", soft_wrap=True)
 
 
-def _measures(function: Callable[..., Finding]) -> str:
+def _measures(function: Callable[..., Result]) -> str:
     """Return the name of the parameter that takes what is measured; "" if nothing is."""
     parameters = inspect.signature(function).parameters
-    return next((kind for kind in (OF_EITHER, OF_A_RUN, OF_A_HOST) if kind in parameters), "")
+    return next((kind for kind in (OF_EITHER, OF_A_RUN, OF_A_HF_MODEL) if kind in parameters), "")
 
 
 def _circumstances(seconds: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.result import Result
 from simbal.config.options import option_keys, options
 from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of, whole_number
@@ -46,7 +46,7 @@ PAPER = {
 }
 
 
-def flops(preset: str, vocab_size: int, seq_len: int, steps: int | None, batch_tokens: int) -> Finding:
+def flops(preset: str, vocab_size: int, seq_len: int, steps: int | None, batch_tokens: int) -> Result:
     """Count the parameters of a preset, and the FLOPs of training it.
 
     Args:
@@ -85,7 +85,7 @@ def flops(preset: str, vocab_size: int, seq_len: int, steps: int | None, batch_t
     training.add_row("training tokens T", f"{tokens:,}", *([f"{printed.tokens:.3g}"] if printed else []))
     training.add_row("training, exact", f"{numbers['training_flops']:.4e}")
     training.add_row("training, 6 N T", f"{numbers['6NT']:.4e}", *([f"{printed.flops:.3e}"] if printed else []))
-    return Finding([_of_parameters(counted, printed), training], _notes(counted, printed), record)
+    return Result([_of_parameters(counted, printed), training], _notes(counted, printed), record)
 
 
 def preset_shape(preset: str, vocab_size: int) -> TransformerShape:

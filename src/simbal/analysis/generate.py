@@ -1,6 +1,6 @@
 """The analysis `generate`: text that a model writes.
 
-Shapes: B samples, S tokens of the prompt, T drawn tokens, Q new tokens of a pass, V ids.
+Shapes: B samples, S tokens so far, T drawn tokens, Q new tokens of a pass, N tokens, E experts, V ids.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,14 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding
-from simbal.analysis.shared.subject import Subject, TextTokenizer
+from simbal.analysis.result import Result
+from simbal.analysis.subject import Subject, TextTokenizer
 from simbal.config.values import not_negative, whole_number
 from simbal.errors import UserError
 from simbal.files.console import new_grid
+from simbal.model.attention import KeyValueCache
+from simbal.model.router import Candidates, Steering, SteeringAround
+from simbal.model.transformer import Transformer
 
 DEFINITION = {
     "nll": "-log p of the drawn tokens at temperature 1, in nats, mean over the tokens of all samples",
@@ -72,7 +75,7 @@ class Sample:
 
 def generate(
     subject: Subject, prompt: str, tokens: int, samples: int, temperature: float, top_p: float, seed: int
-) -> Finding:
+) -> Result:
     """Draw samples, print and store them.
 
     Args:
@@ -101,7 +104,7 @@ def generate(
     with subject.inference():
         ids_BT, nll_BT = continue_tokens(subject.decoder(), prompt_BS, tokens, drawing, possible_V)
     found = [_sample(tokenizer, *each) for each in zip(ids_BT.tolist(), nll_BT.tolist(), strict=True)]
-    return Finding([_table(prompt, found)], _notes(drawing), _record(prompt, found, seed))
+    return Result([_table(prompt, found)], _notes(drawing), _record(prompt, found, seed))
 
 
 @torch.inference_mode()
@@ -122,6 +125,46 @@ def continue_tokens(
         ids.append(ids_B)
         next_BQ = ids_B[:, None].to(prompt_BS.device)
     return torch.stack(ids, 1), torch.stack(nlls, 1)
+
+
+class WholePrefix(SteeringAround):
+    """A `Steering` around another that sees what every token so far had, and chooses for the new ones.
+
+    With this even a choice by a hash of the sequence so far is that of a forward pass over the whole sequence, as long
+    as a later token cannot change an earlier one's experts, which in evaluation holds for every strategy.
+    """
+
+    def __init__(self, strategy: Steering, cache: KeyValueCache) -> None:
+        """Wrap `strategy`; `cache` is that of the same forward passes, which knows the tokens."""
+        self.strategy, self.cache = strategy, cache
+        self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return the last Q rows of each sequence's scores, (B*Q, E)."""
+        num_sequences, new = candidates.tokens_BS.shape
+        new_2NE = torch.stack([candidates.logits_NE, candidates.probs_NE])
+        new_2BQE = new_2NE.view(2, num_sequences, new, -1)
+        past_2BSE = self._past.get(candidates.layer)
+        all_2BSE = new_2BQE if past_2BSE is None else torch.cat([past_2BSE, new_2BQE], 2)
+        self._past[candidates.layer] = all_2BSE
+        logits_NE, probs_NE = all_2BSE.flatten(1, 2)
+        assert self.cache.tokens_BS is not None, "the model appends the tokens before it routes them"
+        whole = Candidates(candidates.layer, self.cache.tokens_BS, logits_NE, probs_NE, candidates.top_k)
+        scores_NE = self.strategy.choice_scores(whole)
+        return scores_NE.reshape(num_sequences, -1, scores_NE.shape[1])[:, -new:].flatten(0, 1)
+
+
+def decoder_of(model: Transformer, steering: Steering) -> Callable[[Tensor], Tensor]:
+    """Return a function that is given the next ids (B, Q), and returns the logits (B, V) after the last of them."""
+    cache = KeyValueCache(model.shape.num_layers)
+    whole = WholePrefix(steering, cache)
+
+    def logits(next_BQ: Tensor) -> Tensor:
+        hidden_BQD, _ = model(next_BQ, whole, cache)
+        logits_BV: Tensor = hidden_BQD[:, -1] @ model.head_VD.T
+        return logits_BV
+
+    return logits
 
 
 def harmless(text: str) -> str:

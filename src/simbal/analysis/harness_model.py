@@ -13,7 +13,7 @@ from lm_eval.api.model import TemplateLM
 from rich.progress import track
 from torch import Tensor
 
-from simbal.analysis.shared.trained import TrainedRun
+from simbal.analysis.trained import TrainedRun
 from simbal.data.tokenizer import Tokenizer
 from simbal.model.router import Steering
 from simbal.model.transformer import Transformer

@@ -14,8 +14,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import LayerRouter, Subject, UnsuitedError, check_pass, fixed_choices_of
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import LayerRouter, Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringAround, gate, largest
@@ -70,7 +70,7 @@ def flips(scores_NE: Tensor, others_NE: Tensor, top_k: int) -> Tensor:
     return (chosen_NE != other_NE).any(1)
 
 
-def margin(subject: Subject, tokens: int | None, batch_size: int, quantiles: list[float]) -> Finding:
+def margin(subject: Subject, tokens: int | None, batch_size: int, quantiles: list[float]) -> Result:
     """Measure the margin of every choice, and the choices that rounding to bf16 changes.
 
     Args:
@@ -107,7 +107,7 @@ def margin(subject: Subject, tokens: int | None, batch_size: int, quantiles: lis
     record = {
         "definition": DEFINITION, "tokens": counted, "by_logits": seen.by_logits, "metrics": metrics, "layers": layers,
     }  # fmt: skip
-    return Finding([_table(record, levels)], [_note(record)], record)
+    return Result([_table(record, levels)], [_note(record)], record)
 
 
 def _quantiles(margins_LN: Tensor, levels: Sequence[float]) -> dict[str, list[float]]:

@@ -10,8 +10,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, routers_of
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, routers_of
 from simbal.metrics.similarity import max_cosine, max_deviation, mean_squared_cosine, mean_squared_deviation, row_norms
 
 DEFINITION = {
@@ -32,7 +32,7 @@ FORMATS = {  # the heading of each number in the table, and its format
 }  # fmt: skip
 
 
-def orthogonality(subject: Subject) -> Finding:
+def orthogonality(subject: Subject) -> Result:
     """Measure the final weight of every router, without data.
 
     Raises:
@@ -51,7 +51,7 @@ def orthogonality(subject: Subject) -> Finding:
         "metrics": means,
         "layers": {name: [layer[name] for layer in layers] for name in FORMATS},
     }
-    return Finding([_table(layers, means)], [_note(num_experts, d_model)], record)
+    return Result([_table(layers, means)], [_note(num_experts, d_model)], record)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from simbal.analysis.shared.finding import Finding, numbers_table
+from simbal.analysis.result import Result, numbers_table
 from simbal.config.values import whole_number
 from simbal.errors import UserError
 from simbal.metrics.similarity import identity_deviation, max_deviation, mean_deviation
@@ -51,7 +51,7 @@ FACTOR = {"Trained": 2}  # the paper does not say where Trained starts, nor Adam
 
 def orthogonalization(
     num_experts: int, d_model: int, trials: int, steps: int, lr: float, final_lr: float, seed: int
-) -> Finding:
+) -> Result:
     """Measure `trials` routers of each kind; Trained starts from the OrthoInit of the same trial.
 
     Args:
@@ -83,7 +83,7 @@ def orthogonalization(
     }
     results = {way: measured(weight_TED) for way, weight_TED in weights.items()}
     comparable = (num_experts, d_model) == PAPER_SHAPE
-    return Finding([table(results, comparable)], notes(results, comparable), _record(results))
+    return Result([table(results, comparable)], notes(results, comparable), _record(results))
 
 
 def ortho_init(num_experts: int, d_model: int, generators: Sequence[torch.Generator]) -> Tensor:

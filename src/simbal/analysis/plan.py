@@ -11,7 +11,7 @@ from pydantic import Field
 from rich.table import Table
 
 from simbal.analysis.flops import read_option, shape_of
-from simbal.analysis.shared.finding import Finding
+from simbal.analysis.result import Result
 from simbal.config.compose import typed
 from simbal.config.options import options
 from simbal.config.schema import Group, ModelConfig
@@ -97,7 +97,7 @@ def plan(
     tokens_per_second: float | None,
     utilisation: float,
     memory_share: float,
-) -> Finding:
+) -> Result:
     """Say what a run or a sweep takes, and of each number whether it is counted, given or assumed.
 
     Args:
@@ -188,7 +188,7 @@ def plan(
         "memory": {way: asdict(of) | {"peak": of.peak, "fits": of.peak <= limit} for way, of in memory.items()},
     }
     basis = "given" if tokens_per_second else f"assumed: {utilisation:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
-    return Finding([_of_run(recipe, device, gpus, metrics, basis), _of_memory(recipe, memory, limit)], notes, record)
+    return Result([_of_run(recipe, device, gpus, metrics, basis), _of_memory(recipe, memory, limit)], notes, record)
 
 
 def recipe_of(model: dict[str, Any], device: Hardware, gpus: int, given: dict[str, Any]) -> Recipe:

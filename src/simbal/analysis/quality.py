@@ -10,8 +10,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, check_pass
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, check_pass
 from simbal.config.values import whole_number
 from simbal.metrics.definitions import bits_per_byte, perplexity
 from simbal.model.router import Steering
@@ -25,7 +25,7 @@ DEFINITION = {
 }
 
 
-def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Finding:
+def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Result:
     """Measure loss, perplexity and bits per byte, each with its standard error.
 
     Args:
@@ -58,7 +58,7 @@ def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: in
         "documents": len(sums_G3),
         "metrics": numbers | {f"{name}_se": spread[name] for name in numbers},
     }
-    return Finding([_table(numbers, spread)], notes, record)
+    return Result([_table(numbers, spread)], notes, record)
 
 
 def document_sums(

@@ -13,8 +13,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from simbal.analysis.shared.finding import Finding, numbers_table
-from simbal.analysis.shared.subject import Subject, UnsuitedError, check_pass
+from simbal.analysis.result import Result, numbers_table
+from simbal.analysis.subject import Subject, UnsuitedError, check_pass
 from simbal.model.expert_similarity import Watched
 
 DEFINITION = {
@@ -31,7 +31,7 @@ DEFINITION = {
 OVER_LAYERS = {"minimum": "min_pes", "mean": "mean_pes"}  # lines of the table
 
 
-def redundancy(subject: Subject, tokens: int | None, batch_size: int) -> Finding:
+def redundancy(subject: Subject, tokens: int | None, batch_size: int) -> Result:
     """Measure the PES of each layer with its standard error, and what measuring it costs.
 
     Args:
@@ -62,7 +62,7 @@ def redundancy(subject: Subject, tokens: int | None, batch_size: int) -> Finding
         "layers": {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L},
         "cost": cost,
     }
-    return Finding([_table(pes_L, se_L, metrics)], _notes(record, seen), record)
+    return Result([_table(pes_L, se_L, metrics)], _notes(record, seen), record)
 
 
 def summary(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, float]]:

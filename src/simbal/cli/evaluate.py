@@ -14,7 +14,7 @@ from typing import Any
 from simbal.cli.command_line import run
 from simbal.errors import ConfigError, UserError, exit_on_user_error
 
-OF_HOSTS = ("hf", "name", "context", "dtype")
+OF_HF = ("hf", "name", "context", "dtype")
 OF_TRAINING = ("data.seq_len", "data.vocab_size", "data.validation_tokens", "data.document_mask")
 INPUTS = ("model", "hardware", "gpus")  # of analyses that ask for them by these names
 
@@ -28,9 +28,9 @@ def evaluate_composed(cfg: Any) -> None:
     """Run the analyses that `cfg` names."""
     with exit_on_user_error():
         from simbal.analysis.evaluate import evaluate  # torch: 3 s that --help does not pay
-        from simbal.analysis.hosts import HostRequest
-        from simbal.analysis.shared.trained import DataPlaces
+        from simbal.analysis.trained import DataPlaces
         from simbal.config.compose import resolved
+        from simbal.hf.load import HFRequest
 
         config = resolved(cfg)
         if not config.get("analysis"):
@@ -39,18 +39,18 @@ def evaluate_composed(cfg: Any) -> None:
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
         if config["hf"] is not None:
             refuse_typed(OF_TRAINING, "decides nothing for hf=, whose windows are context= of its own tokens")
-            of_host = {key: config[key] for key in (*OF_HOSTS, "data", "accelerator", "output_dir")}
-            evaluate(config["analysis"], **keys, inputs=inputs, host=HostRequest(**of_host))
+            of_hf = {key: config[key] for key in (*OF_HF, "data", "accelerator", "output_dir")}
+            evaluate(config["analysis"], **keys, inputs=inputs, hf=HFRequest(**of_hf))
             return
-        refuse_keys_of_hosts(config)
+        refuse_keys_of_hf(config)
         evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
 
 
-def refuse_keys_of_hosts(config: dict[str, Any]) -> None:
+def refuse_keys_of_hf(config: dict[str, Any]) -> None:
     """Raise `UserError` for keys that say how to measure a model of Hugging Face, where none is named."""
     if "source" in config["data"]:
         raise UserError(f"data={config['data']['source']} is the text of hf=: a run is measured on its own data")
-    refuse_typed(OF_HOSTS[1:], "is for hf=")
+    refuse_typed(OF_HF[1:], "is for hf=")
 
 
 def refuse_typed(keys: Iterable[str], reason: str) -> None:

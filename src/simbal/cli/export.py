@@ -20,7 +20,7 @@ def export_composed(cfg: Any) -> None:
     """Export the runs that `cfg` names."""
     with exit_on_user_error():
         from simbal.config.compose import resolved
-        from simbal.hub.export import export  # torch: 3 s that --help does not pay
+        from simbal.hf.export import export  # torch: 3 s that --help does not pay
 
         config = resolved(cfg)
         export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])

@@ -9,7 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from simbal.analysis.shared.finding import read_analysis
+from simbal.analysis.result import read_analysis
 from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, SPEED

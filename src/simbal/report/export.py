@@ -130,9 +130,7 @@ def as_json(table: Table) -> dict[str, Any]:
             for row in table.pairs
             if row.other
         ],
-        "models": [
-            {"folder": str(model.path), **model.record.content, "values": model.analysed} for model in table.models
-        ],
+        "models": [{"folder": str(model.path), **model.facts, "values": model.analysed} for model in table.models],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent

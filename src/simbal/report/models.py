@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simbal.analysis.shared.host_record import HostRecord, is_host, read_host_record
+from simbal.analysis.result import is_measured_model, read_model
 from simbal.errors import UserError
 from simbal.metrics.definitions import Metric
 from simbal.report.collect import definitions_of_analyses, numbers_of_analyses, read_analyses
@@ -23,18 +23,23 @@ USUAL = (  # columns where none are chosen
 class MeasuredModel:
     """A model, and what the analyses have found of it."""
 
-    record: HostRecord
+    path: Path  # the folder of its results
+    facts: dict[str, Any]  # the content of its model.json
     analyses: dict[str, dict[str, Any]]
-
-    @property
-    def path(self) -> Path:
-        """The folder of its results."""
-        return self.record.path
 
     @property
     def name(self) -> str:
         """The name of its row."""
-        return self.record.name
+        return self.path.name
+
+    @property
+    def circumstances(self) -> str:
+        """A sentence on the text, the tokenizer and the precision."""
+        data = self.facts["data"]
+        return (
+            f"{self.name}: {self.facts['source']}, data {data['source']}, tokens {data['tokens'][:12]} of its own "
+            f"tokenizer, {self.facts['context']:,} in a window, {self.facts['dtype']}"
+        )
 
     @cached_property
     def analysed(self) -> dict[str, float | None]:
@@ -61,8 +66,8 @@ def measured_models(folder: Path) -> list[MeasuredModel]:
     """Return the models that were measured into a folder, by name; `UserError` if a file of one is broken."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    found = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_host(path)]
-    return [MeasuredModel(read_host_record(path), read_analyses(path / "analysis")) for path in found]
+    found = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_measured_model(path)]
+    return [MeasuredModel(path, read_model(path), read_analyses(path / "analysis")) for path in found]
 
 
 def has_runs(folder: Path) -> bool:
@@ -80,7 +85,7 @@ def notes_on_models(models: Sequence[MeasuredModel]) -> list[str]:
     if not models:
         return []
     return [
-        *(f"{model.record.circumstances}." for model in models),
+        *(f"{model.circumstances}." for model in models),
         "Models have tokenizers of their own: their losses and perplexities, of a token each, cannot be compared; bits "
         "per byte can, on the same text.",
     ]

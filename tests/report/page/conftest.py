@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simbal.analysis.shared.finding import write_analysis
+from simbal.analysis.result import write_analysis
 from simbal.report.collect import collect
 from simbal.report.table import Table, build
 from simbal.runs.folder import RunFolder

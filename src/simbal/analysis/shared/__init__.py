@@ -1,1 +1,0 @@
-"""Parts that several analyses share: the run that they read back, and the form of what they find."""

@@ -1,0 +1,52 @@
+"""Small runs, trained once, and the folders that they are exported to."""
+
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging
+
+from simbal.analysis.trained import TrainedRun, load
+from simbal.hf.export import export
+from simbal.training.run import train
+from tests.analysis.text_run import text_spec
+from tests.conftest import spec_of
+
+logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory, cache_dir):
+    """`run_of("balancing=lbl")`: a finished run on symbols; the same overrides give the same run."""
+    runs: dict[tuple[str, ...], TrainedRun] = {}
+
+    def run(*overrides: str) -> TrainedRun:
+        if overrides not in runs:
+            spec = spec_of(tmp_path_factory.mktemp("runs"), cache_dir, *overrides)
+            train(spec)
+            runs[overrides] = load(spec.path, "cpu")
+        return runs[overrides]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory) -> TrainedRun:
+    """A sparse run on text."""
+    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=simbal")
+    train(spec)
+    return load(spec.path, "cpu")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, run_of):
+    """`exported("balancing=lbl")`: the run and the folder with its export, which no test may change."""
+    folders: dict[tuple[str, ...], Path] = {}
+
+    def folder_of(*overrides: str) -> tuple[TrainedRun, Path]:
+        run = run_of(*overrides)
+        if overrides not in folders:
+            folders[overrides] = tmp_path_factory.mktemp("exports") / "model"
+            export(str(run.path), str(folders[overrides]), overwrite=False)
+        return run, folders[overrides]
+
+    return folder_of
