@@ -85,7 +85,7 @@ def test_tasks_of_srun_are_the_ranks_of_a_run(slurm, tmp_path, cache_dir):
     started_by_us, started_by_srun = tmp_path / "a", tmp_path / "b"
     assert programs.run("train.py", *keys, f"output_dir={started_by_us}", cwd=tmp_path).returncode == 0
     train = (sys.executable, str(CONF.parent / "train.py"), *keys, f"output_dir={started_by_srun}")
-    printed = slurm.run("srun", "--nodes=2", "--ntasks=2", *train)
+    printed = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *train)
     assert printed.count("val/ppl") == 1
 
     def files(folder):
