@@ -17,6 +17,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def holder(file: Path) -> int:
+    """Return the process that has `file` open, as the holder of a lock has; 0 if there is none."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if descriptor.readlink() == file:
+                return int(descriptor.parts[2])
+        except OSError:  # it has ended
+            continue
+    return 0
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():

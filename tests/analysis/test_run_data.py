@@ -82,7 +82,7 @@ def test_in_the_cache_of_the_run_nothing_is_written(trained, tmp_path):
         memory.unlink()
     forge(run, "data.cache_dir", str(cache))
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
-    evaluate({"quality": QUALITY}, str(run), True, "cpu", "unused", places=DataPlaces(str(tmp_path / "mine")))
+    evaluate({"quality": QUALITY}, str(run), True, "cpu", "unused", places=DataPlaces(cache_dir=str(tmp_path / "mine")))
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
     assert not (tmp_path / "mine").exists()
 

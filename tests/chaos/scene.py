@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simbal.processes.slots import THREADS
 from tests.chaos.small_disk import SmallDisk
-from tests.child_processes import alive
+from tests.child_processes import alive, holder
 from tests.sweep.small_sweep import command
 
 MARK = "SIMBAL_CHAOS"  # environment variable that children inherit: orphans are found by it too
@@ -100,11 +100,11 @@ class Scene:
     def jobs(self) -> dict[int, str]:
         """The processes that do a run, each the leader of a session, and the folder that each has locked."""
         sweeps = {sweep.process.pid for sweep in self.sweeps}
-        locks = {file.parent.name: file.read_text() for file in (self.outputs / "default").glob("*/.lock")}
+        runs = {holder(file): file.parent.name for file in (self.outputs / "default").glob("*/.lock")}
         found = {}
         for pid in self.processes():
             if pid not in sweeps and _session(pid) == pid:
-                found[pid] = next((run for run, text in locks.items() if f"process {pid} on" in text), "no run yet")
+                found[pid] = runs.get(pid, "no run yet")
         return found
 
     def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
-from tests.child_processes import wait_until
+from tests.child_processes import holder, wait_until
 from tests.conftest import MARKOV, SMALL
 from tests.programs import Program
 from tests.sweep.conftest import PRETENDING
@@ -50,8 +50,9 @@ def waiting(running, folder, runs: int):
 
     def hold() -> int:
         for run in begun(folder) - held.keys():
-            held[run] = int((folder / "outputs/default" / run / ".lock").read_text().split()[1])
-            os.kill(held[run], signal.SIGSTOP)
+            if pid := holder(folder / "outputs/default" / run / ".lock"):
+                held[run] = pid
+                os.kill(pid, signal.SIGSTOP)
         return len(held)
 
     try:

@@ -11,7 +11,7 @@ import pytest
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
 from tests import programs
-from tests.child_processes import wait_until
+from tests.child_processes import holder, wait_until
 from tests.conftest import CONF, MARKOV, SMALL
 from tests.sweep.slurm_machine import NODES, SlurmMachine, missing, slurm_machine
 from tests.sweep.small_sweep import curve
@@ -31,8 +31,8 @@ def slurm() -> Iterator[SlurmMachine]:
 def hold_begun(folder, held: dict[str, int]) -> bool:
     """Stop each process of a sweep that has written a checkpoint, and note it by its node; whether two are held."""
     for run in begun(folder):
-        pid = int((folder / "outputs" / "default" / run / ".lock").read_text().split()[1])
-        if pid not in held.values():
+        pid = holder(folder / "outputs" / "default" / run / ".lock")
+        if pid and pid not in held.values():
             os.kill(pid, signal.SIGSTOP)
             variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
             held[dict(line.split("=", 1) for line in variables if line)["SLURMD_NODENAME"]] = pid
