@@ -40,8 +40,8 @@ def test_the_identity_needs_no_network_and_changes_with_what_is_read(keys, shard
     ("changed", "sentence"),
     [
         ({"num_shards": 0}, "data.num_shards=0 must be at least 1"),
-        ({"first_shard": -1}, "data.first_shard=-1 must lie between 0 and 2827"),
-        ({"validation_shard": 2828}, "data.validation_shard=2828 must lie between 0 and 2827"),
+        ({"first_shard": -1}, "data.first_shard=-1 must be at least 0"),
+        ({"validation_shard": 2828}, "data.validation_shard=2828 must be at most 2827"),
         ({"first_shard": 2800, "num_shards": 29}, "data.first_shard=2800 and data.num_shards=29 end at shard 2828"),
         ({"validation_shard": 0}, "data.validation_shard=0 is one of the training shards, 0 to 257"),
         ({"validation_shard": 257}, "data.validation_shard=257 is one of the training shards, 0 to 257"),

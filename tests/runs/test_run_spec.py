@@ -18,7 +18,8 @@ NO_MATTER = {
     "name", "baseline", "equivalence_margin", "columns", "dry_run", "until", "max_seeds", "retry_failed", "output_dir",
     "data.cache_dir", "data.tokenizer_path",
     "data.threads", "trainer.force_precision", "trainer.ckpt_every", "trainer.ckpt_seconds", "trainer.progress_bar",
-    "logger", "logger.kind", "logger.tracking_uri", "logger.experiment", "logger.project", "logger.offline",
+    "logger", "logger.kind", "logger.tracking_uri", "logger.experiment", "logger.project", "logger.entity",
+    "logger.offline",
 }  # fmt: skip
 
 

@@ -101,13 +101,13 @@ def of_pydantic(error: ValidationError, prefix: str = "", candidates: Iterable[s
     context, value, kind = first.get("ctx", {}), first["input"], first["type"]
     if isinstance(context.get("error"), UserError):  # from a validator of ours, whose sentence is whole
         return str(context["error"])
-    path = [*first["loc"]]
+    path = [*filter(None, prefix.split(".")), *first["loc"]]
     if path[:1] in (["data"], ["logger"]) and len(path) > 2:
         del path[1]  # pydantic inserts the option of the union
     if kind.startswith("union_tag"):
         path.append(context["discriminator"].strip("'"))
         value = context.get("tag")
-    key = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
     hint = closest(str(value), expected) if expected else ""
     if kind == "extra_forbidden":
