@@ -107,9 +107,10 @@ def test_four_ranks_then_two_then_one_train_as_four(small_spec, finished, cache_
     keys = (*SHARDED, *more)
     whole, moved = finished(*keys), small_spec(*keys)
     kill_in_step(monkeypatch, 5, moved)
-    asked = [f"run={moved.path}", f"data.cache_dir={cache_dir}"]
+    asked = [f"data.cache_dir={cache_dir}"]
     fewer = [
-        run_of(OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"])) for devices in (2, 1)
+        run_of(moved.path, OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"]))
+        for devices in (2, 1)
     ]
     kill_in_step(monkeypatch, 9, fewer[0])
     assert saved(moved) == ["step-00000004.ckpt", "step-00000008.ckpt"]
@@ -141,7 +142,7 @@ def test_a_checkpoint_of_one_device_resumes_in_parts(small_spec, finished, cache
     one = ("trainer.micro_batch=2", "balancing=lf_lbl")
     whole, moved = finished(*one), small_spec(*one)
     kill_in_step(monkeypatch, 9, moved)
-    asked = [f"run={moved.path}", f"data.cache_dir={cache_dir}", "trainer.devices=2", "trainer.strategy=fsdp"]
-    train(run_of(OverridesParser.create().parse_overrides(asked)))
+    asked = [f"data.cache_dir={cache_dir}", "trainer.devices=2", "trainer.strategy=fsdp"]
+    train(run_of(moved.path, OverridesParser.create().parse_overrides(asked)))
     trained = weights(moved)
     assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(whole).items())

@@ -74,9 +74,13 @@ def test_a_run_is_the_same_and_has_every_row_its_config_and_its_end_once(logging
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(logging_spec, finished, monkeypatch, kind):
-    whole, broken = finished(), logging_spec(f"logger={kind}")
-    break_at(monkeypatch, 7)  # steps 2, 4 and 6 are logged, and the validation of 6; the checkpoint is of step 4
+@pytest.mark.parametrize("every", [4, 6])
+def test_a_run_that_breaks_and_goes_on_has_every_row_once_in_the_same_place(
+    logging_spec, finished, monkeypatch, kind, every
+):
+    """A checkpoint of step 6 does not hold the validation of step 6, which the resumed run repeats."""
+    whole, broken = finished(), logging_spec(f"logger={kind}", f"trainer.ckpt_every={every}")
+    break_at(monkeypatch, 7)  # steps 2, 4 and 6 are logged, and the validation of 6
     with pytest.raises(RuntimeError, match="broken"):
         train(broken)
     assert max(row["step"] for row in rows(broken)) == 6

@@ -241,14 +241,12 @@ class Checkpoints(Checkpoint):
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
         self.start = 0  # the step from which the run resumes
-        self.saved_step = 0  # the newest one; rows up to it cannot come twice
         self.request = StopRequest()
         self._listening = ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Listen for signals; Lightning has set its own handlers by now."""
-        self._step = self.saved_step = trainer.global_step
-        self._saved = time.monotonic()
+        self._step, self._saved = trainer.global_step, time.monotonic()
         self._listening.enter_context(self.request.listening())
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -312,7 +310,7 @@ class Checkpoints(Checkpoint):
         path = step_file(self.folder, trainer.global_step)
         if not from_first(path.exists):
             trainer.save_checkpoint(path)
-        self._saved, self.saved_step = time.monotonic(), trainer.global_step
+        self._saved = time.monotonic()
         if is_first():
             for old in in_folder(self.folder)[KEPT:]:
                 remove(old)

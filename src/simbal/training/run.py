@@ -250,7 +250,7 @@ def open_tracker(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, ste
     """
     if spec.config.logger.kind == "none" or not is_first():
         return None
-    tracker = Tracker(spec, step, callbacks.checkpoints)
+    tracker = Tracker(spec, step)
     callbacks.telemetry.tracker = tracker
     trainer.callbacks.insert(0, tracker)  # type: ignore[attr-defined]
     return tracker

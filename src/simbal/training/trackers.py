@@ -7,7 +7,6 @@ run logged after the checkpoint. A tracker that fails does not stop the training
 
 import json
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,7 +23,6 @@ from simbal.files.disk import write_json
 from simbal.files.locks import lock
 from simbal.runs import curves
 from simbal.runs.spec import RunSpec, result_keys
-from simbal.training.checkpoint import Checkpoints
 
 log = logging.getLogger("simbal")
 SENT_FILE = "trackers.json"  # in the run's folder: how many rows were sent, and the ids of the run
@@ -33,15 +31,15 @@ SENT_FILE = "trackers.json"  # in the run's folder: how many rows were sent, and
 class Tracker(Callback):
     """Sends rows of metrics.jsonl, the config and the final metrics to the tracker that the config names."""
 
-    def __init__(self, spec: RunSpec, step: int, checkpoints: Checkpoints) -> None:
+    def __init__(self, spec: RunSpec, step: int) -> None:
         """Open the tracker; `UserError` if it cannot be used.
 
         Args:
             spec: the run.
             step: the step from which it resumes, where metrics.jsonl ends; 0 at its start.
-            checkpoints: the callback that saves checkpoints.
         """
-        self.spec, self.checkpoints, self.kind = spec, checkpoints, spec.config.logger.kind
+        self.spec, self.kind = spec, spec.config.logger.kind
+        self.saved = 0  # how many of the pending rows a checkpoint holds
         self.warning = ""  # a sentence if the tracker failed
         file, rows = spec.path / SENT_FILE, curves.rows(spec.path)
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -62,10 +60,14 @@ class Tracker(Callback):
         if self.kind == "tensorboard":
             self._send()
 
+    def on_save_checkpoint(self, *_: Any) -> None:
+        """Note which rows the checkpoint that is being saved holds."""
+        self.saved = len(self.pending)
+
     def on_train_batch_start(self, *_: Any) -> None:
-        """Send the rows that a checkpoint holds by now."""
-        if self.pending and self.pending[0]["step"] <= self.checkpoints.saved_step:
-            self._send(self.checkpoints.saved_step)
+        """Send the rows that a checkpoint holds."""
+        if self.saved:
+            self._send(self.saved)
 
     def on_exception(self, *_: Any) -> None:
         """End the tracker's run as failed."""
@@ -83,9 +85,9 @@ class Tracker(Callback):
             self._try(lambda logger: logger.log_metrics(final, steps))
         self._close("success")
 
-    def _send(self, until: float = math.inf) -> None:
-        while self.pending and self.pending[0]["step"] <= until:
-            row = self.pending.pop(0)
+    def _send(self, count: int | None = None) -> None:
+        sent, self.pending, self.saved = self.pending[:count], self.pending[len(self.pending[:count]) :], 0
+        for row in sent:
             self._try(lambda logger, row=row: logger.log_metrics(scalars(row), row["step"]))  # type: ignore[misc]
             self.sent["rows"] += 1
             if self.kind != "tensorboard":
