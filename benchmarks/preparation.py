@@ -1,7 +1,7 @@
 """Measures what preparing and loading text cost: python -m benchmarks.preparation [--vocab N]
 
 Every measurement has a process of its own with one thread on one core; the best of three rounds is shown. The text is
-that of the packages of data=pysource.
+data=pysource.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
         print("| small files | CPU seconds of `prepare` |\n|---:|---:|")
         for count, figures in small.items():
             print(f"| {count} | {figures['cpu']:.2f} |")
-        print(f"\nCPU time of 1,000 files by that of 500: {small[1000]['cpu'] / small[500]['cpu']:.2f}\n")
+        print(f"\nCPU time, 1,000 files / 500 files: {small[1000]['cpu'] / small[500]['cpu']:.2f}\n")
         print(
             "| what | CPU s | wall s | Mtok per CPU s | of tiktoken alone, CPU | wall |\n|---|---:|---:|---:|---:|---:|"
         )

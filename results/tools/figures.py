@@ -48,7 +48,7 @@ def _figure(name: str, curves: list[Curve]) -> Figure:
 
 
 def _interval(point: Curve) -> Interval:
-    """Return the difference that a curve of one point stands for, by the direction of its own interval."""
+    """Return the single point of a curve as a difference, with the conclusion that its interval implies."""
     (mean,), ((low, high),) = point.means, point.band_ends
     word = "higher" if low > 0 else "lower" if high < 0 else "not resolved"
     text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"

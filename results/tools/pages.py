@@ -89,7 +89,7 @@ class Pages:
         """Return a sentence for each line of a page's tables that is not as the rows give it."""
         wrong = [] if text.count("<!-- table") == len(MARKED.findall(text)) else ["a marked table has no end"]
         others = (line for line in MARKED.sub("", text).splitlines() if re.match(r"\|.*\d", line))
-        wrong += [f"{line!r} stands in no marked table" for line in others]
+        wrong += [f"{line!r} is not in a marked table" for line in others]
         return wrong + unlike(text.splitlines(), self.fill(text, study).splitlines())
 
     def fill(self, text: str, study: str) -> str:

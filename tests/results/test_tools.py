@@ -113,7 +113,7 @@ def test_a_table_of_numbers_without_a_mark_is_found(copy):
     for mark in (r"<!-- table\n.*?-->\n\n", r"\n\n<!-- /table -->"):
         page.write_text(re.sub(mark, "", page.read_text(), flags=re.S))
     assert len(verify(copy)) == 5
-    assert all("stands in no marked table" in sentence for sentence in verify(copy))
+    assert all("is not in a marked table" in sentence for sentence in verify(copy))
 
 
 def test_a_marked_table_that_lost_its_end_is_found(copy):

@@ -146,6 +146,24 @@ def test_a_run_trains_on_when_its_server_fails_and_says_so(logging_spec, finishe
 
 
 @pytest.mark.slow
+def test_rows_that_a_server_lost_are_sent_when_the_run_resumes(logging_spec, monkeypatch):
+    spec, sent = logging_spec("logger=mlflow"), MLFlowLogger.log_metrics
+
+    def send(self, metrics, step=None):
+        if step == 2:
+            raise ConnectionError("no route to the host")
+        sent(self, metrics, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MLFlowLogger, "log_metrics", send)
+        break_at(patch, 7)
+        with pytest.raises(RuntimeError, match="broken"):
+            train(spec)
+    train(spec)
+    assert logged(spec).points == expected(spec)
+
+
+@pytest.mark.slow
 def test_a_row_goes_to_wandb_once_a_checkpoint_holds_it(logging_spec, monkeypatch):
     """Steps 4 and 8 have a checkpoint: a run that breaks in step 9 has sent the rows up to 8."""
     sent = []

@@ -135,7 +135,7 @@ class WholePrefix(SteeringAround):
     """
 
     def __init__(self, strategy: Steering, cache: KeyValueCache) -> None:
-        """Wrap `strategy`; `cache` is that of the same forward passes, which knows the tokens."""
+        """Wrap `strategy`; `cache` holds the tokens of the same forward passes."""
         self.strategy, self.cache = strategy, cache
         self._past: dict[int, Tensor] = {}  # (2, B, S, E) of each layer: logits and probabilities
 

@@ -40,10 +40,10 @@ DEFINITION = {
     "sweep_days": "days * ceil(runs / at_once), each run with tokens_per_second; without the start of their processes",
     "sweep_cost": "USD, cost * runs",
     "checkpoint_bytes": "weights and AdamW's two moments, in the precision they are stored in",
-    "final_bytes": "weights alone",
+    "final_bytes": "weights",
     "memory": "bytes of a device by part; activations: what autograd keeps of one micro-batch; working: the most that "
-    "one layer or the head needs beside it; sharing: buckets of gradients (ddp), or what is put together of other "
-    "devices' parts and its gradients (fsdp)",
+    "one layer or the head needs in addition; sharing: buckets of gradients (ddp), or the gathered weights and "
+    "gradients of other devices (fsdp)",
 }
 
 
@@ -285,7 +285,7 @@ def _of_memory(recipe: Recipe, memory: dict[str, DeviceMemory], limit: float) ->
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least two."""
+    """Return a time as text, in the largest unit that gives at least 2."""
     unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
     return f"{seconds / UNITS[unit]:,.1f} {unit}"
 

@@ -61,10 +61,10 @@ def recorded(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
     except PrunedError as stop:
         log.info("%s", stop)
         _write(folder, run | {"status": "pruned", "error": str(stop)})
-        print(stop)
+        _print(stop)
     except StoppedError as stop:
         log.info("%s", stop.sentence)
-        print(stop.sentence)
+        _print(stop.sentence)
         raise
     except BusyError as busy:
         log.error("%s", busy)
@@ -139,6 +139,11 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
 def _norm(tensors: Iterable[Tensor]) -> float | None:
     norm = whole(nn.utils.get_total_norm(tensors)).item()
     return norm if math.isfinite(norm) else None
+
+
+def _print(text: object) -> None:
+    if is_first():
+        print(text)
 
 
 def _write(folder: RunFolder, record: dict[str, Any]) -> None:

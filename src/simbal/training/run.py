@@ -4,7 +4,6 @@ Everything a user can get wrong is found before the run folder is made.
 """
 
 import logging
-import os
 import threading
 import time
 import warnings
@@ -94,6 +93,9 @@ def train_rank(spec: RunSpec, store: Store) -> None:
     callbacks = RunCallbacks.of(spec)
     trainer = build_trainer(spec, callbacks.all(spec), device.type, precision)
     join_ranks(trainer.strategy)
+    if keys.progress_bar and is_first():
+        bar = ProgressBar(callbacks.telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}")
+        trainer.callbacks.insert(0, bar)  # type: ignore[attr-defined]
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     run: dict[str, Any] = {}
     notices: list[str] = []
@@ -114,14 +116,11 @@ def train_rank(spec: RunSpec, store: Store) -> None:
 
 
 def announce(spec: RunSpec, run: dict[str, Any]) -> None:
-    """Print and log what is about to be trained.
-
-    A run that is too short for its warm-up gets a note: in a trial run that is no mistake, in a long one it may be.
-    """
+    """Print and log the strategies and the backend, and a note if the run is shorter than its warm-up."""
     lines, warmup_steps, max_steps = record.lines(run), spec.config.optim.warmup_steps, spec.config.trainer.max_steps
     if warmup_steps >= max_steps:
         ends = f"trainer.max_steps={max_steps} ends within optim.warmup_steps={warmup_steps}"
-        lines.append(f"note: {ends}: the rate only rises")
+        lines.append(f"note: {ends}: the learning rate never reaches its peak")
     for line in lines:
         print(line)
         log.info(line)
@@ -134,7 +133,7 @@ def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
 
 
 def tell(folder: Path, measured: dict[str, Any]) -> None:
-    """Remove the checkpoints that a finished run needs no more, and print its result and its warnings."""
+    """Remove the checkpoints of a finished run, and print its warnings and its result."""
     checkpoint.remove_periodic(folder / "checkpoints")
     for warning in measured["warnings"]:
         print(f"warning: {warning}")
@@ -186,13 +185,8 @@ class RunCallbacks:
     def all(self, spec: RunSpec) -> list[Callback]:
         """Return all callbacks of the run in the order in which Lightning calls them."""
         keys = spec.config.trainer
-        found: list[Callback] = [
-            self.telemetry, ValidationTimes(keys.val_every, keys.val_at), TrialPruning(spec.path), self.rounding,
-            self.changes, self.checkpoints,
-        ]  # fmt: skip
-        if keys.progress_bar and os.environ.get("LOCAL_RANK", "0") == "0":
-            found.append(ProgressBar(self.telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}"))
-        return found
+        times = ValidationTimes(keys.val_every, keys.val_at)
+        return [self.telemetry, times, TrialPruning(spec.path), self.rounding, self.changes, self.checkpoints]
 
 
 def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitMoE, data: TokenData) -> dict[str, Any]:

@@ -86,9 +86,13 @@ class Tracker(Callback):
         self._close("success")
 
     def _send(self, count: int | None = None) -> None:
-        sent, self.pending, self.saved = self.pending[:count], self.pending[len(self.pending[:count]) :], 0
-        for row in sent:
+        """Send the first `count` of the pending rows, or all; after a failure none, which a resumed run then sends."""
+        number = len(self.pending) if count is None else count
+        due, self.pending, self.saved = self.pending[:number], self.pending[number:], 0
+        for row in due:
             self._try(lambda logger, row=row: logger.log_metrics(scalars(row), row["step"]))  # type: ignore[misc]
+            if self.logger is None:
+                return
             self.sent["rows"] += 1
             if self.kind != "tensorboard":
                 write_json(self.spec.path / SENT_FILE, self.sent)
