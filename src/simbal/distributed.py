@@ -24,7 +24,7 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process writes the run's files; true without a process group."""
     return rank() == 0
 
@@ -37,12 +37,12 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return total
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor, of which this rank may hold a shard; a collective, so every rank has to call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def largest(number: int) -> int:
+def max_over_ranks(number: int) -> int:
     """Return the largest `number` of all ranks, the same on each."""
     if world_size() == 1:
         return number
@@ -51,7 +51,7 @@ def largest(number: int) -> int:
     return int(found)
 
 
-def from_first(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Run `work` on the first rank alone, and return its result on every rank.
 
     Raises:
@@ -60,7 +60,7 @@ def from_first(work: Callable[[], T]) -> T:
     if world_size() == 1:
         return work()
     shared: list[Any] = [None]
-    if is_first():
+    if is_rank_zero():
         try:
             shared[0] = work()
         except UserError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from simbal.config.schema import OptimConfig
-from simbal.distributed import from_first, is_first, largest, sum_over_ranks, world_size
+from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
 from simbal.model.moe import BIASES
 from simbal.model.transformer import Transformer
 from simbal.runs.folder import PRUNE_FILE
@@ -40,7 +40,7 @@ class TrialPruning(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Remove a prune.json that an earlier sweep has left."""
-        if is_first():
+        if is_rank_zero():
             self.file.unlink(missing_ok=True)
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
@@ -49,8 +49,8 @@ class TrialPruning(Callback):
         Raises:
             PrunedError: there is one; it says why.
         """
-        if largest(is_first() and self.file.exists()):
-            reason = from_first(self._read)
+        if max_over_ranks(is_rank_zero() and self.file.exists()):
+            reason = on_rank_zero(self._read)
             raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
 
     def _read(self) -> str:
@@ -144,7 +144,7 @@ class RoundingWarning(Callback):
                     f"only {moved:,} of {total:,} entries of the {of_kind} moved in {steps} steps: updates of "
                     f"optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
                 )
-        for sentence in self.warnings if is_first() else ():
+        for sentence in self.warnings if is_rank_zero() else ():
             log.warning(sentence)
 
 

@@ -27,7 +27,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.callbacks import Checkpoint
 
-from simbal.distributed import from_first, is_first, largest
+from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero
 from simbal.errors import UserError
 from simbal.files.disk import PART, replacing, sync
 from simbal.training.signals import StoppedError, StopRequest
@@ -279,7 +279,7 @@ class Checkpoints(Checkpoint):
         self._step = step
         if self.keep_weights_every and step % self.keep_weights_every == 0:
             trainer.save_checkpoint(weights_file(self.folder, step), weights_only=True)
-        number = largest(self.request.number)
+        number = max_over_ranks(self.request.number)
         if number or step % self.every == 0 or step == trainer.max_steps or self._time_is_up():
             self._save(trainer)
         if number:
@@ -296,21 +296,21 @@ class Checkpoints(Checkpoint):
             StoppedError: such a signal came.
         """
         if trainer.state.fn != "fit":
-            if number := largest(self.request.number):
+            if number := max_over_ranks(self.request.number):
                 self.request.obey(number, max(self.start, trainer.global_step))
-        elif number := largest(self.request.urgent):
+        elif number := max_over_ranks(self.request.urgent):
             trainer.fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end()
             self._save(trainer)
             raise StoppedError(number, trainer.global_step)
 
     def _time_is_up(self) -> bool:
-        return self.seconds > 0 and largest(time.monotonic() - self._saved >= self.seconds) > 0
+        return self.seconds > 0 and max_over_ranks(time.monotonic() - self._saved >= self.seconds) > 0
 
     def _save(self, trainer: L.Trainer) -> None:
         path = step_file(self.folder, trainer.global_step)
-        if not from_first(path.exists):
+        if not on_rank_zero(path.exists):
             trainer.save_checkpoint(path)
         self._saved = time.monotonic()
-        if is_first():
+        if is_rank_zero():
             for old in in_folder(self.folder)[KEPT:]:
                 remove(old)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simbal.distributed import is_first, rank, whole, world_size
+from simbal.distributed import full_tensor, is_rank_zero, rank, world_size
 from simbal.errors import BusyError, UserError
 from simbal.files.disk import refusals_of_disk
 from simbal.metrics.routing import max_vio
@@ -76,7 +76,7 @@ def recorded(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
     except Exception as error:
         log.exception("the run failed")
         sentence = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if not is_first():
+        if not is_rank_zero():
             (folder.path / RANK_ERROR).write_text(f"rank {rank()}: {sentence}")
             raise
         lost = _lost_rank(folder, sentence) if world_size() > 1 else None
@@ -125,10 +125,11 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
         statistics: dict[str, float | None] = {}
         for name, parameters in weights.items():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            nonfinite = [full_tensor((~gradient.isfinite()).sum()) for gradient in gradients]
             statistics |= {
                 f"{name}/weight_norm": _norm(parameters),
                 f"{name}/gradient_norm": _norm(gradients),
-                f"{name}/nonfinite_gradients": sum(int(whole((~gradient.isfinite()).sum())) for gradient in gradients),
+                f"{name}/nonfinite_gradients": sum(map(int, nonfinite)),
             }
         if counts_LE is not None:
             statistics["train/max_vio"] = max_vio(counts_LE[layer]).item()
@@ -137,17 +138,17 @@ def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[
 
 
 def _norm(tensors: Iterable[Tensor]) -> float | None:
-    norm = whole(nn.utils.get_total_norm(tensors)).item()
+    norm = full_tensor(nn.utils.get_total_norm(tensors)).item()
     return norm if math.isfinite(norm) else None
 
 
 def _print(text: object) -> None:
-    if is_first():
+    if is_rank_zero():
         print(text)
 
 
 def _write(folder: RunFolder, record: dict[str, Any]) -> None:
-    if is_first():
+    if is_rank_zero():
         folder.write_record(record | {"ended": now()})
 
 

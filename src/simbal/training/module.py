@@ -16,7 +16,7 @@ from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
 from simbal.config.schema import OptimConfig
 from simbal.data.loader import HeldOut, TrainBatches
-from simbal.distributed import sum_over_ranks, whole, world_size
+from simbal.distributed import full_tensor, sum_over_ranks, world_size
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Router, Routing
 from simbal.model.transformer import Transformer
@@ -205,7 +205,7 @@ class LitMoE(L.LightningModule):
         """
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
         loss = sum_over_ranks(torch.stack([losses["loss"] for losses in self._losses]).sum())
-        self._grad_norm = whole(norm)
+        self._grad_norm = full_tensor(norm)
         if (self._grad_norm + loss).isfinite():
             bound = self.optim.grad_clip or float("inf")
             nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)

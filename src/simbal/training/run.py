@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
-from simbal.distributed import from_first, is_first
+from simbal.distributed import is_rank_zero, on_rank_zero
 from simbal.files.disk import refusals_of_disk, remove_parts, write_json
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
@@ -93,29 +93,29 @@ def train_rank(spec: RunSpec, store: Store) -> None:
     callbacks = RunCallbacks.of(spec)
     trainer = build_trainer(spec, callbacks.all(spec), device.type, precision)
     join_ranks(trainer.strategy)
-    if keys.progress_bar and is_first():
+    if keys.progress_bar and is_rank_zero():
         bar = ProgressBar(callbacks.telemetry, f"{spec.choices['balancing']} seed={spec.config.seed}")
         trainer.callbacks.insert(0, bar)  # type: ignore[attr-defined]
     module, data = build_module(spec, store, device, precision), build_data(spec, store)
     run: dict[str, Any] = {}
     notices: list[str] = []
     with ExitStack() as held:
-        if not from_first(partial(claim, folder, spec, held)):
+        if not on_rank_zero(partial(acquire_folder, folder, spec, held)):
             return
-        if is_first():
+        if is_rank_zero():
             held.enter_context(refusals_of_disk(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
-            announce(spec, run)
+            print_header(spec, run)
             notices += filter(None, (folder.set_aside_damaged_record(),))
         with failures.recorded(folder, run):
             measured = fit(spec, trainer, callbacks, module, data)
-            if is_first():
+            if is_rank_zero():
                 finish(folder, run | measured, notices)
-                held.callback(tell, folder.path, measured)  # later, as this block takes any error for the run's
+                held.callback(print_result, folder.path, measured)  # later, as this block takes any error for the run's
 
 
-def announce(spec: RunSpec, run: dict[str, Any]) -> None:
+def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
     """Print and log the strategies and the backend, and a note if the run is shorter than its warm-up."""
     lines, warmup_steps, max_steps = record.lines(run), spec.config.optim.warmup_steps, spec.config.trainer.max_steps
     if warmup_steps >= max_steps:
@@ -132,7 +132,7 @@ def finish(folder: RunFolder, run: dict[str, Any], notices: list[str]) -> None:
     folder.write_record(run | {"status": "finished", "ended": now(), "warnings": notices})
 
 
-def tell(folder: Path, measured: dict[str, Any]) -> None:
+def print_result(folder: Path, measured: dict[str, Any]) -> None:
     """Remove the checkpoints of a finished run, and print its warnings and its result."""
     checkpoint.remove_periodic(folder / "checkpoints")
     for warning in measured["warnings"]:
@@ -140,7 +140,7 @@ def tell(folder: Path, measured: dict[str, Any]) -> None:
     print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
-def claim(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
+def acquire_folder(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
     """Take the folder for as long as `held` lasts.
 
     Returns:
@@ -209,14 +209,14 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
         if not telemetry.validated(step):
             telemetry.log_validation(trainer, step)
 
-    start = from_first(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
+    start = on_rank_zero(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, telemetry.trouble))
     callbacks.checkpoints.start = start.step
     telemetry.rewind(start.curves)
     tracker = open_tracker(spec, trainer, callbacks, start.step)
     if is_validated(start.step, keys.val_every, keys.val_at) and not telemetry.validated(start.step):
         validate(start.step, start.path)  # of the start, or missed by a kill between a checkpoint and its validation
     log.info("training from step %d to %d", start.step, keys.max_steps)
-    if start.step and is_first():
+    if start.step and is_rank_zero():
         print(f"resuming from step {start.step} of {keys.max_steps}")
     trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
     if not telemetry.validated(keys.max_steps):
@@ -242,7 +242,7 @@ def open_tracker(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, ste
 
     It is opened once the checkpoint is known from which the run resumes.
     """
-    if spec.config.logger.kind == "none" or not is_first():
+    if spec.config.logger.kind == "none" or not is_rank_zero():
         return None
     tracker = Tracker(spec, step)
     callbacks.telemetry.tracker = tracker
@@ -265,7 +265,7 @@ def final_metrics(telemetry: Telemetry, trainer: L.Trainer, module: LitMoE) -> d
 
 def write_documents(folder: Path, telemetry: Telemetry) -> dict[str, Any] | None:
     """Write documents.json, the sums of the last validation by document, and return its size and sha256."""
-    if not is_first():
+    if not is_rank_zero():
         return None
     assert telemetry.validation is not None
     nats, tokens, num_bytes = telemetry.validation.documents_G3.T.tolist()

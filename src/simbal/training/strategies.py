@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from simbal.distributed import whole
+from simbal.distributed import full_tensor
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
 from simbal.model.router import Router
@@ -120,7 +120,8 @@ class AtomicFSDP(ModelParallelStrategy):
         """Save a folder to resume from, or, for weights alone, one file that every program can read safely."""
         target, checkpoint = Path(filepath), checkpoint | {"config_hash": self.config_hash}
         if "optimizer_states" not in checkpoint:
-            checkpoint["state_dict"] = {name: whole(value).cpu() for name, value in checkpoint["state_dict"].items()}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: full_tensor(weight).cpu() for name, weight in weights.items()}
             if self.is_global_zero:
                 write_file(checkpoint, target)
             self.barrier()
@@ -176,6 +177,6 @@ def _whole_weight(router: Router) -> Tensor:
     """Return a router's whole weight; a parametrised one is computed again, and is no leaf then."""
     if is_parametrized(router):
         computed: Any = router.get_submodule("parametrizations.weight_ED")
-        weight_ED: Tensor = computed[0](whole(computed.original))
+        weight_ED: Tensor = computed[0](full_tensor(computed.original))
         return weight_ED
-    return nn.Parameter(whole(router.weight_ED.detach()).clone())
+    return nn.Parameter(full_tensor(router.weight_ED.detach()).clone())

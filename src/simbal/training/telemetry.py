@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simbal.data.loader import TokenData
-from simbal.distributed import from_first, is_first, sum_over_ranks
+from simbal.distributed import is_rank_zero, on_rank_zero, sum_over_ranks
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
@@ -90,18 +90,18 @@ class Telemetry(Callback):
     def tokens_per_second(self) -> float:
         """The speed: harmonic mean over the rows of metrics.jsonl, those of earlier processes included."""
         key = "tokens_per_second"
-        return from_first(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
+        return on_rank_zero(lambda: float(harmonic_mean([row[key] for row in self.rows() if key in row])))
 
     def settling(self) -> dict[str, float]:
         """Return how the load of the experts has settled; nothing of a model without routers, or of a short run."""
-        rows = from_first(self.rows)
+        rows = on_rank_zero(self.rows)
         curve = [(row["step"], row["train/max_vio"]) for row in rows if "train/max_vio" in row]
         found = {metric.key: metric.of_curve(curve) for metric in SETTLING if metric.of_curve}
         return {key: value for key, value in found.items() if value is not None}
 
     def clipped(self) -> list[float]:
         """Return the factors by which clipping has scaled the gradient, at the logged steps that were made."""
-        return [row["train/clipped"] for row in from_first(self.rows) if "train/clipped" in row]
+        return [row["train/clipped"] for row in on_rank_zero(self.rows) if "train/clipped" in row]
 
     @property
     def shown(self) -> str:
@@ -110,7 +110,7 @@ class Telemetry(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the size and the digest of metrics.jsonl, once it is on the disk, to be saved in a checkpoint."""
-        if not is_first():  # only the first rank's checkpoint is written
+        if not is_rank_zero():  # only the first rank's checkpoint is written
             return {}
         if not self.file.exists():
             return digest(b"")
@@ -125,7 +125,7 @@ class Telemetry(Callback):
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Drop the rows that a killed run wrote after `state` was saved; all of them if it is empty."""
-        if is_first() and self.file.exists():
+        if is_rank_zero() and self.file.exists():
             write_text(self.file, self._written()[: state.get("bytes", 0)].decode("utf-8"))
 
     def _written(self) -> bytes:
@@ -134,7 +134,7 @@ class Telemetry(Callback):
 
     def validated(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation row of `step`."""
-        return from_first(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
+        return on_rank_zero(lambda: any(row["step"] == step and "val/loss" in row for row in self.rows()))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl; `UserError` if it is broken."""
@@ -218,11 +218,11 @@ class Telemetry(Callback):
             "phase": "training", "step": row["step"], "max_steps": self.max_steps, "loss": row.get("train/ce"),
             "tokens_per_second": row["tokens_per_second"], "seconds_left": remaining,
         }  # fmt: skip
-        if is_first():
+        if is_rank_zero():
             write_json(self.folder / "progress.json", progress)
 
     def _write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
-        if not is_first():
+        if not is_rank_zero():
             return
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")

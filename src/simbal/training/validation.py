@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from simbal.distributed import largest, sum_over_ranks
+from simbal.distributed import max_over_ranks, sum_over_ranks
 from simbal.metrics.definitions import VALIDATION, perplexity
 from simbal.metrics.routing import sequence_expert_use, topk_entropy
 from simbal.model.router import Routing
@@ -90,7 +90,7 @@ class ValidationTotals:
         total.tokens, total.num_bytes, total.sequences = sum_over_ranks(counted).tolist()
         total.counts_LE, total.seu_L = sum_over_ranks(self.counts_LE), sum_over_ranks(self.seu_L)
         total.entropy_L = sum_over_ranks(self.entropy_L)
-        self._extend(largest(len(self.documents_G3)))
+        self._extend(max_over_ranks(len(self.documents_G3)))
         total.documents_G3 = sum_over_ranks(self.documents_G3)
         return total
 
