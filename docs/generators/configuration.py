@@ -1,4 +1,4 @@
-"""One page for each folder of conf/: what its keys mean, as the schema says it, and its options as they stand there."""
+"""Generate one page per folder of conf/: its keys, from the schema, and its options."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from simbal.config import options as conf_options
 from simbal.config.options import first_comment, option_keys, options, root_keys
 from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
-LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
-HEADINGS = ("key", "default", "type", "bounds", "meaning", "another value is")
+LONGEST = 24  # characters of a default in a table; the YAML below shows longer ones
+HEADINGS = ("key", "meaning")
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
@@ -97,27 +97,28 @@ def _keys(group: str, chosen: list[str]) -> str:
 
 
 def _table(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any], hashed: bool = True) -> str:
-    """Return the table of keys; `hashed` says whether their group can change the result."""
-    return table(
-        HEADINGS,
-        [
+    """Return a table with the key, its default, type and bounds in the first column and its meaning in the second.
+
+    `hashed` says if the keys of the group are part of the config hash.
+    """
+    rows = []
+    for name, field in keys.items():
+        default = _default(defaults.get(f"{prefix}{name}", ""))
+        facts = "; ".join(fact for fact in (_type(field.annotation), describe_bounds(field)) if fact)
+        unhashed = "" if hashed and is_hashed(field) else "<br>A run can resume with another value."
+        rows.append(
             (
-                f"`{prefix}{name}`",
-                _default(defaults.get(f"{prefix}{name}", "")),
-                _type(field.annotation),
-                describe_bounds(field),
-                prose(str(field.description)),
-                "another run" if hashed and is_hashed(field) else "the same run",
+                f"`{prefix}{name}`{'=' if default else ''}{default}",
+                f"{prose(str(field.description))}<br>*{facts}*{unhashed}",
             )
-            for name, field in keys.items()
-        ],
-    )
+        )
+    return table(HEADINGS, rows)
 
 
 def _type(annotation: Any) -> str:
-    """Return a type in words, but choices as they are typed, one below the other."""
+    """Return a type in words, or the list of choices."""
     if get_origin(annotation) is Literal:
-        return "<br>".join(f"`{choice}`" for choice in get_args(annotation))
+        return "one of " + ", ".join(f"`{choice}`" for choice in get_args(annotation))
     return prose(describe_type(annotation))
 
 

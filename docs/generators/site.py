@@ -1,4 +1,4 @@
-"""All pages that are no file of docs/, and the order of all pages."""
+"""Generate the pages that are not files of docs/, and the sidebar."""
 
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,32 @@ DOORS = " ".join(
         ("Results", "results/README.md"),
     )
 )  # fmt: skip
-FILES = {"index.md": "README.md", "measured.md": "benchmarks/RESULTS.md", "changes.md": "CHANGELOG.md"}
-GUIDES = (  # in the order in which a user meets them
-    "how_to", "installing", "running", "sweeps", "paper", "outputs", "runs", "statistics", "resuming", "strategies",
-    "own_strategy", "own_threshold", "own_model", "architectures", "python", "analyses", "measuring", "search",
-    "models", "experts", "text", "scaling", "export", "developing",
-)  # fmt: skip
+FILES = {
+    "index.md": "README.md",
+    "measured.md": "benchmarks/RESULTS.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changes.md": "CHANGELOG.md",
+}
+GUIDES = {  # sidebar titles by page, in the order in which a user meets them
+    "installing": "Installing",
+    "running": "Runs and sweeps",
+    "outputs": "Outputs",
+    "statistics": "Statistics",
+    "resuming": "Resuming",
+    "strategies": "Strategies",
+    "own_strategy": "Your own strategy",
+    "models": "Models and experts",
+    "text": "Text",
+    "analyses": "Analyses",
+    "huggingface": "Hugging Face models",
+    "scaling": "Scaling",
+    "paper": "The paper's tables",
+    "developing": "Developing",
+}
 
 
 def generated_pages(root: Path) -> dict[str, str]:
-    """Return text by its path in the site: pages, and what those of results/ show."""
+    """Return the text of each generated page by its path in the site."""
     return {
         **{page: _as_page(root / file) for page, file in FILES.items()},
         **_results(root),
@@ -43,37 +59,46 @@ def generated_pages(root: Path) -> dict[str, str]:
 
 
 def navigation(pages: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the tree of pages; a title is the page's own heading but where one is given."""
+    """Return the sidebar: titles and pages."""
 
     def below(folder: str, ending: str = ".md") -> list[str]:
         return [page for page in pages if page.startswith(f"{folder}/") and page.endswith(ending)]
 
-    studies = sorted(below("results", "/README.md"), key=lambda path: (path.count("/"), path))  # all of them first
+    studies = sorted(page for page in below("results", "/README.md") if page.count("/") > 1)
     return [
         {"Home": "index.md"},
         {"Tutorial": "tutorial.md"},
-        {"Guide": [f"guide/{name}.md" for name in GUIDES]},
-        {"Results": studies},
-        {"Examples": below("examples")},
+        {"How to": "guide/how_to.md"},
+        {"Guide": [{title: f"guide/{name}.md"} for name, title in GUIDES.items()]},
+        {"Results": [{"All claims": "results/README.md"}, *({_study_title(page): page} for page in studies)]},
         {
             "Reference": [
-                *(f"reference/{name}.md" for name in ("commands", "strategies", "analyses", "definitions")),
+                {"Commands": "reference/commands.md"},
+                {"Strategies": "reference/strategies.md"},
+                {"Analyses": "reference/analyses.md"},
+                {"Metrics": "reference/definitions.md"},
                 {"Configuration": below("reference/conf")},
+                {"Examples": below("examples")},
+                {"Python API": below("api")},
             ]
         },
-        {"Code": below("api")},
-        {"More": ["measured.md", "changes.md"]},
+        {"More": [{"Benchmarks": "measured.md"}, {"Contributing": "contributing.md"}, {"Changes": "changes.md"}]},
     ]
 
 
+def _study_title(page: str) -> str:
+    """Return `results/league_tuning/README.md` as "League tuning"."""
+    return page.split("/")[1].replace("_", " ").capitalize()
+
+
 def _as_page(file: Path) -> str:
-    """Return a Markdown file from beside docs/ as a page in it, with its links to docs/ leading to the same files."""
+    """Return a Markdown file of the repository's root as a page of docs/, with its links adapted."""
     text = file.read_text(encoding="utf-8").replace("](docs/", "](")
     return WIDE + text.replace("## Start", f"{DOORS}\n\n## Start", 1) if file.name == "README.md" else text
 
 
 def _results(root: Path) -> dict[str, str]:
-    """Return every file of results/ by its path in the repository, so that links between them hold."""
+    """Return every file of results/ by its path, so that links between them work."""
     files = {
         file.relative_to(root).as_posix(): file
         for file in sorted((root / "results").rglob("*"))
@@ -83,6 +108,6 @@ def _results(root: Path) -> dict[str, str]:
 
 
 def _example(file: Path) -> str:
-    """Return a page that shows a program of docs/examples/ whole."""
+    """Return a page with the source of a program of docs/examples/."""
     title, program = file.stem.replace("_", " ").capitalize(), code(file.read_text(encoding="utf-8"), "python")
     return f"{WIDE}# {title}\n\n{prose(source.docstring(file))}\n\n`docs/examples/{file.name}`:\n\n{program}"

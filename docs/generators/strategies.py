@@ -1,5 +1,6 @@
-"""The strategies of conf/balancing: what each declares of itself, built with the keys of its file."""
+"""Generate the reference of balancing strategies: what each class declares, grouped as in the guide."""
 
+import re
 from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
@@ -14,38 +15,53 @@ from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.composition import build_strategy
 from simbal.config.options import option_keys, options
 
-FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # those of model=tiny; nothing shown depends on them
+FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # the shape of model=tiny; the page does not depend on it
+UNGROUPED = "Other strategies"
 
 
 def strategies_page(root: Path) -> str:
-    """Return the page: what is declared, side by side, then a section for each option of `balancing=`."""
+    """Return the page: a table of properties and a section per option for each group of the guide."""
     built = {name: _built(file) for name, file in options("balancing").items()}
-    names = [field.name for field in fields(Properties)]
-    declared = [
-        (f"[{name}](#{slug(name)})", *(_value(getattr(part.properties, field)) for field in names))
-        for name, parts in built.items()
-        for part in parts.values()
-    ]
     meanings = source.fields(root / "src/simbal/balancing/base.py")["Properties"]
-    parts = [
+    properties = [field.name for field in fields(Properties)]
+    lines = [
         "# Strategies in detail\n",
-        "The test suite holds every strategy to what it declares here.\n",
-        table(("`balancing=`", *(name.replace("_", " ") for name in names)), declared),
-        table(("property", "meaning"), [(name.replace("_", " "), _meaning(name, meanings)) for name in names]),
-        *(_section(root, name, part) for name, part in built.items()),
+        "The tests check that each strategy has the properties that it declares.\n",
+        table(("property", "meaning"), [(name.replace("_", " "), _meaning(name, meanings)) for name in properties]),
     ]
-    return "\n".join(parts)
+    for title, names in _groups(root / "docs/guide/strategies.md", [*built]).items():
+        declared = [
+            (f"[{name}](#{slug(name)})", *(_value(getattr(part.properties, key)) for key in properties))
+            for name in names
+            for part in built[name].values()
+        ]
+        lines += [f"## {title}\n", table(("`balancing=`", *(name.replace("_", " ") for name in properties)), declared)]
+        lines += [_section(root, name, built[name]) for name in names]
+    return "\n".join(lines)
+
+
+def _groups(guide: Path, names: list[str]) -> dict[str, list[str]]:
+    """Return the options under the headings of the guide whose tables list them; the rest under `UNGROUPED`."""
+    groups: dict[str, list[str]] = {}
+    for section in guide.read_text(encoding="utf-8").split("\n## ")[1:]:
+        cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+        listed = [name for name in re.findall(r"`(\w+)`", cells) if name in names]
+        new = [name for name in listed if not any(name in group for group in groups.values())]
+        if new:
+            groups[section.partition("\n")[0]] = new
+    rest = [name for name in names if not any(name in group for group in groups.values())]
+    return groups | ({UNGROUPED: rest} if rest else {})
 
 
 def _built(file: Path) -> dict[str, Balancing]:
-    """Return the strategies of a file's own; none if it composes others."""
+    """Return the strategies that the file itself defines; none if it only composes others."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if name != "defaults"}
 
 
 def _section(root: Path, option: str, parts: dict[str, Balancing]) -> str:
     file = root / "conf/balancing" / f"{option}.yaml"
-    text = f"## {option}\n\n{about(file)}\n"
+    text = f"### {option}\n\n{about(file)}\n"
     names = dict.fromkeys(key.split(".")[1] for key in option_keys("balancing", option) if key.startswith("balancing."))
     composed = [name for name in names if name not in parts]
     if composed:
