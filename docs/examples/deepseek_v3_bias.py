@@ -1,4 +1,4 @@
-"""Move the bias of a tiny DeepSeek-V3, which transformers never does: its e_score_correction_bias. Seconds on a CPU."""
+"""Update e_score_correction_bias of a tiny DeepSeek-V3, which transformers never does. Takes seconds on a CPU."""
 
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -18,7 +18,7 @@ model = DeepseekV3ForCausalLM(config)
 print(describe(model))
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-text = torch.tensor(list(b"The bias of an expert falls where its load is high. " * 10))  # one token a byte
+text = torch.tensor(list(b"The bias of an expert falls where its load is high. " * 10))  # one token per byte
 batch = {"input_ids": text[:512].view(16, 32), "labels": text[:512].view(16, 32)}
 with attach(model, LossFree(update_rate=0.01, bias_on="scores")) as balancing:
     for step in range(60):
@@ -28,5 +28,5 @@ with attach(model, LossFree(update_rate=0.01, bias_on="scores")) as balancing:
         if step in (0, 59):
             print(f"step {step}: MaxVio {max_vio(balancing.counts_LE).mean().item():.2f}")
         balancing.step()
-learnt = model.state_dict()["model.layers.1.mlp.gate.e_score_correction_bias"]
-print("saved with the model:", *(f"{number:.2f}" for number in learnt))
+bias = model.state_dict()["model.layers.1.mlp.gate.e_score_correction_bias"]
+print("saved with the model:", *(f"{number:.2f}" for number in bias))

@@ -1,4 +1,4 @@
-"""Fine-tune a tiny Mixtral with SimBal: the rows of every router W become orthonormal. Seconds on a CPU."""
+"""Fine-tune a tiny Mixtral with SimBal: router rows become orthonormal. Takes seconds on a CPU."""
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -13,13 +13,13 @@ sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 model = MixtralForCausalLM(MixtralConfig(vocab_size=256, num_attention_heads=4, num_key_value_heads=4, **sizes))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
-text = torch.tensor(list(b"The rows of the router become orthonormal. " * 8))  # one token a byte
+text = torch.tensor(list(b"The rows of the router become orthonormal. " * 8))  # one token per byte
 batch = {"input_ids": text[:256].view(8, 32), "labels": text[:256].view(8, 32)}
 
 with attach(model, SimBal(coef=0.1)) as balancing:
 
     def report(when: str) -> None:
-        """The mean |W W^T - I| over the entries of each layer's router; 0 if its rows are orthonormal."""
+        """Print the mean of |W W^T - I| for each router; 0 means orthonormal rows."""
         deviations = [mean_deviation(router.weight_ED, torch.float32).item() for router in balancing.routers]
         print(when, *(f"{deviation:.5f}" for deviation in deviations))
 

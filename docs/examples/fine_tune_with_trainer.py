@@ -1,6 +1,6 @@
-"""Fine-tune a tiny OLMoE in the Trainer of transformers, with SimBal and LossFree; then again from its checkpoint.
+"""Fine-tune a tiny OLMoE with SimBal and LossFree in transformers' Trainer, then resume from a checkpoint.
 
-Needs accelerate: `pip install 'simbal[hf]'`. Seconds on a CPU.
+Needs accelerate: `pip install 'simbal[hf]'`. Takes seconds on a CPU.
 """
 
 from tempfile import mkdtemp
@@ -13,11 +13,11 @@ from simbal.hf.trainer import attach_trainer
 
 FOLDER = mkdtemp()
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
-TEXT = torch.tensor(list(b"A bias evens the load of the experts. " * 40))  # one token a byte
+TEXT = torch.tensor(list(b"A bias evens the load of the experts. " * 40))  # one token per byte
 
 
-def made() -> Trainer:
-    """Return a trainer, with the strategies on its model."""
+def build_trainer() -> Trainer:
+    """Return a Trainer with both strategies attached."""
     torch.manual_seed(0)
     model = OlmoeForCausalLM(
         OlmoeConfig(vocab_size=256, num_attention_heads=4, num_key_value_heads=4, eos_token_id=None, **SIZES)
@@ -32,11 +32,11 @@ def made() -> Trainer:
     return trainer
 
 
-whole = made()
-whole.train()
-resumed = made()
+uninterrupted = build_trainer()
+uninterrupted.train()
+resumed = build_trainer()
 resumed.train(resume_from_checkpoint=f"{FOLDER}/checkpoint-20")
-for row in whole.state.log_history[:2]:
+for row in uninterrupted.state.log_history[:2]:
     print({key: round(row[key], 3) for key in ("step", "loss", "aux/SimBal", "max_vio")})
-pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
-print("resumed to the bit:", all(torch.equal(one, other) for one, other in pairs))
+pairs = zip(uninterrupted.model.parameters(), resumed.model.parameters(), strict=True)
+print("bit-identical after resuming:", all(torch.equal(one, other) for one, other in pairs))

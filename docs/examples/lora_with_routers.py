@@ -1,6 +1,6 @@
-"""Fine-tune a tiny Qwen3-MoE by LoRA of peft, and its routers as a whole with SimBal. Seconds on a CPU.
+"""Fine-tune a tiny Qwen3-MoE with LoRA, and its routers fully with SimBal. Takes seconds on a CPU.
 
-Without `modules_to_save` the routers would be frozen, and SimBal would be refused.
+Without `modules_to_save` the routers are frozen, and SimBal is refused.
 """
 
 import torch
@@ -31,7 +31,7 @@ lora = LoraConfig(
 model = get_peft_model(Qwen3MoeForCausalLM(config), lora)
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-2)
-text = torch.tensor(list(b"Few numbers are trained, and all of the routers. " * 8))  # one token a byte
+text = torch.tensor(list(b"Few numbers are trained, and all of the routers. " * 8))  # one token per byte
 batch = {"input_ids": text[:256].view(8, 32), "labels": text[:256].view(8, 32)}
 
 with attach(model, [SimBal(coef=0.1), LoadBalancingLoss(coef=0.01)]) as balancing:

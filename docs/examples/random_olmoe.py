@@ -1,6 +1,6 @@
-"""Writes a random OLMoE with a tokenizer of its own to the folder `olmoe`, in the format that all of Hugging Face has.
+"""Write a random OLMoE with its own tokenizer to the folder `olmoe`, in the Hugging Face format.
 
-It stands for a model that was downloaded: `simbal evaluate hf=olmoe data=pysource analysis=quality` measures it.
+Use it like a downloaded model: `simbal evaluate hf=olmoe data=pysource analysis=quality` measures it.
 """
 
 from pathlib import Path
