@@ -14,7 +14,6 @@ from simbal.config.options import first_comment, option_keys, options, root_keys
 from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
 LONGEST = 24  # characters of a default in a table; the YAML below shows longer ones
-HEADINGS = ("key", "meaning")
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
@@ -80,39 +79,36 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
 
 
 def _keys(group: str, chosen: list[str]) -> str:
-    """Return the tables of a group's keys; "" without a schema, as strategies and analyses have none."""
+    """Return the lists of a group's keys; "" without a schema, as strategies and analyses have none."""
     field = Config.model_fields.get(group)
     models = models_of(field.annotation) if field else []
     if field is None or not models:
         return ""
     shared = {name: key for name, key in models[0].model_fields.items() if all(name in m.model_fields for m in models)}
-    text = "## Keys\n\n" + _table(f"{group}.", shared, option_keys(group, chosen[0]), is_hashed(field))
+    text = "## Keys\n\n" + _list(f"{group}.", shared, option_keys(group, chosen[0]), is_hashed(field))
     for model in models:
         own = {name: key for name, key in model.model_fields.items() if name not in shared}
         if own:
             option = next(name for name, file in options(group).items() if own.keys() <= conf_options.read(file).keys())
-            rows = _table(f"{group}.", own, option_keys(group, option), is_hashed(field))
+            rows = _list(f"{group}.", own, option_keys(group, option), is_hashed(field))
             text += f"\n### Only in {option}\n\n{rows}"
     return text
 
 
-def _table(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any], hashed: bool = True) -> str:
-    """Return a table with the key, its default, type and bounds in the first column and its meaning in the second.
+def _list(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any], hashed: bool = True) -> str:
+    """Return a definition list: each key with its default, type and bounds, then its meaning.
 
     `hashed` says if the keys of the group are part of the config hash.
     """
-    rows = []
+    items = []
     for name, field in keys.items():
         default = _default(defaults.get(f"{prefix}{name}", ""))
-        facts = "; ".join(fact for fact in (_type(field.annotation), describe_bounds(field)) if fact)
-        unhashed = "" if hashed and is_hashed(field) else "<br>A run can resume with another value."
-        rows.append(
-            (
-                f"`{prefix}{name}`{'=' if default else ''}{default}",
-                f"{prose(str(field.description))}<br>*{facts}*{unhashed}",
-            )
-        )
-    return table(HEADINGS, rows)
+        facts = [_type(field.annotation), describe_bounds(field), f"default {default}" if default else ""]
+        meaning = prose(str(field.description))
+        if not (hashed and is_hashed(field)):
+            meaning += ". A run can resume with another value"
+        items.append(f"`{prefix}{name}` ({'; '.join(fact for fact in facts if fact)})\n:   {meaning}\n")
+    return "\n".join(items)
 
 
 def _type(annotation: Any) -> str:
@@ -132,7 +128,7 @@ def _root_part(file: Path) -> str:
     keys = ""
     if file.stem == "config":
         own = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
-        keys = _table("", own, root_keys(file.stem))
+        keys = _list("", own, root_keys(file.stem))
     return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 
