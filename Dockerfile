@@ -1,11 +1,11 @@
-# The main job in a container, on CPUs; it has been built nowhere yet (docs/guide/installing.md).
+# Run `make sweep` in a container on CPUs. Untested (docs/guide/installing.md).
 #   docker build -t simbal .
-#   docker run -v "$PWD/outputs:/simbal/outputs" simbal                 # make sweep; another target, with its values, goes last
+#   docker run -v "$PWD/outputs:/simbal/outputs" simbal                 # make sweep; append another target and its values
 FROM python:3.11-slim
 RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 WORKDIR /simbal
 
-# the libraries first, as a change of the code does not change them; pip heeds these, such as for a torch without CUDA
+# install libraries first, so that code changes do not rebuild this layer; pip reads these variables, for example for torch without CUDA
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY pyproject.toml constraints.txt README.md Makefile ./

@@ -1,19 +1,19 @@
-"""Render the marked tables of a study's pages from rows.csv: python -m results.tools.pages writes them.
+"""Render the marked tables of the study pages from rows.csv: python -m results.tools.pages
 
-The comment that opens a marked table has its headings, its columns and its lines:
+The comment before a marked table has its headings, a template of a row, and one line per row:
 
     <!-- table
-    | balancing | loss | less that of lbl |
-    | {1} | {val/loss: mean.4f ± sd.4f} | {val/loss less lbl init=normal: mean+.3f (low+.3f to high+.3f)} |
+    | balancing | loss | Δ vs. lbl |
+    | {1} | {val/loss: mean.4f ± sd.4f} | {val/loss vs lbl init=normal: mean+.3f [low+.3f, high+.3f]} |
     lbl init=normal; lbl
     simbal init=normal; simbal
     -->
 
-`{0}`, `{1}` are the parts of a line, the first of them the arm. Any other field is `KEY: PATTERN`, where the pattern
-names statistics over the runs of the arm, each with the format of Python. `KEY less ARM` is the paired difference to
-another arm, `@ ARM` another arm than the line's (`A and B`: the runs of both), `in STUDY` another study, and `X by Y`
-the quotient of two keys, less 1. A cell is empty where a statistic was not measured. A line that begins with `|` has
-columns of its own. `<!-- table SOURCE` names another study than the page's, or a file that has these lines.
+`{0}`, `{1}` are the parts of a line; the first part is the arm. Other fields are `KEY: PATTERN`: the pattern names
+statistics over the arm's runs, each followed by a Python format. `KEY vs ARM` is the paired difference from another
+arm, `@ ARM` selects another arm (`A and B`: the runs of both), `in STUDY` another study, and `X by Y` is the ratio of
+two keys minus 1. A cell is empty if a statistic was not measured. A line that starts with `|` is its own template.
+`<!-- table SOURCE` names another study, or a file with these lines.
 """
 
 import re
@@ -30,24 +30,24 @@ from results.tools.rows import read_rows, read_table, recompute
 
 MARKED = re.compile(r"(<!-- table ?(\S*)\n(.*?)-->\n\n).*?(\n\n<!-- /table -->)", re.S)
 ARGUMENT, FIELD = re.compile(r"{(\d+)}"), re.compile(r"{([^{}]+)}")
-STATISTIC = re.compile(r"\b(mean|sd|low|high|least|most|effect|word|detectable)([-+,.\d]*[def%]|\b)")
+STATISTIC = re.compile(r"\b(mean|sd|low|high|min|max|effect|conclusion|detectable)([-+,.\d]*[def%]|\b)")
 
 
-def unlike(printed: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return a sentence for each line of a printed table that is not what the rows give."""
-    both = [pair for pair in zip_longest(printed, given) if pair[0] != pair[1]]
-    return [f"{line!r} is printed, the rows give {other!r}" for line, other in both]
+def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """Return a message for each line that differs."""
+    pairs = [pair for pair in zip_longest(found, expected) if pair[0] != pair[1]]
+    return [f"found {line!r}, but rows.csv gives {other!r}" for line, other in pairs]
 
 
 class Study:
-    """The numbers of a study by arm."""
+    """Statistics of a study by arm."""
 
     def __init__(self, folder: Path) -> None:
         self.arms, self.table = read_rows(folder), read_table(folder)
         self.compared = cache(lambda baseline: recompute(self.arms, self.table | {"baseline": baseline}))
 
     def statistics(self, key: str, name: str, baseline: str) -> dict[str, Any]:
-        """Return the statistics of a number over the runs of an arm, or of its paired difference to another arm."""
+        """Return statistics of a metric over an arm's runs, or of its paired difference from `baseline`."""
         values = self._values(key, name)
         if baseline:
             others = {} if name == baseline else self._values(key, baseline)
@@ -55,21 +55,21 @@ class Study:
         numbers = np.array([*values.values()])
         if not numbers.size:
             return {}
-        found = {"mean": numbers.mean(), "least": numbers.min(), "most": numbers.max()}
-        several = numbers.size > 1 and np.isfinite(numbers).all()
-        if several:
+        found = {"mean": numbers.mean(), "min": numbers.min(), "max": numbers.max()}
+        has_spread = numbers.size > 1 and np.isfinite(numbers).all()
+        if has_spread:
             found["sd"] = numbers.std(ddof=1)
-        if several and baseline:
+        if has_spread and baseline:
             found["low"], found["high"] = ttest_1samp(numbers, 0).confidence_interval()
             found["effect"] = found["mean"] / found["sd"]
-        for corrected in (self.table["baseline"], baseline) if baseline else ():  # by Holm, over the table or over all
+        for corrected in (self.table["baseline"], baseline) if baseline else ():  # Holm's correction as in the table
             row = self.compared(corrected)[name]
             if row.other and row.other.name == baseline and (one := row.differences.get(key)):
-                return found | {"word": one.conclusion, "detectable": one.detectable}
+                return found | {"conclusion": one.conclusion, "detectable": one.detectable}
         return found
 
     def _values(self, key: str, names: str) -> dict[tuple[int, int], float]:
-        """Return a number by arm and seed."""
+        """Return values by arm and seed."""
         key, _, divisor = key.partition(" by ")
         arms = [self.arms[name] for name in names.split(" and ") if name in self.arms]
         values = {(place, seed): value for place, arm in enumerate(arms) for seed, value in arm.values(key).items()}
@@ -78,7 +78,7 @@ class Study:
 
 
 class Pages:
-    """The pages of a folder of studies, whose files are read once."""
+    """The pages of all studies. Each file is read once."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -86,14 +86,14 @@ class Pages:
         self.render = cache(self._render)
 
     def check(self, text: str, study: str) -> list[str]:
-        """Return a sentence for each line of a page's tables that is not as the rows give it."""
-        wrong = [] if text.count("<!-- table") == len(MARKED.findall(text)) else ["a marked table has no end"]
+        """Return a message for each table line of a page that does not follow from rows.csv."""
+        errors = [] if text.count("<!-- table") == len(MARKED.findall(text)) else ["a marked table has no end marker"]
         others = (line for line in MARKED.sub("", text).splitlines() if re.match(r"\|.*\d", line))
-        wrong += [f"{line!r} is not in a marked table" for line in others]
-        return wrong + unlike(text.splitlines(), self.fill(text, study).splitlines())
+        errors += [f"{line!r} is not in a marked table" for line in others]
+        return errors + compare_lines(text.splitlines(), self.fill(text, study).splitlines())
 
     def fill(self, text: str, study: str) -> str:
-        """Return a page with its marked tables rendered again."""
+        """Return a page with its marked tables rendered."""
         return MARKED.sub(lambda found: found[1] + self.render(found[2], found[3], study) + found[4], text)
 
     def _render(self, source: str, marker: str, study: str) -> str:
@@ -111,13 +111,13 @@ class Pages:
         return "\n".join(lines)
 
     def _cell(self, template: str, arm: str, study: str) -> str:
-        """Return a cell, empty if one of its statistics is not known."""
+        """Return a cell; empty if one of its statistics was not measured."""
 
         def filled(field: re.Match[str]) -> str:
             where, _, pattern = field[1].partition(": ")
             where, _, other_study = where.partition(" in ")
             where, _, name = where.partition(" @ ")
-            key, _, baseline = where.partition(" less ")
+            key, _, baseline = where.partition(" vs ")
             found = self.study(other_study or study).statistics(key, (name or arm).strip(), baseline.strip())
             text = STATISTIC.sub(lambda part: format(found[part[1]], part[2]), pattern)
             return re.sub(r"e([+-])0", r"e\1", text)

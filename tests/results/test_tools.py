@@ -118,7 +118,7 @@ def test_a_table_of_numbers_without_a_mark_is_found(copy):
 
 def test_a_marked_table_that_lost_its_end_is_found(copy):
     replace(copy / "collapse/README.md", "<!-- /table -->", "")
-    assert "collapse/README.md: a marked table has no end" in verify(copy)
+    assert "collapse/README.md: a marked table has no end marker" in verify(copy)
 
 
 def test_figures_are_drawn_from_their_numbers(tmp_path):
