@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -97,11 +96,7 @@ class Lines:
 
     def rows(self) -> list[Columns]:
         """Return the means with the ends of their bands, each followed by the first seeds of its arm."""
-        lines = [line for title, curves in self.panels for curve in curves for line in self._lines(curve, title)]
-        return [
-            {key: value for key, value in line.items() if key != "x" or value != before.get("x")}
-            for before, line in pairwise([{}, *lines])
-        ]
+        return [line for title, curves in self.panels for curve in curves for line in self._lines(curve, title)]
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
         """Return the chart; on a screen it has the parameters `hidden` (a list of arms), `bands` and `seeds`."""
@@ -155,7 +150,9 @@ class Lines:
         """Return some of the points of each line as marks."""
         longest = max(len(curve.xs) for curve in self.curves)
         marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
-        points = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(marked)
+        points: alt.Chart = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(
+            marked
+        )
         points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
         if medium.interactive:
             # the wheel without shift scrolls the page; a drag moves the chart; a double click resets it
@@ -333,14 +330,11 @@ def write_figure(figure: Figure, folder: Path, name: str) -> None:
 
 
 def expand(lines: Sequence[Columns]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset, as page.js does. An entry without xs has those of the entry before."""
-    xs: list[float] = []
+    """Yield the rows of a dataset, as page.js does."""
     for line in lines:
-        xs = line.get("x", xs)
-        columns = {key: values for key, values in line.items() if isinstance(values, list)} | ({"x": xs} if xs else {})
-        single = {key: value for key, value in line.items() if key not in columns}
+        columns = {key: values for key, values in line.items() if isinstance(values, list)}
         for values in zip(*columns.values(), strict=True):
-            yield single | dict(zip(columns, values, strict=True))
+            yield line | dict(zip(columns, values, strict=True))
 
 
 def suits_log_scale(values: Sequence[float]) -> bool:

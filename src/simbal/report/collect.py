@@ -12,7 +12,7 @@ from simbal.analysis.result import is_measured_model, read_analysis, read_model
 from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, SPEED
-from simbal.runs.curves import DocumentSums, curve, document_sums
+from simbal.runs.curves import DocumentSums, curve, document_sums, rows
 from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
 from simbal.runs.spec import RunSpec
 
@@ -99,6 +99,11 @@ class Run(Measured):
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens; `UserError` if the file is broken."""
         return curve(self.path, "val/loss", "curves" in self.result)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, sorted by tokens; `UserError` if the file is broken."""
+        return sorted(rows(self.path), key=lambda row: row["tokens"])
 
     @cached_property
     def documents(self) -> DocumentSums | None:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import Any
 
 from simbal.report.arms import Arm
 from simbal.report.collect import Run
 from simbal.report.comparison import baseline_arms
 from simbal.report.statistics import interval, summarize
-from simbal.runs.curves import rows
 
 Points = dict[float, float]  # values by x
 MOST_ARMS = 12  # in a figure; more lines cannot be told apart
@@ -51,20 +49,12 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class History:
-    """A run with the rows of its metrics.jsonl, sorted by tokens."""
-
-    run: Run
-    rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class ShownArm:
     """An arm in the figures."""
 
     name: str
     style: int
-    histories: list[History]
+    runs: Sequence[Run]
     rival: str | None  # the arm that it is compared with
 
 
@@ -73,12 +63,7 @@ def read_arms(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
     names = [arm.name for arm in arms]
     rivals = [found[0].name if len(found) == 1 else None for found in baseline_arms(arms, baseline)]
     return [
-        ShownArm(
-            name,
-            style,
-            [History(run, sorted(rows(run.path), key=lambda row: row["tokens"])) for run in arm.runs],
-            rival if rival != name else None,
-        )
+        ShownArm(name, style, arm.runs, rival if rival != name else None)
         for name, style, arm, rival in zip(names, arm_styles(names), arms, rivals, strict=True)
     ]
 
@@ -103,7 +88,7 @@ def arm_styles(names: Sequence[str]) -> list[int]:
 
 def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
     """Return the curves of a validation metric or of PES against training tokens."""
-    return _mean_curves(arms, lambda history: _points(history, key))
+    return _mean_curves(arms, lambda run: _points(run, key))
 
 
 def second_half(curves: Sequence[Curve]) -> list[Curve]:
@@ -126,8 +111,8 @@ def training_loss(arms: Sequence[ShownArm]) -> list[Curve]:
 def rate_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
     """Return the change per million tokens between successive measurements, at the midpoint between them."""
 
-    def slopes(history: History) -> Points:
-        steps = pairwise(_points(history, key).items())
+    def slopes(run: Run) -> Points:
+        steps = pairwise(_points(run, key).items())
         return {(x + x2) / 2: (y2 - y) / (x2 - x) * PER for (x, y), (x2, y2) in steps}
 
     return _mean_curves(arms, slopes)
@@ -136,12 +121,12 @@ def rate_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
 def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
     """Return the curves of PES against training tokens for each layer."""
 
-    def of_layer(history: History, layer: int) -> Points:
-        measured = ((row["tokens"], row["layers"]["val/pes"]) for row in history.rows if "val/min_pes" in row)
+    def of_layer(run: Run, layer: int) -> Points:
+        measured = ((row["tokens"], row["layers"]["val/pes"]) for row in run.rows if "val/min_pes" in row)
         return {tokens: values[layer] for tokens, values in measured if layer < len(values)}
 
     by_layer: list[list[Curve]] = []
-    while curves := _mean_curves(arms, lambda history: of_layer(history, len(by_layer))):
+    while curves := _mean_curves(arms, lambda run: of_layer(run, len(by_layer))):
         by_layer.append(curves)
     return by_layer
 
@@ -150,8 +135,8 @@ def analysis_curves(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
     """Return perplexity by dropped experts (analysis `dropping`) or by the threshold of the weight (`pruning`)."""
     key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
 
-    def points(history: History) -> Points:
-        found = history.run.analyses.get(analysis, {}).get(key, [])
+    def points(run: Run) -> Points:
+        found = run.analyses.get(analysis, {}).get(key, [])
         entries = found.values() if isinstance(found, dict) else found
         return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
@@ -165,9 +150,9 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
     """
     found: dict[str, list[list[float]]] = {}
     for arm in arms:
-        for history in arm.histories:
-            own = history.run.result.get("layers", {}).get("val/tokens_per_expert")
-            analysed = history.run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
+        for run in arm.runs:
+            own = run.result.get("layers", {}).get("val/tokens_per_expert")
+            analysed = run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
             if arm.name not in found and (counts_LE := own or analysed):
                 found[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
     return found
@@ -175,7 +160,7 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
 
 def have_same_settings(arms: Sequence[ShownArm], analysis: str) -> bool:
     """Whether an analysis was made with the same settings in all runs that have it."""
-    runs = [history.run for arm in arms for history in arm.histories if analysis in history.run.analyses]
+    runs = [run for arm in arms for run in arm.runs if analysis in run.analyses]
     return all(run.analyses[analysis]["settings"] == runs[0].analyses[analysis]["settings"] for run in runs)
 
 
@@ -189,15 +174,15 @@ def describe_bands(curves: Sequence[Curve]) -> str:
     return f"Mean over seeds; band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
 
 
-def _binned_loss(history: History) -> Points:
+def _binned_loss(run: Run) -> Points:
     """Average the training loss over at most `BINS` equal bins of steps, each at the tokens of its last step.
 
     Runs of equal length have the same bins, so that seeds can be averaged. An unfinished bin is left out.
     """
-    steps = [row for row in history.rows if "train/ce" in row and row["step"]]
+    steps = [row for row in run.rows if "train/ce" in row and row["step"]]
     if not steps:
         return {}
-    max_steps, last = history.rows[-1]["step"], steps[-1]
+    max_steps, last = run.rows[-1]["step"], steps[-1]
     size = max(1, math.ceil(max_steps / BINS))
     losses: dict[int, list[float]] = defaultdict(list)  # by the last step of the bin
     for row in steps:
@@ -206,9 +191,9 @@ def _binned_loss(history: History) -> Points:
     return {end * tokens_per_step: fmean(each) for end, each in losses.items() if end <= last["step"]}
 
 
-def _mean_curves(arms: Sequence[ShownArm], points: Callable[[History], Points]) -> list[Curve]:
+def _mean_curves(arms: Sequence[ShownArm], points: Callable[[Run], Points]) -> list[Curve]:
     """Return the mean curve of each arm with points, at the xs that all its runs share."""
-    found = {arm.name: {h.run.seed: values for h in arm.histories if (values := points(h))} for arm in arms}
+    found = {arm.name: {run.seed: values for run in arm.runs if (values := points(run))} for arm in arms}
     curves = []
     for arm in arms:
         by_seed = found[arm.name]
@@ -239,5 +224,5 @@ def _paired_bands(xs: Sequence[float], own: dict[int, Points], rival: dict[int, 
     return halves
 
 
-def _points(history: History, key: str) -> Points:
-    return {row["tokens"]: row[key] for row in history.rows if key in row}
+def _points(run: Run, key: str) -> Points:
+    return {row["tokens"]: row[key] for row in run.rows if key in row}

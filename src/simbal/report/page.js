@@ -6,18 +6,12 @@ const drawn = new Map(); // Vega view of each figure, by name
 const kept = JSON.parse(sessionStorage.getItem(location.pathname) ?? "{}"); // the page of a running sweep reloads itself
 const state = { hidden: [], bands: true, seeds: false, ...kept };
 
-// Return the rows of a dataset, as charts.expand does. An entry without xs has those of the entry before.
-function rows(lines) {
-  let x;
-  return lines.flatMap((line) => {
-    const columns = { ...line, ...((x = line.x ?? x) && { x }) };
-    const lists = Object.keys(columns).filter((key) => Array.isArray(columns[key]));
-    return columns[lists[0]].map((_, place) => ({
-      ...columns,
-      ...Object.fromEntries(lists.map((key) => [key, columns[key][place]])),
-    }));
+// Return the rows of a dataset, as charts.expand does.
+const rows = (lines) =>
+  lines.flatMap((line) => {
+    const lists = Object.keys(line).filter((key) => Array.isArray(line[key]));
+    return line[lists[0]].map((_, place) => ({ ...line, ...Object.fromEntries(lists.map((key) => [key, line[key][place]])) }));
   });
-}
 
 // Change the scale of an axis. Tokens start at 0, which has no logarithm, and bands may reach below 0.
 function rescale(spec, axis, log, data) {

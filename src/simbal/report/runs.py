@@ -82,8 +82,8 @@ def list_run(path: Path) -> ListedRun:
     """Return a run with its status; a damaged file is no error."""
     try:
         run = read_run(path)
-    except UserError as error:
-        return ListedRun(path, "damaged", str(error))
+    except UserError as damage:
+        return ListedRun(path, "damaged", str(damage))
     status, error = ("finished", "") if run.finished else status_and_error(run)
     if status in ("unfinished", "killed") and RunFolder(path).looks_busy():
         status, error = "running", ""
