@@ -19,7 +19,7 @@ TOKENS = [int(count) for count in np.random.default_rng(1).integers(20, 400, 40)
 
 
 def sums(seed, loss):
-    """Documents whose losses vary as those of a run do: most of it is the document's own."""
+    """Documents with realistic losses: most of the variation is between documents, little between seeds."""
     own, of_seed = np.random.default_rng(2).normal(0, 0.5, 40), np.random.default_rng(seed).normal(0, 0.05, 40)
     return DocumentSums([(loss + x) * count for x, count in zip(own + of_seed, TOKENS, strict=True)], TOKENS)
 

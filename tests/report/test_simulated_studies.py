@@ -25,8 +25,8 @@ def studies(true, pairs, spread=SPREAD, count=STUDIES):
     return np.random.default_rng(pairs).normal(true, spread, (count, pairs))
 
 
-def differences(drawn):
-    for row in drawn.tolist():
+def differences(simulated):
+    for row in simulated.tolist():
         found = paired_difference(dict(enumerate(row)), dict.fromkeys(range(len(row)), 0.0))
         assert found is not None
         yield found
@@ -52,29 +52,29 @@ def test_equal_arms_are_called_better_or_worse_in_5_percent():
     assert error == pytest.approx(0.05, abs=ALLOWED)
 
 
-def p_at_looks(drawn, shift=0.0):
+def p_at_looks(simulated, shift=0.0):
     """The t of the mean less `shift`, and the degrees of freedom, at each look."""
-    means = np.stack([drawn[:, :look].mean(axis=1) for look in LOOKS])
-    errors = np.stack([drawn[:, :look].std(axis=1, ddof=1) / sqrt(look) for look in LOOKS])
+    means = np.stack([simulated[:, :look].mean(axis=1) for look in LOOKS])
+    errors = np.stack([simulated[:, :look].std(axis=1, ddof=1) / sqrt(look) for look in LOOKS])
     return (means - shift) / errors, np.array(LOOKS)[:, None] - 1
 
 
 def test_a_sequential_plan_finds_a_difference_of_equal_arms_in_about_5_percent():
-    drawn = studies(0.0, 40, count=MANY)
-    t, degrees = p_at_looks(drawn)
+    simulated = studies(0.0, 40, count=MANY)
+    t, degrees = p_at_looks(simulated)
     p = 2 * stdtr(degrees, -np.abs(t))
     stopped = p <= np.array(boundaries(LOOKS, 40))[:, None]
     error, naive = stopped.any(axis=0).mean(), (p < 0.05).any(axis=0).mean()
     assert error <= 0.05 + EXCESS + ALLOWED_OF_MANY
     assert naive > 0.15
-    for study, stops in zip(drawn[:100], stopped.T[:100], strict=True):
+    for study, stops in zip(simulated[:100], stopped.T[:100], strict=True):
         words = [decide(study[:look].tolist(), LOOKS, 40) for look in LOOKS]
         assert [word in ("lower", "higher") for word in words] == stops.tolist()
 
 
 def test_a_sequential_plan_calls_arms_equivalent_that_differ_by_the_margin_in_about_5_percent():
-    drawn = studies(MARGIN, 40, 0.03, count=MANY)
-    (below, degrees), (above, _) = p_at_looks(drawn, MARGIN), p_at_looks(drawn, -MARGIN)
+    simulated = studies(MARGIN, 40, 0.03, count=MANY)
+    (below, degrees), (above, _) = p_at_looks(simulated, MARGIN), p_at_looks(simulated, -MARGIN)
     p = np.maximum(stdtr(degrees, below), stdtr(degrees, -above))
     error = (p <= np.array(boundaries(LOOKS, 40, 0.1))[:, None] / 2).any(axis=0).mean()
     assert error <= 0.05 + EXCESS + ALLOWED_OF_MANY

@@ -126,7 +126,7 @@ class Lines:
         return drawn
 
     def _encodings(self, arms: dict[str, int], medium: Medium) -> tuple[dict[str, Any], alt.StrokeDash, alt.Shape]:
-        """Return the encodings of all layers, and those of dashes and of shapes."""
+        """Return the encodings that all layers share, the encoding of dashes and the encoding of shapes."""
         legend = None if medium.interactive else _legend([*arms], medium)
 
         def by_arm(channel: Any, styles: Sequence[Any]) -> Any:

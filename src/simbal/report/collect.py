@@ -22,7 +22,7 @@ KNOWN = {metric.name: metric.definition for metric in NUMBERS}  # for numbers th
 
 @dataclass(frozen=True)
 class Measured:
-    """A folder with the results of analyses, by name: that of a run or of a Hugging Face model."""
+    """A run or a Hugging Face model: its folder, and the results of its analyses by name."""
 
     path: Path
     analyses: dict[str, dict[str, Any]]

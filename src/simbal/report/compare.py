@@ -85,7 +85,7 @@ def build_both(
     """Build a table of both sides.
 
     Arms with equal configs are compared with each other, the second minus the first. If there are none, or with a
-    `baseline`, every arm is compared with the baseline of its own side. Arguments are those of `table.build`.
+    `baseline`, every arm is compared with the baseline of its own side. For the other arguments see `table.build`.
     """
     runs = [*first.runs, *second.runs]
     metrics = default_columns([run for run in runs if run.finished]) if metrics is None else metrics

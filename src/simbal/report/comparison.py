@@ -34,7 +34,7 @@ class Row:
 
 
 def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric], paper: bool) -> list[Row]:
-    """Return a row for each arm, those of the baseline first; `UserError` if a curve is broken.
+    """Return a row for each arm, with the baseline first; `UserError` if a curve is broken.
 
     Args:
         arms: all arms of the table.

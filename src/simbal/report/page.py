@@ -50,8 +50,8 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
     """Return the page of a table: the same bytes for the same folder. With `running`, the page reloads itself."""
     cards = figures.cards(table, folder)
     shown = table.best_arms(MOST_TABLE_ARMS)
-    drawn = [row.arm for row in table.best_arms(MOST_ARMS).rows]
-    drawn_names = [arm.name for arm in drawn]
+    figure_arms = [row.arm for row in table.best_arms(MOST_ARMS).rows]
+    names = [arm.name for arm in figure_arms]
     words = {one.conclusion for card in cards if isinstance(card.figure, Forest) for one in card.figure.intervals}
     scripts = [_vega_scripts(), (HERE / "page.js").read_text(encoding="utf-8")]
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
@@ -74,12 +74,12 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
         open_forests=2 if len(shown.compared) > MOST_OPEN else None,
         curves=[card for card in cards if card.figure and not isinstance(card.figure, Forest)],
         missing=[card for card in cards if not card.figure],
-        drawn=drawn_names,
-        styles=dict(zip(drawn_names, arm_styles(drawn_names), strict=True)),
+        figure_arms=names,
+        styles=dict(zip(names, arm_styles(names), strict=True)),
         num_colors=NUM_COLORS,
         words=charts.CONCLUSIONS,
         concluded=[word for word in charts.CONCLUSIONS if word in words],
-        config=_config_differences(drawn),
+        config=_config_differences(figure_arms),
         notes=notes(table),
         folder_link=sections.folder_link,
         sort_key=_sort_key,

@@ -29,10 +29,10 @@ class ReportKeys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    baseline: str | None = None  # the balancing or the arm to compare with; None: that of the runs' config
-    columns: list[str] | None = None  # names of numbers; None: those of the runs' config, or the default columns
+    baseline: str | None = None  # the balancing or the arm to compare with; None: as in the runs' config
+    columns: list[str] | None = None  # names of numbers; None: as in the runs' config, or the default columns
     paper: bool = False  # show the paper's numbers next to ours
-    equivalence_margin: float | None = Field(None, gt=0)  # nats per token; None: that of the runs' config
+    equivalence_margin: float | None = Field(None, gt=0)  # nats per token; None: as in the runs' config
     compare: Literal["all"] | None = None  # compare every two arms
     power: bool = False  # also print how many more seeds would decide each comparison; no file has it
     figures: bool = False  # also write the page's figures as SVG and PDF
@@ -66,7 +66,7 @@ def report(folder: Path, **keys: Any) -> None:
 
 
 def read_table(folder: Path, **keys: Any) -> Table:
-    """Return the table of the runs and models in `folder`; arguments and errors are those of `report`."""
+    """Return the table of the runs and models in `folder`; for keys and errors see `report`."""
     options = ReportKeys(**keys)
     models = measured_models(folder)
     runs = collect(folder) if any(map(is_run, folder.iterdir())) or not models else []

@@ -33,7 +33,7 @@ NARROW = ("folder", "status", "step", "loss", "ppl")  # for terminals of fewer t
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in a list; `status` is that of its record, or running, unfinished or damaged."""
+    """A run in a list; `status` is the one in its record, or running, unfinished or damaged."""
 
     path: Path
     status: str

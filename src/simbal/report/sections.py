@@ -210,7 +210,7 @@ def folder_link(run: Run) -> str:
 def power(table: Table) -> Section:
     """Return the pairs of seeds that each comparison of a loss or perplexity still needs; `UserError` if there is none.
 
-    The measured spread is taken for the true one. Hours are those of both runs of a pair, one after the other.
+    The true spread is assumed to be the measured one. Hours are for both runs of a pair, one after the other.
     """
     margin = table.margin
     if margin is None:

@@ -114,7 +114,7 @@ def _boundary(
 def _advance(
     grid_G: NDArray[np.float64], mass_G: NDArray[np.float64], step: float, edge: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a new grid between the boundaries, and the probability near each point that the motion goes on there."""
+    """Return a new grid between the boundaries, and the probability that the motion continues near each point."""
     import numpy as np
 
     points_G = np.linspace(-edge, edge, POINTS)

@@ -11,9 +11,6 @@ import pytest
 from simbal.analysis.result import write_analysis
 from simbal.report.collect import collect
 from simbal.report.table import Table, build
-from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec
-from tests.run_folders import fake_spec
 
 HOSTILE = (
     "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>", "<!-- ",
@@ -35,31 +32,15 @@ def table_of() -> Callable[[Path], Table]:
 
 
 @pytest.fixture
-def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a finished run of 2 layers and 4 experts to tmp_path/outputs/fake and returns its path."""
+def write_run(write_run: Callable[..., Path]) -> Callable[..., Path]:
+    """Writes a run of 2 layers and 4 experts, with its curves, to tmp_path/outputs/fake and returns its path."""
 
-    def write(balancing: str = "simbal", seed: int = 0, dense: bool = False, **changes: Any) -> Path:
-        spec = fake_spec(base_spec, tmp_path, balancing, seed, changes.pop("keys", {}))
-        folder = RunFolder(spec.path)
-        folder.write_spec(spec)
+    def write(balancing: str = "simbal", seed: int = 0, dense: bool = False, **fields: Any) -> Path:
         metrics = {"val/loss": 4.0 + seed, "val/ppl": 50.0 + seed, "val/max_vio": None if dense else 0.5}
         layers = {} if dense else {"val/tokens_per_expert": [[10, 20, 30, 40 + seed], [0, 0, 50, 50]]}
-        record = {
-            "status": "finished",
-            "config_hash": spec.hash,
-            "choices": spec.choices,
-            "seed": seed,
-            "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}},
-            "definitions": {"val/ppl": "exp of the loss"},
-            "steps": 40,
-            "tokens": 400,
-            "tokens_per_second": 1000.0,
-            "metrics": metrics,
-            "layers": layers,
-        }
-        folder.write_record(record | changes)
-        write_rows(folder.path, [row(step, seed, dense) for step in STEPS])
-        return folder.path
+        path = write_run(balancing, seed, **{"metrics": metrics, "layers": layers, "steps": 40, "tokens": 400} | fields)
+        write_rows(path, [row(step, seed, dense) for step in STEPS])
+        return path
 
     return write
 

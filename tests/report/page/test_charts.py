@@ -54,8 +54,8 @@ def test_panels_and_load_maps_have_their_titles():
 
 def test_an_interval_is_drawn_from_end_to_end_beside_its_numbers():
     one = Interval("simbal", -0.1, -0.15, -0.05, "better", "-0.1 [-0.15, -0.05] better", "-0.1 better")
-    alone = Interval("none", 0.1, None, None, "not resolved", "+0.1 not resolved", "+0.1 not resolved")
-    forest = Forest([one, alone], "difference")
+    single = Interval("none", 0.1, None, None, "not resolved", "+0.1 not resolved", "+0.1 not resolved")
+    forest = Forest([one, single], "difference")
     assert {"simbal", "none", "-0.1 [-0.15, -0.05] better", "difference"} <= texts(forest, charts.DOCUMENT)
     assert "-0.1 better" in texts(forest)
     assert charts.CONCLUSIONS["better"] in charts.svg(forest)
