@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, Metric, short_name
@@ -77,9 +78,11 @@ def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list
             found = [key for key in known if column in (key, short_name(key))]
             if found:
                 break
-        if len(found) != 1:
-            problem = f"may be {' or '.join(sorted(found))}" if found else "is not a number of these runs"
-            raise UserError(f"columns: {column} {problem}; they have {', '.join([*own, *sorted(analysed)])}")
+        if len(found) > 1:
+            raise UserError(f"columns: {column} may be {' or '.join(sorted(found))}")
+        if not found:
+            closest = get_close_matches(column, [*own, *analysed], 5, 0)
+            raise UserError(f"columns: no run has {column}; the closest are {', '.join(closest)}")
         chosen.append(known[found[0]])
     refuse_unlike_settings({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, measured)
     return chosen

@@ -143,8 +143,8 @@ def _about_runs(rows: Sequence[Row]) -> list[str]:
     notes = [f"{steps} steps and {tokens} tokens per run; data {source}, tokens {digest[:16]}."]
     if any(run.spec.config.until == "decided" for run in finished):
         notes.append(
-            "Looks chose the number of seeds (until=decided): the decisions that the sweep printed are corrected for "
-            "it, intervals and p-values here are not."
+            "Looks chose the number of seeds (until=decided): intervals and p-values here are not corrected for the "
+            "looks; the decisions that the sweep printed are."
         )
     return notes
 
