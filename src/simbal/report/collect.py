@@ -146,8 +146,6 @@ def collect(folder: Path) -> list[Run]:
 def read_run(path: Path) -> Run:
     """Return the run in a folder; `UserError` if its config is damaged or missing."""
     folder = RunFolder(path)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} has a record.json but no config.yaml: move the folder away")
     spec, record, damage = folder.read_spec(), None, ""
     try:
         record = folder.read_record()

@@ -7,7 +7,7 @@ from statistics import fmean
 from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, join_names, seed_ranges
 from simbal.report.comparison import Row, differences
-from simbal.report.paper import NOTE
+from simbal.report.paper import NOTE, NOTHING_REPORTED
 from simbal.report.statistics import ALPHA, holm, relative, student_quantile
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import PAPER_SAVING
@@ -75,7 +75,7 @@ def explanations(table: Table) -> list[str]:
     return [
         *(text for text, applies in texts.items() if applies),
         *_about_slopes(table.rows, table.baseline),
-        *(_about_paper(table.rows) if table.paper else []),
+        *([NOTE if any(row.reported for row in table.rows) else NOTHING_REPORTED] if table.paper else []),
         *(f"{metric.title}: {definitions[metric.key]}." for metric in table.metrics if metric.key in definitions),
     ]
 
@@ -229,12 +229,6 @@ def _about_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:
         f"The 95% interval {contains.replace('includes', 'excludes')} for {join_names(excludes)}.": excludes,
     }
     return [text for text, applies in texts.items() if applies]
-
-
-def _about_paper(rows: Sequence[Row]) -> list[str]:
-    return [
-        NOTE if any(row.reported for row in rows) else "The paper reports none of these columns for these strategies."
-    ]
 
 
 def _range(counts: Sequence[int]) -> str:

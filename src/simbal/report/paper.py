@@ -16,6 +16,7 @@ NOTE = (
     "with the paper's data and learning rates and the same strategies, coefficients and gating. ± is the standard "
     "deviation over five seeds; numbers without ± are from one run."
 )
+NOTHING_REPORTED = "The paper reports none of these columns for these strategies."
 READING = {"schedule": None, "scope": "sequence", "norm": "E", "reduction": "sum", "over_layers": None}
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
@@ -23,6 +23,7 @@ from simbal.report.notes import notes, remarks
 from simbal.report.sections import Section, status_and_error
 from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
+from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 
 MOST_NOTES = 4
 MOST_ROWS = 100  # arms, and runs without a result, on the terminal
@@ -232,14 +233,10 @@ def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
         for metric in table.metrics:
             yield label | _metric_line(row, metric, table.baseline)
         if tokens := row.tokens_to_loss:
-            missed = " ".join(map(str, tokens.missed))
-            saved = _saving_line(
-                "tokens_saved", tokens.saving, [*tokens.shares], table.baseline, tokens.low, tokens.high
-            )
-            yield label | saved | {"missed": missed}
+            saved = _saving_line("tokens_saved", tokens.saving, tokens.shares, tokens, table.baseline)
+            yield label | saved | {"missed": " ".join(map(str, tokens.missed))}
             if slope := tokens.by_slope:
-                seeds = [*slope.savings]
-                saved = _saving_line("tokens_saved_by_slope", slope.mean, seeds, table.baseline, slope.low, slope.high)
+                saved = _saving_line("tokens_saved_by_slope", slope.mean, slope.savings, slope, table.baseline)
                 yield label | saved | {"scale": "ln"}
     for model in table.models:
         for metric in table.metrics:
@@ -276,10 +273,10 @@ def _difference_line(difference: PairedDifference, baseline: str | None) -> dict
 
 
 def _saving_line(
-    metric: str, mean: float | None, seeds: Sequence[int], baseline: str | None, low: float | None, high: float | None
+    metric: str, mean: float | None, seeds: Collection[int], found: TokensToLoss | SlopeSaving, baseline: str | None
 ) -> dict[str, Any]:
     line = {"metric": metric, "mean": mean, "n": len(seeds), "seeds": " ".join(map(str, seeds))}
-    return line | {"baseline": baseline, "low": low, "high": high}
+    return line | {"baseline": baseline, "low": found.low, "high": found.high}
 
 
 def as_json(table: Table) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
 from simbal.config.messages import of_pydantic
-from simbal.errors import ConfigError, UserError
+from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.metrics.definitions import Metric
 from simbal.report import compare, sections
@@ -102,22 +102,20 @@ def report_both(first: Path, second: Path, **keys: Any) -> None:
 
 
 def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` arguments into keyword arguments of `report`; `ConfigError` for a wrong key or value."""
+    """Parse `key=value` arguments into keyword arguments of `report`; `UserError` for a wrong key or value."""
     values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals:
-            raise ConfigError(
-                f"{argument} is neither a folder nor key=value; keys: {', '.join(ReportKeys.model_fields)}"
-            )
+            raise UserError(f"{argument} is neither a folder nor key=value; keys: {', '.join(ReportKeys.model_fields)}")
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"{argument}: the value is not valid YAML") from None
+            raise UserError(f"{argument}: the value is not valid YAML") from None
     try:
         return dict(ReportKeys(**values))
     except ValidationError as error:
-        raise ConfigError(of_pydantic(error, candidates=ReportKeys.model_fields)) from None
+        raise UserError(of_pydantic(error, candidates=ReportKeys.model_fields)) from None
 
 
 def _print_table(table: Table, out: Console, options: ReportKeys, in_files: bool = True) -> None:
