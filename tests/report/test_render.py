@@ -12,7 +12,7 @@ from rich.console import Console
 
 from simbal.report.collect import collect
 from simbal.report.notes import notes
-from simbal.report.render import MOST_NOTES, latex, show
+from simbal.report.render import MOST_NOTE_LINES, latex, show
 from simbal.report.report import report
 from simbal.report.table import build
 
@@ -43,10 +43,10 @@ def test_the_terminal_shows_what_fits_and_names_what_is_left_out(folder, width):
     assert ("Left out at this width" in text) == (width < 120)
 
 
-def test_the_terminal_has_four_notes_unless_all_are_asked_for(folder):
+def test_the_terminal_has_at_most_four_lines_of_notes_unless_all_are_requested(folder):
     table = build("t", collect(folder))
-    assert len(notes(table)) > MOST_NOTES
-    assert sum(note in " ".join(printed(table, 400).split()) for note in notes(table)) <= MOST_NOTES
+    assert len(notes(table)) > MOST_NOTE_LINES
+    assert sum(note in " ".join(printed(table, 400).split()) for note in notes(table)) <= MOST_NOTE_LINES
     everything = printed(table, 1000, explain=True)
     assert all(note in everything for note in notes(table))
 

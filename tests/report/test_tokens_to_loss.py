@@ -164,4 +164,4 @@ def test_a_seed_that_never_reaches_the_loss_is_named_and_leaves_no_mean(compared
     write_curve(next(compared.glob("simbal-*seed1-*")), BASELINE[:2])
     table = build("t", collect(compared))
     assert sections.tokens_to_loss(table).lines == [["simbal", "—", "—", "—", "in 1 of 3 seeds", "—", "—", "3"]]
-    assert any("is not reached by simbal (seed=1)" in note for note in notes(table))
+    assert any("simbal (seed=1) did not reach" in note for note in notes(table))

@@ -61,8 +61,9 @@ def explanations(table: Table) -> list[str]:
         "The 95% interval covers other seeds on the same validation documents. The interval over documents covers "
         f"the same seeds on other documents (bootstrap of {_range(documents)}). Neither covers both.": documents,
         "Differences in percent are ratios of geometric means; tests and intervals use logarithms.": ratios,
-        "p is two-sided, from the paired t test. d_z is the mean of the differences divided by their standard "
-        "deviation. Welch p is from the t test with unequal variances over all seeds of both arms.": tested,
+        "p is two-sided, from the paired t test; it and the interval assume normally distributed differences. d_z is "
+        "the mean of the differences divided by their standard deviation. Welch p is from the t test with unequal "
+        "variances over all seeds of both arms.": tested,
         f"p (Holm) is corrected for the number of {pairs}, not for the number of metrics.": several,
         "If all seeds have the same difference, no noise was measured: interval, p and d_z are dashes.": constant,
         "An arm is better or worse (higher or lower if neither direction is good) if p, or p (Holm) if there is one, "
@@ -118,7 +119,7 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
         if unbeaten := _not_significantly_better(control, alike or learned, metric):
             notes.append(
                 f"The control {control.name} is not significantly worse in {metric.title} than {join_names(unbeaten)}: "
-                "this table shows no benefit of learned routing there."
+                "no benefit of learned routing is shown."
             )
     return notes
 
@@ -172,8 +173,8 @@ def _about_seeds(table: Table) -> list[str]:
     largest = max(pairs or seeds, default=0)
     if 2 <= largest <= FEW_PAIRS:
         notes.append(
-            f"{largest} seeds are few: a 95% interval is ±{student_quantile(0.975, largest - 1):.1f} standard errors "
-            f"and assumes normally distributed differences; a sign-flip test cannot give p below {2 / 2**largest:.4g}."
+            f"{largest} seeds are few: a 95% interval is ±{student_quantile(0.975, largest - 1):.1f} standard errors, "
+            f"and a sign-flip test cannot give p below {2 / 2**largest:.4g}."
         )
     return notes
 
@@ -185,8 +186,8 @@ def _about_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
     notes = []
     if missed:
         notes.append(
-            f"The final validation loss of {baseline} is not reached by {join_names(missed)}; no mean saving is shown "
-            "because it would be biased."
+            f"{join_names(missed)} did not reach the final validation loss of {baseline}: no mean saving is shown, as "
+            "it would be biased."
         )
     fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
@@ -198,20 +199,15 @@ def _about_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
 
 
 def _about_models(table: Table) -> list[str]:
-    """Return what each model was measured on, and what cannot be compared."""
-    notes = []
+    """Return what cannot be compared between models, and what each one was measured on."""
+    notes = ["Models have different tokenizers: compare bits per byte on the same text, not losses or perplexities."]
     for model in table.models:
         data = model.facts["data"]
         notes.append(
             f"{model.name}: {model.facts['source']}, data {data['source']}, tokens {data['tokens'][:12]} of its own "
             f"tokenizer, {model.facts['context']:,} per window, {model.facts['dtype']}."
         )
-    if notes:
-        notes.append(
-            "Each model has its own tokenizer: compare bits per byte on the same text, not losses or perplexities per "
-            "token."
-        )
-    return notes
+    return notes if table.models else []
 
 
 def _about_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:

@@ -5,6 +5,8 @@ import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -25,7 +27,7 @@ from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 
-MOST_NOTES = 4
+MOST_NOTE_LINES = 4
 MOST_ROWS = 100  # arms, and runs without a result, on the terminal
 # columns that a narrow terminal leaves out, in this order
 SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
@@ -57,7 +59,7 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         explain: print all notes, with definitions.
         in_files: whether the files have the full table.
     """
-    shown_notes = notes(table) if explain else remarks(table)[:MOST_NOTES]
+    shown_notes = notes(table) if explain else _first_notes(remarks(table), out.width)
     for note in shown_notes:
         out.print(note, style="dim")
     out.print()
@@ -85,6 +87,12 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         hints.append(f"{more} more notes and definitions: {where}.")
     for hint in hints:
         out.print(hint, style="dim")
+
+
+def _first_notes(found: Sequence[str], width: int) -> list[str]:
+    """Return the first notes, as many as fit into a few lines."""
+    lines = accumulate(ceil(cell_len(note) / width) for note in found)
+    return [note for note, count in zip(found, lines, strict=True) if count <= MOST_NOTE_LINES]
 
 
 def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> list[str]:
