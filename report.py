@@ -1,4 +1,4 @@
-"""Prints tables: `simbal report` of this checkout, whose program is src/simbal/cli/report.py."""
+"""Print the table of a sweep again: `simbal report` in a checkout. The program is src/simbal/cli/report.py."""
 
 import os
 import sys

@@ -14,8 +14,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "experts": ("dispatch", "backends", "select"),
     "cost": ("parameters", "memory"),
     "report": (
-        "statistics", "conclusion", "documents", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
-        "power", "sequential", "collect", "paper", "report",
+        "statistics", "bootstrap", "sequential", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
+        "collect", "paper", "report",
     ),
 }  # fmt: skip
 

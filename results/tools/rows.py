@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from simbal.metrics.definitions import NUMBERS
-from simbal.report.comparison import Row, conclude, differences, rivals
+from simbal.report.comparison import Row, baseline_arms, conclude, differences
 from simbal.report.statistics import ROUNDING, interval, summarize
 from simbal.runs.curves import DocumentSums
 
@@ -74,7 +74,7 @@ def read_table(folder: Path) -> dict[str, Any]:
 def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row]:
     """Return the comparison of the arms by the baseline and the metrics of table.json."""
     metrics, rows = [METRICS[key] for key in table["metrics"]], list[Row]()
-    for arm, others in zip(arms.values(), rivals([*arms.values()], table["baseline"]), strict=True):
+    for arm, others in zip(arms.values(), baseline_arms([*arms.values()], table["baseline"]), strict=True):
         other = others[0] if len(others) == 1 and others[0] is not arm else None
         found = differences(arm, other, metrics) if other else {}
         rows.append(Row(arm, {key: summarize([*arm.values(key).values()]) for key in table["metrics"]}, other, found))

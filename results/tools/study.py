@@ -76,13 +76,13 @@ def write(table: Table, study: Path) -> None:
         if run.documents:
             pairs = enumerate(zip(run.documents.tokens, run.documents.nats, strict=True))
             documents += [[run.path.name, place, tokens, nats] for place, (tokens, nats) in pairs]
-    arms = curves.read([row.arm for row in table.of_best(MOST_ARMS).rows], table.baseline)
+    arms = curves.read_arms([row.arm for row in table.best_arms(MOST_ARMS).rows], table.baseline)
     shown = {
-        "loss": curves.over_tokens(arms, "val/loss"),
-        "experts": curves.over_tokens(arms, "val/unique_experts"),
-        "max-vio": curves.over_tokens(arms, "val/max_vio"),
-        "pes": curves.over_tokens(arms, "val/min_pes"),
-        "pes-rate": curves.rate(arms, "val/min_pes"),
+        "loss": curves.metric_curves(arms, "val/loss"),
+        "experts": curves.metric_curves(arms, "val/unique_experts"),
+        "max-vio": curves.metric_curves(arms, "val/max_vio"),
+        "pes": curves.metric_curves(arms, "val/min_pes"),
+        "pes-rate": curves.rate_curves(arms, "val/min_pes"),
     }
     points = [
         [name, curve.arm, curve.style, x, mean, band, curve.rival]

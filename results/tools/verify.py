@@ -12,7 +12,7 @@ from results.tools.pages import Pages, compare_lines
 from results.tools.rows import METRICS, check_json
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
-from simbal.report.export import markdown_table
+from simbal.report.render import markdown_table
 from simbal.report.sections import differences, means, tokens_to_loss
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss

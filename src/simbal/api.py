@@ -22,7 +22,7 @@ from simbal.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
-    from simbal.report.listing import Listed
+    from simbal.report.runs import ListedRun
     from simbal.runs.spec import RunSpec
 
 
@@ -60,9 +60,9 @@ class Run:
     @property
     def status(self) -> str:
         """How it ended, or what it is: finished, failed, diverged, pruned, killed, running, unfinished or damaged."""
-        from simbal.report.listing import look
+        from simbal.report.runs import list_run
 
-        return look(self.path).status
+        return list_run(self.path).status
 
     @cached_property
     def config(self) -> "Config":
@@ -181,22 +181,22 @@ class Sweep(Sequence[Run]):
             UserError: the runs cannot stand in one table.
         """
         from simbal.report.collect import collect, read_run
-        from simbal.report.columns import choose, named_by_runs
-        from simbal.report.export import tidy_rows
+        from simbal.report.columns import choose_columns, configured_columns
+        from simbal.report.render import tidy_rows
         from simbal.report.table import build
         from simbal.runs.folder import is_run
 
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
         finished = [run for run in runs if run.finished]
-        columns = named_by_runs(finished)
-        metrics = None if columns is None else choose(columns, finished)
+        columns = configured_columns(finished)
+        metrics = None if columns is None else choose_columns(columns, finished)
         return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
 
     @cached_property
-    def _listed(self) -> "list[Listed]":
-        from simbal.report.listing import runs_below
+    def _listed(self) -> "list[ListedRun]":
+        from simbal.report.runs import list_runs
 
-        return runs_below([self.path])
+        return list_runs([self.path])
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
@@ -263,9 +263,9 @@ def _composed(overrides: Sequence[str]) -> "RunSpec":
     return RunSpec.from_hydra(composed)
 
 
-def _of(listed: "Listed") -> dict[str, Any]:
+def _of(listed: "ListedRun") -> dict[str, Any]:
     """Return what says of which run a row is."""
-    seed = listed.spec.config.seed if listed.spec else None
+    seed = listed.run.seed if listed.run else None
     return {"folder": str(listed.path), "arm": listed.arm, "seed": seed}
 
 

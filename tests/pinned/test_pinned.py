@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from simbal.report.conclusion import detectable
-from simbal.report.statistics import holm, paired_difference
+from simbal.report.statistics import detectable, holm, paired_difference
 from tests.pinned.runs import CURVES, RUNS, curves, processor
 
 KEPT = json.loads(CURVES.read_text())

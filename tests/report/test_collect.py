@@ -1,28 +1,36 @@
-"""A broken or foreign file is an error that names it, never a number."""
+"""Runs, analyses and models are read with their definitions; what is damaged or cannot be compared is named."""
 
 import json
 import re
 
 import pytest
 
+from simbal.analysis.result import read_model, require_same_model, write_analysis, write_model
 from simbal.errors import UserError
-from simbal.report.collect import collect
-from simbal.report.report import report
-from simbal.report.table import LastSweep
+from simbal.report.collect import collect, last_sweep
+from simbal.report.columns import choose_columns
+from simbal.report.render import as_json, tidy_rows
+from simbal.report.report import parse_keys, read_table, report
+from simbal.report.sections import means
+from simbal.report.table import build
+
+FACTS = {
+    "digests": {"config": "c" * 64, "weights": "d" * 64}, "tokenizer": "e" * 64, "context": 2048, "dtype": "bfloat16",
+    "data": {"source": "pysource", "text": "a" * 64, "tokens": "b" * 64}, "document_tokens": 2048,
+    "seed": 0, "source": "allenai/OLMoE-1B-7B-0924",
+}  # fmt: skip
 
 
-def test_every_run_is_read_with_what_it_was_to_be_and_how_it_ended(write_run):
+def analyse(run, name, metrics, **settings):
+    content = {"settings": settings, "definition": {"min_pes": "least similarity"}, "metrics": metrics}
+    write_analysis(run / "analysis" / f"{name}.json", content)
+
+
+def test_every_run_is_read_with_its_status(write_run):
     write_run(seed=1)
     write_run(seed=2, status="failed", error="out of memory")
-    folder = write_run(seed=3, status=None).parent
-    first, second, third = collect(folder)
-    assert (first.seed, first.finished, first.value("val/ppl"), first.value("tokens_per_second")) == (
-        1,
-        True,
-        101.0,
-        9000.0,
-    )
-    assert first.value("val/seu") is None
+    first, second, third = collect(write_run(seed=3, status=None).parent)
+    assert (first.seed, first.finished, first.value("val/ppl"), first.value("val/seu")) == (1, True, 101.0, None)
     assert (second.seed, second.finished, second.record["error"]) == (2, False, "out of memory")
     assert (third.seed, third.finished, third.record) == (3, False, None)
 
@@ -34,126 +42,177 @@ def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
         collect(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", '{"status": "finished"}', '{"status": "maybe", "config_hash": "x"}', "\x00", "[" * 9999,
-     '{"status": NaN}'],
-)  # fmt: skip
-def test_a_damaged_record_counts_as_none_and_is_named_with_what_to_do(write_run, text):
-    write_run(seed=0)
-    path = write_run(seed=1)
-    (path / "record.json").write_text(text)
-    first, second = collect(path.parent)
-    assert (first.finished, first.damage) == (True, "")
-    assert (second.finished, second.record) == (False, None)
-    assert re.search(f"{path / 'record.json'} is damaged .*: give the command that made it again", second.damage)
-
-
-def test_a_changed_number_is_found_out_by_the_checksum(write_run):
+@pytest.mark.parametrize("text", ["", "[]", '{"status": "finished"}', '{"status": NaN}'])
+def test_a_damaged_record_counts_as_none_and_is_named(write_run, text):
     path = write_run()
-    text = (path / "record.json").read_text()
-    (path / "record.json").write_text(text.replace("100.0", "90.0"))
+    (path / "record.json").write_text(text)
     (run,) = collect(path.parent)
-    assert "its checksum is that of another content" in run.damage
+    assert (run.finished, run.record) == (False, None)
+    assert re.search(f"{path / 'record.json'} is damaged", run.damage)
 
 
-def test_a_damaged_run_is_reported_without_a_result_and_does_not_count(write_run, capsys):
+def test_runs_without_a_result_are_reported_with_their_errors_and_count_for_nothing(write_run, capsys):
     write_run(seed=0)
-    path = write_run(seed=1)
+    write_run(seed=1, status="diverged", error="the gradient was NaN", step=17)
+    path = write_run(seed=2)
     (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-9])
     report(path.parent)
+    assert "diverged at step 17: the gradient was NaN" in " ".join(capsys.readouterr().out.split())
     written = json.loads((path.parent / "table.json").read_text())
     assert [run["seed"] for arm in written["arms"] for run in arm["runs"]] == [0]
-    (line,) = written["without_result"]
-    assert (line["seed"], line["status"]) == (1, "damaged")
-    assert "is damaged (it is no JSON, or cut short): give the command that made it again" in line["error"]
-    assert "damaged" in capsys.readouterr().out
-
-
-def test_a_diverged_run_is_reported_with_the_step(write_run):
-    write_run(seed=0)
-    layers = [{"grad_norm": 3.0, "nan": 1}, {"grad_norm": None}]
-    path = write_run(seed=1, status="diverged", error="the gradient was NaN", step=17, layers=layers)
-    report(path.parent)
-    (line,) = json.loads((path.parent / "table.json").read_text())["without_result"]
-    assert (line["status"], line["error"]) == ("diverged", "diverged at step 17: the gradient was NaN")
-    page = (path.parent / "index.html").read_text()
-    assert '<span class="badge">diverged</span>' in page
-    assert "diverged at step 17: the gradient was NaN" in page
-
-
-@pytest.mark.parametrize("text", ["", "- 1", "seed: [", "seed: 1\nchoices: 3"])
-def test_a_broken_config_is_an_error_that_names_it(write_run, text):
-    path = write_run()
-    (path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=str(path / "config.yaml")):
-        collect(path.parent)
-
-
-def test_a_record_of_another_config_is_an_error_that_names_the_file(write_run):
-    path = write_run()
-    config = path / "config.yaml"
-    config.write_text(config.read_text().replace("max_steps: ", "max_steps: 1"))
-    with pytest.raises(UserError, match=r"config.yaml is not what the run has written"):
-        collect(path.parent)
+    assert {run["seed"]: run["status"] for run in written["without_result"]} == {1: "diverged", 2: "damaged"}
 
 
 def test_a_copied_run_does_not_count_twice(write_run):
     path = write_run()
     path.rename(path.with_name("original"))
     write_run()
-    with pytest.raises(UserError, match="are one run"):
+    with pytest.raises(UserError, match="are the same run"):
         collect(path.parent)
 
 
-def test_runs_on_different_data_are_refused_by_the_field_that_says_why(write_run):
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"data": {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.1"}}},
+            "data.versions.numpy is '2.0' in the first and '2.1' in the second",
+        ),
+        (
+            {"data": {"source": "synthetic", "text": "a", "tokens": "y", "versions": {"numpy": "2.0"}}},
+            "data.tokens is 'b' in the first and 'y'",
+        ),
+        (
+            {"definitions": {"val/max_vio": "max / mean", "val/ppl": "2 to the loss"}},
+            "definitions.val/ppl is 'exp of the loss' in the first and '2 to the loss'",
+        ),
+        ({"steps": 1600}, "the first was trained for 400 steps and the second for 1,600"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_with_the_reason(write_run, fields, reason):
     write_run(seed=0)
-    data = {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.1"}}
-    folder = write_run(seed=1, data=data).parent
-    with pytest.raises(UserError, match=r"data.versions.numpy is '2.0' in the first and '2.1' in the second.*name="):
-        collect(folder)
+    with pytest.raises(UserError, match=f"cannot be compared: {reason}.*name="):
+        collect(write_run(seed=1, **fields).parent)
 
 
-def test_runs_on_different_data_are_refused_though_only_the_fingerprint_says_so(write_run):
-    write_run(seed=0)
-    data = {"source": "synthetic", "text": "a", "tokens": "y", "versions": {"numpy": "2.0"}}
-    with pytest.raises(UserError, match="data.tokens is 'b' in the first and 'y'"):
-        collect(write_run(seed=1, data=data).parent)
-
-
-def test_runs_with_different_definitions_are_refused_by_the_metric(write_run):
-    write_run(seed=0)
-    folder = write_run(seed=1, definitions={"val/max_vio": "max / mean", "val/ppl": "2 to the loss"}).parent
-    with pytest.raises(UserError, match="definitions.val/ppl is 'exp of the loss' in the first and '2 to the loss'"):
-        collect(folder)
-
-
-def test_runs_of_different_length_are_refused_by_both_numbers(write_run):
-    first = write_run(seed=0)
-    second = write_run(seed=1, steps=1600)
-    says = (
-        f"{first} and {second} cannot stand in one table: the first was trained for 400 steps and the second for 1,600"
-    )
-    with pytest.raises(UserError, match=f"{says}; give one of them another name="):
-        collect(first.parent)
-
-
-def test_runs_of_the_sweep_that_have_no_folder_are_missing(write_run):
+def test_runs_of_the_sweep_without_a_folder_are_missing(write_run):
     path = write_run()
-    runs = {path.name: "seed=0", "simbal-tiny-seed1-0": "seed=1", "simbal-tiny-seed2-0": "seed=2"}
+    assert last_sweep(path.parent) == ("", {})
+    runs = {path.name: "seed=0", "simbal-tiny-seed1-0": "seed=1"}
     (path.parent / "sweep.json").write_text(json.dumps({"command": "train.py -m", "runs": runs}))
-    (path.parent / "simbal-tiny-seed2-0").mkdir()  # nothing was written into it
-    assert list(LastSweep.of(path.parent).never_started({path.name}).values()) == ["seed=1", "seed=2"]
     report(path.parent)
-    (line, _) = json.loads((path.parent / "table.json").read_text())["missing"]
+    (line,) = json.loads((path.parent / "table.json").read_text())["missing"]
     assert line == {"run": "seed=1", "folder": "simbal-tiny-seed1-0"}
     assert "| seed=1 | missing | not started |" in (path.parent / "table.md").read_text()
 
 
-def test_without_a_sweep_file_nothing_is_missing_and_a_broken_one_is_an_error(write_run):
-    folder = write_run().parent
-    assert LastSweep.of(folder).never_started(set()) == {}
-    for text in ("{", "[]", '{"command": "x"}', '{"runs": ["a"]}', '{"runs": {"a": 3}}'):
-        (folder / "sweep.json").write_text(text)
-        with pytest.raises(UserError, match=f"{folder / 'sweep.json'} is broken"):
-            LastSweep.of(folder)
+@pytest.fixture
+def analysed(write_run):
+    """A folder of two arms; only lbl has an analysis."""
+    analyse(write_run("lbl", 0), "redundancy", {"min_pes": 0.25, "ppl": 3.0})
+    return write_run("simbal", 0).parent
+
+
+def chosen(folder, *columns):
+    return [metric.key for metric in choose_columns(columns, collect(folder))]
+
+
+def test_a_column_is_a_key_or_its_last_part_and_the_runs_own_number_comes_first(analysed):
+    assert chosen(analysed, "ppl", "min_pes", "redundancy.ppl") == ["val/ppl", "redundancy.min_pes", "redundancy.ppl"]
+
+
+def test_a_missing_analysis_is_a_dash_and_definitions_are_printed_on_request(analysed, capsys):
+    report(analysed, columns=["min_pes"])
+    printed = capsys.readouterr().out
+    assert "0.25" in printed
+    assert "—" in printed
+    assert "least similarity" not in printed
+    report(analysed, columns=["min_pes"], explain=True)
+    assert "redundancy.min_pes: least similarity." in capsys.readouterr().out
+    assert "redundancy.min_pes: least similarity." in (analysed / "table.md").read_text()
+
+
+def test_unknown_and_ambiguous_columns_and_different_settings_are_refused(analysed):
+    with pytest.raises(UserError, match="columns: no run has min_pez.*redundancy.min_pes"):
+        chosen(analysed, "min_pez")
+    analyse(next(analysed.glob("lbl-*")), "other", {"min_pes": 1.0})
+    with pytest.raises(UserError, match="columns: min_pes may be other.min_pes or redundancy.min_pes"):
+        chosen(analysed, "min_pes")
+    analyse(next(analysed.glob("simbal-*")), "redundancy", {"min_pes": 0.5}, tokens=7)
+    with pytest.raises(UserError, match="analysis redundancy has different settings"):
+        chosen(analysed, "redundancy.min_pes")
+
+
+def test_default_columns_are_those_with_a_number_and_the_runs_config_can_name_others(write_run):
+    dense = {"val/ppl": 9.0, "val/max_vio": None, "val/min_pes": None}
+    folder = write_run("none", 0, metrics=dense).parent
+    assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/ppl", "tokens_per_second"]
+    write_run("lbl", 0, metrics=dense | {"val/min_pes": 0.25})
+    table = build("t", collect(folder))
+    assert [metric.heading for metric in table.metrics] == ["perplexity ↓", "min PES ↓", "tokens/s ↑"]
+
+
+def test_the_runs_own_columns_are_used_if_all_runs_name_the_same(write_run):
+    folder = write_run("lbl", 0, keys={"columns": ["max_vio", "ppl"]}).parent
+    write_run("simbal", 1, keys={"columns": None}, status="failed")
+    assert [metric.key for metric in read_table(folder).metrics] == ["val/max_vio", "val/ppl"]
+    assert [metric.key for metric in read_table(folder, columns=["ppl"]).metrics] == ["val/ppl"]
+    write_run("simbal", 2, keys={"columns": ["ppl"]})
+    assert [metric.key for metric in read_table(folder).metrics] == ["val/ppl", "val/max_vio", "tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("colums=[ppl]", ("colums", "columns")),
+        ("compare=both", ("compare=both", "all")),
+        ("equivalence_margin=-1", ("equivalence_margin=-1", "greater than 0")),
+        ("columns=ppl", ("columns",)),
+        ("nowhere", ("nowhere", "folder")),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_an_alternative(argument, words):
+    with pytest.raises(UserError) as error:
+        parse_keys([argument])
+    assert all(word in str(error.value) for word in words)
+
+
+def test_keys_are_parsed_as_yaml():
+    found = parse_keys(["columns=[ppl,min_pes]", "paper=true", "equivalence_margin=1e-2", "baseline=simbal coef=0.1"])
+    assert (found["columns"], found["paper"], found["equivalence_margin"]) == (["ppl", "min_pes"], True, 0.01)
+    assert found["baseline"] == "simbal coef=0.1"
+
+
+@pytest.fixture
+def models(tmp_path):
+    """outputs/zoo with two measured Hugging Face models; only one has PES."""
+    zoo = tmp_path / "outputs" / "zoo"
+    for name in ("OLMoE", "Qwen3-MoE"):
+        write_model(zoo / name, FACTS)
+    analyse(zoo / "OLMoE", "quality", {"bpb": 0.75})
+    analyse(zoo / "OLMoE", "redundancy", {"min_pes": 0.125})
+    analyse(zoo / "Qwen3-MoE", "quality", {"bpb": 0.5})
+    return zoo
+
+
+def test_a_folder_of_models_has_a_table(models, capsys):
+    report(models)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "OLMoE: allenai/OLMoE-1B-7B-0924, data pysource, tokens bbbbbbbbbbbb of its own tokenizer" in out
+    assert "compare bits per byte" in out
+    section = means(read_table(models))
+    assert section.headings == ["model", "n", "seeds", "quality.bpb ↓", "redundancy.min_pes ↓"]
+    assert section.lines == [["OLMoE", "1", "—", "0.75", "0.125"], ["Qwen3-MoE", "1", "—", "0.5", "—"]]
+    table = read_table(models, columns=["min_pes"])
+    assert [*tidy_rows(table)] == [{"model": "OLMoE", "metric": "redundancy.min_pes", "mean": 0.125, "n": 1}]
+    (first, _) = as_json(read_table(models))["models"]
+    assert first["values"] == {"quality.bpb": 0.75, "redundancy.min_pes": 0.125}
+    assert first["digests"] == FACTS["digests"]
+
+
+def test_another_model_does_not_go_into_the_same_folder(models):
+    require_same_model(models / "OLMoE", FACTS)
+    other = FACTS | {"digests": {"config": "c" * 64, "weights": "0" * 64}}
+    with pytest.raises(UserError, match="digests"):
+        require_same_model(models / "OLMoE", other)
+    assert read_model(models / "OLMoE")["source"] == FACTS["source"]

@@ -1,43 +1,59 @@
-"""The table says which runs, how many, how far apart, and what it cannot say."""
+"""The table groups runs into arms, compares them with the baseline, and its notes say what it cannot show."""
 
-import csv
-import io
-import json
-import re
+import math
 from math import log
 from statistics import fmean, stdev
 
 import pytest
-from rich.console import Console
 
 from simbal.errors import UserError
-from simbal.report import terminal
+from simbal.report import sections
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell
-from simbal.report.notes import notes
+from simbal.report.notes import is_control, notes
 from simbal.report.report import report
 from simbal.report.statistics import holm
 from simbal.report.table import build
 
+UNIFORM = {"balancing.uniform._target_": "simbal.balancing.controls.UniformRouting"}
+NONE = {"balancing.none._target_": "simbal.balancing.controls.NoBalancing"}
 
-def table_of(folder, baseline=None):
-    return build(folder.name, collect(folder), baseline)
+
+def table_of(folder, baseline=None, **options):
+    return build(folder.name, collect(folder), baseline, **options)
 
 
-def shown(table, width=120):
-    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False, markup=False)  # noqa: SIM115, PTH123
-    with console.file:
-        terminal.show(table, console)
-    return console.export_text()
+def notes_of(folder, *words):
+    return [note for note in notes(table_of(folder)) if all(word in note for word in words)]
 
 
 @pytest.fixture
-def two_arms(write_run):
-    """lbl at 101, 103, 105 and simbal 4, 3 and 2 below it, on three seeds."""
-    for seed, ppl, gain in ((0, 101.0, 4.0), (1, 103.0, 3.0), (2, 105.0, 2.0)):
-        write_run("lbl", seed, metrics={"val/ppl": ppl, "val/max_vio": 0.25})
-        folder = write_run("simbal", seed, metrics={"val/ppl": ppl - gain, "val/max_vio": 0.5}).parent
+def write_arm(write_run):
+    """Writes a run for each perplexity, with seeds from 0, and returns the folder."""
+
+    def write(name, *perplexities, keys=None, **metrics):
+        for seed, ppl in enumerate(perplexities):
+            run = write_run(name, seed, keys=keys or {}, metrics={"val/ppl": ppl} | metrics)
+        return run.parent
+
+    return write
+
+
+@pytest.fixture
+def two_arms(write_arm):
+    """lbl, and simbal 4, 3 and 2 below it on three seeds."""
+    write_arm("lbl", 101.0, 103.0, 105.0)
+    return write_arm("simbal", 97.0, 100.0, 103.0)
+
+
+@pytest.fixture
+def coefficients(write_arm):
+    """lbl, and simbal with three coefficients, each better than the one before."""
+    write_arm("lbl", 20.0, 21.0, 22.0)
+    for coef, gain in ((0.1, 1.0), (0.2, 2.0), (0.3, 3.0)):
+        values = [20.0 + seed - gain - seed * coef for seed in range(3)]
+        folder = write_arm("simbal", *values, keys={"balancing.simbal.coef": coef})
     return folder
 
 
@@ -47,8 +63,7 @@ def test_an_arm_has_one_name_whichever_run_comes_first(small_spec, reverse):
     arms += [("balancing=simbal", f"balancing.simbal.coef={coef}", "optim.lr=1e-3") for coef in (0.1, 0.2)]
     specs = [small_spec(*arm) for arm in (reversed(arms) if reverse else arms)]
     columns = label_columns(specs)
-    names = {short_label(label_of(spec, columns)) for spec in specs}
-    assert names == {
+    assert {short_label(label_of(spec, columns)) for spec in specs} == {
         "frozen lr=0.001",
         "simbal lr=0.002 coef=0.2",
         "simbal lr=0.001 coef=0.1",
@@ -56,204 +71,213 @@ def test_an_arm_has_one_name_whichever_run_comes_first(small_spec, reverse):
     }
 
 
-def test_an_arm_is_the_runs_that_differ_in_the_seed_alone(two_arms):
+def test_a_name_has_short_keys_unless_two_strategies_share_them():
+    def name(label):
+        return short_label({column: Cell(text) for column, text in label.items()})
+
+    one = {"balancing": "lbl", "balancing.lbl.coef": "0.1", "balancing.lbl.scope": "micro", "a.b": ABSENT}
+    assert name(one) == "lbl coef=0.1 scope=micro"
+    two = {"balancing": "lbl_x", "balancing.lbl.coef": "0.1", "balancing.x.coef": "1", "optim.lr": "0.2"}
+    assert name(two) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
+
+
+def test_arms_are_runs_that_differ_in_the_seed_and_differences_are_paired_by_seed(two_arms):
     baseline, treatment = table_of(two_arms).rows
     assert (baseline.arm.name, baseline.arm.seeds) == ("lbl", [0, 1, 2])
-    assert (treatment.arm.name, treatment.arm.seeds) == ("simbal", [0, 1, 2])
     assert (baseline.summaries["val/ppl"].mean, baseline.summaries["val/ppl"].sd) == (103.0, 2.0)
-    assert treatment.summaries["val/ppl"].n == 3
-
-
-def test_the_difference_is_paired_by_seed(two_arms):
-    baseline, treatment = table_of(two_arms).rows
+    assert (treatment.arm.name, treatment.summaries["val/ppl"].n) == ("simbal", 3)
     difference = treatment.differences["val/ppl"]
     logs = [log(97 / 101), log(100 / 103), log(103 / 105)]
     assert (difference.mean, difference.pairs) == (pytest.approx(fmean(logs)), 3)
     assert difference.low == pytest.approx(fmean(logs) - 4.302652730 * stdev(logs) / 3**0.5)  # t(0.975, 2)
     assert not baseline.differences
     assert "tokens_per_second" not in treatment.differences
+    baseline, treatment = table_of(two_arms, "simbal").rows
+    assert (baseline.arm.name, treatment.differences["val/ppl"].mean > 0) == ("simbal", True)
 
 
-def test_a_number_whose_difference_is_not_resolved_is_faint_and_that_is_said(write_run):
-    for seed, gain in ((0, 4.0), (1, -3.0), (2, 2.0)):
-        write_run("lbl", seed, metrics={"val/ppl": 100.0, "val/max_vio": 0.25 + seed / 1000})
-        folder = write_run("simbal", seed, metrics={"val/ppl": 100 - gain, "val/max_vio": 0.5}).parent
-    console = Console(width=120, record=True, file=io.StringIO(), highlight=False, markup=False, force_terminal=True)
-    terminal.show(table_of(folder), console)
-    printed = console.export_text(styles=True)
-    (means,) = re.findall(r"simbal +3 +0-2.*", printed.rpartition("standard deviation over seeds")[2])
-    assert re.search(r"\x1b\[2m[^\x1b]*99\.000 ", means)  # ppl
-    assert re.search(r"\x1b\[2m[^\x1b]*0\.500", means) is None  # MaxVio, which is clearly higher
-    assert "Faint: the difference to lbl is not resolved." in printed
-
-
-def test_a_perplexity_that_has_no_logarithm_is_refused_with_its_run(write_run):
+def test_a_perplexity_without_a_logarithm_is_refused_with_its_run(write_run):
     write_run("lbl", 0)
     run = write_run("simbal", 0, metrics={"val/ppl": 0.0})
-    with pytest.raises(UserError, match=f"{run} cannot be compared: its val/ppl is 0.0, which must be above 0"):
+    with pytest.raises(UserError, match=f"{run} cannot be compared: val/ppl=0.0"):
         table_of(run.parent)
 
 
-def test_any_arm_can_be_the_baseline(two_arms):
-    baseline, treatment = table_of(two_arms, "simbal").rows
-    assert (baseline.arm.name, treatment.arm.name) == ("simbal", "lbl")
-    assert treatment.differences["val/ppl"].mean > 0
-
-
-@pytest.fixture
-def coefficients(write_run):
-    """lbl, and simbal with three coefficients, each better than the one before."""
-    for seed in range(3):
-        write_run("lbl", seed, metrics={"val/ppl": 20.0 + seed})
-        for coef, gain in ((0.1, 1.0), (0.2, 2.0), (0.3, 3.0)):
-            keys = {"balancing.simbal.coef": coef}
-            run = write_run("simbal", seed, keys=keys, metrics={"val/ppl": 20.0 + seed - gain - seed * coef})
-    return run.parent
-
-
-def test_one_of_several_arms_of_a_balancing_is_the_baseline_by_its_name(coefficients):
+def test_the_baseline_can_be_one_arm_by_its_name(coefficients):
     first, *others = table_of(coefficients, "simbal coef=0.2").rows
     assert (first.arm.name, first.differences) == ("simbal coef=0.2", {})
     assert {row.arm.name: row.differences["val/ppl"].mean < 0 for row in others} == {
         "lbl": False, "simbal coef=0.1": False, "simbal coef=0.3": True,
     }  # fmt: skip
-    assert not any(note.startswith("No difference") for note in notes(table_of(coefficients, "simbal coef=0.2")))
 
 
-@pytest.mark.parametrize("name", ["simbal coef=0.20", "simba", "zzz"])
-def test_a_baseline_that_no_arm_is_is_refused_with_the_nearest(coefficients, name):
-    with pytest.raises(UserError, match=f"baseline={name}: no arm is that; there is .*simbal"):
-        report(coefficients, name)
+@pytest.mark.parametrize("name", ["simbal coef=0.20", "zzz"])
+def test_an_unknown_baseline_is_refused_with_the_closest_arm(coefficients, name):
+    with pytest.raises(UserError, match=f"baseline={name} .*simbal"):
+        report(coefficients, baseline=name)
 
 
 def test_every_pair_is_compared_and_corrected_over_all_pairs(coefficients):
-    report(coefficients, compare="all")
-    table = build("t", collect(coefficients), pairs=True)
+    table = table_of(coefficients, pairs=True)
+    names = ["lbl", *(f"simbal coef=0.{i}" for i in (1, 2, 3))]
     assert [(row.arm.name, row.other.name) for row in table.pairs] == [
-        ("simbal coef=0.1", "lbl"),
-        ("simbal coef=0.2", "lbl"),
-        ("simbal coef=0.2", "simbal coef=0.1"),
-        ("simbal coef=0.3", "lbl"),
-        ("simbal coef=0.3", "simbal coef=0.1"),
-        ("simbal coef=0.3", "simbal coef=0.2"),
+        (names[i], names[j]) for i in range(4) for j in range(i)
     ]
     found = [row.differences["val/ppl"] for row in table.pairs]
     assert [one.p_holm for one in found] == pytest.approx(holm([one.p for one in found]))
-    logs = table.pairs[1].differences["val/ppl"].mean - table.pairs[0].differences["val/ppl"].mean
-    assert found[2].mean == pytest.approx(logs)
+    assert found[2].mean == pytest.approx(found[1].mean - found[0].mean)
     assert not any(row.differences for row in table.rows)
-    assert "corrected for the pairs of arms by one metric" in " ".join(notes(table))
-    kept = json.loads((coefficients / "table.json").read_text())["pairs"]
-    lines = [*csv.DictReader((coefficients / "table.csv").read_text().splitlines())]
-    paired = [line for line in lines if line["difference"] and line["metric"] == "val/ppl"]
-    assert [float(line["difference"]) for line in paired] == [one["differences"]["val/ppl"]["mean"] for one in kept]
-    assert [line["baseline"] for line in paired] == [one["other"] for one in kept]
-    for file in ("table.md", "table.tex", "index.html"):
-        text = (coefficients / file).read_text()
-        assert "simbal coef=0.3 - simbal coef=0.2" in text
-        assert "of every two arms" in text
+    assert "number of pairs of arms" in " ".join(notes(table))
 
 
-def test_columns_are_what_differs_and_the_baseline_is_like_in_all_else(write_run):
+def test_label_columns_are_the_differing_keys_and_the_baseline_is_equal_in_all_others(write_run):
     for model in ("tiny", "small"):
         for balancing in ("lbl", "simbal"):
             keys = {"model": model, "model.d_expert": 64 if model == "tiny" else 128}
             folder = write_run(balancing, 0, keys=keys, metrics={"val/ppl": 1.0 if balancing == "lbl" else 2.0}).parent
     write_run("simbal", 0, keys={"model": "tiny", "balancing.simbal.coef": 1.0})
+    write_run("lbl", 7, keys={"model": "tiny", "balancing.lbl.scope": "sequence"})
     table = table_of(folder)
-    assert table.columns == ["balancing", "model", "balancing.simbal.coef"]
-    assert [row.arm.name for row in table.rows] == [
-        "lbl model=small",
-        "lbl model=tiny",
-        "simbal model=small coef=0.1",
-        "simbal model=tiny coef=0.1",
-        "simbal model=tiny coef=1.0",
-    ]
-    assert [bool(row.differences) for row in table.rows] == [False, False, True, True, True]
+    assert table.columns == ["balancing", "model", "balancing.lbl.scope", "balancing.simbal.coef"]
+    assert {row.arm.name: row.other and row.other.name for row in table.rows if row.arm.balancing == "simbal"} == {
+        "simbal model=small coef=0.1": "lbl model=small",
+        "simbal model=tiny coef=0.1": None,  # two arms could be its baseline
+        "simbal model=tiny coef=1.0": None,
+    }
 
 
-def test_a_name_says_coef_of_the_one_strategy_and_whose_it_is_of_several():
-    def name(label):
-        return short_label({column: Cell(text) for column, text in label.items()})
-
-    alone = {"balancing": "lbl", "balancing.lbl.coef": "0.1", "balancing.lbl.scope": "micro", "a.b": ABSENT}
-    assert name(alone) == "lbl coef=0.1 scope=micro"
-    both = {"balancing": "lbl_x", "balancing.lbl.coef": "0.1", "balancing.x.coef": "1", "optim.lr": "0.2"}
-    assert name(both) == "lbl_x balancing.lbl.coef=0.1 balancing.x.coef=1 lr=0.2"
-
-
-def test_a_key_that_confounds_the_comparison_is_a_column(write_run):
+@pytest.mark.parametrize(
+    ("seed", "keys", "more"),
+    [(0, {"optim.lr": 0.1}, None), (1, {}, None), (0, {}, {"balancing.lbl.coef": 0.5})],
+    ids=["another key differs", "no shared seed", "two baselines"],
+)
+def test_an_arm_without_a_baseline_has_no_difference_and_a_note(write_run, seed, keys, more):
     write_run("lbl", 0)
-    table = table_of(write_run("simbal", 0, keys={"optim.lr": 0.1}).parent)
-    assert table.columns == ["balancing", "optim.lr"]
-    assert "No difference is shown for simbal lr=0.1: no finished run has balancing=lbl" in notes(table)[0]
-
-
-def test_two_baselines_give_no_difference_and_a_note(write_run):
-    write_run("lbl", 0)
-    write_run("lbl", 0, keys={"balancing.lbl.coef": 0.5})
-    table = table_of(write_run("simbal", 0).parent)
-    assert not any(row.differences for row in table.rows)
-    assert "No difference is shown for simbal: several arms are the baseline, balancing=lbl." in notes(table)
-
-
-def test_no_shared_seed_gives_no_difference_and_a_note(write_run):
-    write_run("lbl", 0)
-    table = table_of(write_run("simbal", 1).parent)
-    assert "No difference is shown for simbal: it shares no seed with the baseline." in notes(table)
+    if more:
+        write_run("lbl", 0, keys=more)
+    folder = write_run("simbal", seed, keys=keys).parent
+    assert not any(row.differences for row in table_of(folder).rows)
+    (note,) = notes_of(folder, "No difference for simbal")
+    assert "balancing=lbl" in note
 
 
 def test_several_baseline_keys_give_no_difference_unless_one_is_chosen(write_run):
     write_run("lbl", 0)
     folder = write_run("simbal", 0, keys={"baseline": "none"}).parent
-    assert "choose one with baseline=" in notes(table_of(folder))[0]
+    assert notes_of(folder, "choose one with baseline=")
     assert table_of(folder, "lbl").rows[1].differences
 
 
-def test_one_seed_has_a_mean_and_no_standard_deviation(write_run):
-    write_run("lbl", 0, metrics={"val/ppl": 101.25})
-    table = table_of(write_run("simbal", 0, metrics={"val/ppl": 99.5}).parent)
-    text = shown(table)
-    assert "101.250" in text
-    assert "± " not in text.replace("mean ± standard", "")
-    assert any(note.startswith("One seed has no standard deviation") for note in notes(table))
-
-
-def test_a_metric_that_a_model_has_not_is_a_dash_and_counts_for_no_seed(write_run):
+def test_a_number_that_some_runs_lack_counts_only_the_seeds_that_have_it(write_run):
     write_run("none", 0, metrics={"val/ppl": 1.0, "val/max_vio": None})
     table = table_of(write_run("none", 1, metrics={"val/ppl": 1.0, "val/max_vio": 0.5}).parent)
-    (row,) = table.rows
-    assert row.summaries["val/max_vio"].n == 1
-    assert "(n=1)" in shown(table)
+    assert table.rows[0].summaries["val/max_vio"].n == 1
+    assert "0.500 (n=1)" in sections.means(table).lines[0]
 
 
-def test_failed_and_unfinished_runs_are_listed_with_their_error_and_count_for_nothing(write_run):
-    write_run("lbl", 0)
-    write_run("lbl", 1, status="failed", error="killed by signal 9")
-    table = table_of(write_run("lbl", 2, status=None).parent)
-    assert table.rows[0].arm.seeds == [0]
-    text = shown(table)
-    assert "killed by signal 9" in text
-    assert "unfinished" in text
+def test_the_conclusion_uses_holms_p_if_several_arms_are_compared(write_arm, write_run):
+    def write(name, shift, scale=1.0):
+        noise = (0.012, -0.012, 0.004, -0.004)
+        return write_arm(name, *(20 * math.exp(shift + scale * one) for one in noise))
+
+    def conclusions(**options):
+        rows = table_of(folder, **options).compared
+        return {row.arm.name: row.differences["val/ppl"].conclusion for row in rows}
+
+    write("lbl", 0.0, 0.0)
+    folder = write("lf", -0.02)
+    assert conclusions() == {"lf": "better"}
+    write("simbal", -0.05)
+    write("ortho_init", 0.0, 0.25)
+    assert conclusions() == {"lf": "not resolved", "simbal": "better", "ortho_init": "equivalent"}
+    assert conclusions(margin=0.001)["ortho_init"] == "not resolved"
+    lf = next(row for row in table_of(folder).rows if row.arm.name == "lf").differences["val/ppl"]
+    assert lf.p < 0.05 < lf.p_holm
+    write_run("lbl", 9, keys={"equivalence_margin": 0.5})
+    assert conclusions()["ortho_init"] == "not resolved"
+    assert notes_of(folder, "choose one with equivalence_margin=")
 
 
-def test_csv_and_json_trace_every_number_to_its_runs(two_arms):
-    report(two_arms)
-    rows = list(csv.DictReader((two_arms / "table.csv").read_text().splitlines()))
-    (row,) = [row for row in rows if row["balancing"] == "simbal" and row["metric"] == "val/ppl"]
-    assert (row["mean"], row["n"], row["seeds"]) == ("100.0", "3", "0 1 2")
-    assert (row["baseline"], row["scale"], row["pairs"]) == ("lbl", "ln", "3")
-    arm = json.loads((two_arms / "table.json").read_text())["arms"][1]
-    assert arm["differences"]["val/ppl"]["mean"] == float(row["difference"])
-    values = [run["values"]["val/ppl"] for run in arm["runs"]]
-    assert arm["summaries"]["val/ppl"]["mean"] == sum(values) / len(values)
-    assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
-    for run in arm["runs"]:
-        assert run["folder"] in {str(path) for path in two_arms.iterdir()}
+def test_an_arm_without_noise_counts_in_holms_correction_and_a_single_pair_does_not(write_arm):
+    write_arm("lbl", 20.0, 20.5, 20.2, 20.1)
+    write_arm("simbal", 19.0, 19.6, 19.1, 19.2)
+    write_arm("lf", *(1.1 * ppl for ppl in (20.0, 20.5, 20.2, 20.1)))
+    folder = write_arm("ortho_init", 22.0)
+    found = {row.arm.name: row.differences["val/ppl"] for row in table_of(folder).compared}
+    assert found["simbal"].p_holm == pytest.approx(2 * found["simbal"].p)
+    for name in ("lf", "ortho_init"):
+        assert (found[name].p_holm, found[name].conclusion) == (None, "not resolved")
 
 
-def test_a_key_of_a_strategy_that_some_runs_lack_tells_arms_apart(two_arms, write_run):
-    write_run("lbl", 7, keys={"balancing.lbl.scope": "sequence"})
-    names = [row.arm.name for row in table_of(two_arms).rows]
-    assert names == ["lbl scope=sequence", "lbl", "simbal"]
-    report(two_arms)
+@pytest.mark.parametrize(
+    ("seeds", "word"), [(1, "single seed"), (2, "±12.7 standard errors"), (5, "cannot give p below 0.0625")]
+)
+def test_notes_say_what_few_seeds_cannot_show(write_arm, seeds, word):
+    write_arm("lbl", *(100.0, 101.0, 99.0, 102.0, 98.0)[:seeds])
+    folder = write_arm("simbal", *(97.0, 99.0, 96.0, 98.5, 95.5)[:seeds])
+    assert notes_of(folder, word)
+    if seeds == 1:
+        cells = ["-3.0%", "—", "not resolved", "—", "—", "—", "—", "1"]
+        assert sections.differences(table_of(folder)).lines[0][2:] == cells
+
+
+def test_arms_that_differ_in_experts_per_token_are_noted(write_run):
+    for name, number in (("lbl", None), ("simbal", 4.02), ("remoe", 3.2)):
+        measured = {} if number is None else {"val/experts_per_token": number}
+        run = write_run(name, keys={"model.top_k": 4}, metrics={"val/ppl": 100.0} | measured)
+    assert notes_of(run.parent, "differ in compute", "4.00 in lbl, 3.20 in remoe, 4.02 in simbal")
+    next(run.parent.glob("remoe*/record.json")).unlink()
+    assert not notes_of(run.parent, "compute")
+
+
+def test_a_table_of_learned_routers_needs_a_control_and_one_arm_or_a_dense_one_does_not(write_arm):
+    assert notes_of(write_arm("lbl", 20.0, 21.0), "control") == []
+    assert notes_of(write_arm("none", 20.0, 21.0, keys={"model.num_experts": 0}), "control") == []
+    write_arm("none", 22.0, 23.0, keys=NONE)
+    (note,) = notes_of(write_arm("simbal", 19.0, 20.5), "control")
+    assert "balancing=frozen" in note
+
+
+def test_a_control_that_is_clearly_worse_is_not_noted(write_arm):
+    write_arm("uniform", 30.0, 31.1, 29.2, keys=UNIFORM)
+    folder = write_arm("lbl", 20.0, 20.9, 19.5)
+    assert [is_control(row.arm) for row in table_of(folder).rows] == [False, True]
+    assert notes_of(folder, "control") == []
+
+
+@pytest.mark.parametrize("perplexities", [(20.1, 20.8, 19.9), (10.0, 10.9, 9.5), (30.0,)])
+def test_a_control_that_is_not_significantly_worse_is_noted_with_the_learned_routers(write_arm, perplexities):
+    write_arm("uniform", *perplexities, keys=UNIFORM)
+    write_arm("simbal", 5.0, 5.2, 4.9)
+    folder = write_arm("lbl", 20.0, 20.9, 19.5)
+    (note,) = notes_of(folder, "control uniform is not significantly worse in perplexity than lbl")
+    assert ("simbal" in note) == (len(perplexities) == 1)
+
+
+def test_a_control_is_compared_with_arms_of_equal_config_or_else_with_all(write_arm):
+    write_arm("uniform", 20.0, 21.0, keys=UNIFORM | {"optim.lr": 0.1})
+    assert notes_of(write_arm("lbl", 20.0, 21.0), "control", "than lbl lr=")
+    assert notes_of(write_arm("simbal", 20.0, 21.0, keys={"optim.lr": 0.1}), "control", "than simbal lr=0.1:")
+
+
+def test_the_best_arms_come_with_the_arms_that_they_are_compared_with(write_run):
+    for place, lr in enumerate((0.1, 0.2, 0.3)):
+        folder = write_run("lbl", keys={"optim.lr": lr}, metrics={"val/loss": 5.0 + place}).parent
+        write_run("simbal", keys={"optim.lr": lr}, metrics={"val/loss": 4.0 - place})
+    table = table_of(folder)
+    assert table.best_arms(6) is table
+    best = ["lbl lr=0.2", "lbl lr=0.3", "simbal lr=0.2 coef=0.1", "simbal lr=0.3 coef=0.1"]
+    assert [row.arm.name.removesuffix(" coef=0.1") for row in table.best_arms(4).rows] == [
+        name.removesuffix(" coef=0.1") for name in best
+    ]
+    pairs = table_of(folder, pairs=True).best_arms(2).pairs
+    assert [(row.arm.balancing, row.other.name) for row in pairs] == [("simbal", "lbl lr=0.3")]
+
+
+def test_power_counts_the_missing_pairs_and_their_hours(write_run):
+    for name in ("lbl", "simbal"):
+        for seed, shift in enumerate((-0.058, 0.0, 0.058)):
+            ppl = 20 * math.exp(shift if name == "simbal" else 0.0)
+            run = write_run(name, seed, metrics={"val/ppl": ppl}, seconds=1800.0)
+    section = sections.power(table_of(run.parent))
+    assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39", "39.0", "42", "42.0"]]

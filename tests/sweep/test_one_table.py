@@ -56,7 +56,7 @@ def test_a_gpu_that_there_is_not(app):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ("[ppl,pepl]", "columns: pepl is none of them; there is val/loss, val/ppl"),
+        ("[ppl,pepl]", "columns: no run has pepl; the closest are val/ppl"),
         ("[redundancy.min_pes]", "evaluate.py"),
     ],
 )

@@ -55,7 +55,8 @@ class GridSweeper(LaunchingSweeper):
             else:
                 returns = self._launch(jobs, jobs, 0)
             for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
-                report(folder, config.baseline, config.columns, False, config.equivalence_margin)
+                keys = {"baseline": config.baseline, "columns": config.columns}
+                report(folder, **keys, equivalence_margin=config.equivalence_margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")

@@ -34,13 +34,9 @@ def main(argv: list[str]) -> None:
             raise UserError(f"report has no {flags[0]}: its keys, which --help lists, are like baseline=none")
         if len(others) > 1:
             raise UserError(f"report takes one folder or two, not {1 + len(others)}")
-        from simbal.report.report import (
-            report,
-            report_both,
-            report_keys,
-        )  # what makes tables, which --help does not pay
+        from simbal.report.report import parse_keys, report, report_both  # slow to import, and --help does not need it
 
-        keys = report_keys([text for text in args.more if text not in others])
+        keys = parse_keys([text for text in args.more if text not in others])
         folder = Path(args.folder)
         if others:
             report_both(folder, Path(others[0]), **keys)

@@ -45,9 +45,9 @@ def show(argv: list[str]) -> None:
     with exit_on_user_error():
         if args.limit is not None and args.limit < 1:
             raise UserError(f"--limit {args.limit} must be at least 1")
-        from simbal.report.listing import runs_below
+        from simbal.report.runs import list_runs
 
-        found = [listed.values for listed in runs_below(args.folders)]
+        found = [listed.values for listed in list_runs(args.folders)]
         ordered = _sorted(found, args.sort, args.reverse)
         shown = ordered[: args.limit]
         from simbal.files.console import console
@@ -61,9 +61,9 @@ def show(argv: list[str]) -> None:
         if not shown:
             print("no runs")
             return
-        from simbal.report.listing_table import show as draw
+        from simbal.report.runs import print_runs
 
-        draw(shown, len(ordered) - len(shown), console())
+        print_runs(shown, len(ordered) - len(shown), console())
 
 
 def delete(argv: list[str]) -> None:
@@ -75,11 +75,11 @@ def delete(argv: list[str]) -> None:
     with exit_on_user_error():
         from rich.filesize import decimal
 
-        from simbal.report.listing import size
+        from simbal.report.runs import size_on_disk
         from simbal.runs.folder import delete_runs, run_folders
 
         runs = run_folders(args.runs)
-        if not args.yes and not _agreed(runs, decimal(sum(map(size, runs)))):
+        if not args.yes and not _agreed(runs, decimal(sum(map(size_on_disk, runs)))):
             raise UserError("nothing is deleted")
         delete_runs(runs)
         print(f"deleted: {_runs(len(runs))}")

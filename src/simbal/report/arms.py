@@ -1,4 +1,4 @@
-"""The arms of a comparison: finished runs that differ in nothing but the seed, labelled by what tells them apart."""
+"""The arms of a comparison: finished runs that differ only in the seed, labelled by the keys in which arms differ."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,16 @@ from simbal.report.columns import ABSENT, Cell
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec, config_hash, result_keys
 
-MOST_NAMED = 20  # arms in a sentence; the table has all
+MOST_NAMED = 5  # arms in a sentence
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A row of the table: its runs by seed, and the cell of each of its label columns."""
+    """A row of the table: its runs by seed, and the cell of each label column."""
 
     label: dict[str, Cell]
     runs: tuple[Run, ...]
-    setting: str  # the hash of everything but seed and balancing: arms that share it differ in balancing alone
+    setting: str  # hash of the config without seed and balancing: arms that share it differ only in balancing
 
     @property
     def balancing(self) -> str:
@@ -31,16 +31,16 @@ class Arm:
 
     @cached_property
     def name(self) -> str:
-        """The label in one line."""
+        """The label on one line."""
         return short_label(self.label)
 
-    def answers_to(self, baseline: str | None) -> bool:
-        """Whether it is the baseline, or one of several, by its balancing or its own name."""
+    def is_baseline(self, baseline: str | None) -> bool:
+        """Whether `baseline` is its balancing or its name."""
         return baseline in (self.balancing, self.name)
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that were run to their end."""
+        """The seeds of its finished runs."""
         return [run.seed for run in self.runs]
 
     def values(self, metric: str) -> dict[int, float]:
@@ -48,11 +48,51 @@ class Arm:
         return {run.seed: value for run in self.runs if (value := run.value(metric)) is not None}
 
 
-def short_label(label: Mapping[str, Cell]) -> str:
-    """Return a label in one line, such as `simbal model=small coef=0.1`.
+def group_runs(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
+    """Group finished runs into arms with the label columns `columns`, sorted by label."""
+    by_config: dict[str, list[Run]] = defaultdict(list)
+    for run in finished:
+        by_config[_hash_without(run.spec, "seed")].append(run)
+    arms = []
+    for runs in by_config.values():
+        spec = runs[0].spec
+        by_seed = tuple(sorted(runs, key=lambda run: run.seed))
+        arms.append(Arm(label_of(spec, columns), by_seed, _hash_without(spec, "seed", "balancing")))
+    return sorted(
+        arms, key=lambda arm: [(cell.value is None, cell.value or 0.0, cell.text) for cell in arm.label.values()]
+    )
 
-    Balancing stands by its value alone, other keys by their last part. A key of the strategy that is the whole
-    balancing needs no more than its own name, whatever other arms have.
+
+def label_columns(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the groups and the dotted keys that differ between runs.
+
+    `balancing` always comes first and the strategies' keys come last. A key is compared among runs with the same option
+    of its group. The seed and keys that cannot change a result are left out.
+    """
+    others = [name for name in GROUPS if name not in ("balancing", "logger")]
+    groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
+    parts: dict[tuple[str, str | None], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for spec in specs:
+        for name, part in spec.written.items():
+            of_option = parts[name, spec.choices.get(name)]
+            if id(part) not in of_option:  # runs share the dicts of equal groups
+                of_option[id(part)] = result_keys({name: part})
+    keys = dict.fromkeys(key for of_option in parts.values() for key in _differing_keys([*of_option.values()]))
+    keys.pop("seed", None)
+    return groups + sorted(keys, key=lambda key: (key.startswith("balancing."), key.startswith("balancing.") and key))
+
+
+def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
+    """Return a run's cell for each label column; a dash if it has no such key."""
+    flat = flatten(spec.written)
+    values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
+    return {column: Cell(str(value), value if is_number(value) else None) for column, value in values.items()}
+
+
+def short_label(label: Mapping[str, Cell]) -> str:
+    """Return a label on one line, such as `simbal model=small coef=0.1`.
+
+    A key of the arm's only strategy is named by its last part, whatever keys other arms have.
     """
     balancing = label["balancing"].text
     shown = {
@@ -65,84 +105,34 @@ def short_label(label: Mapping[str, Cell]) -> str:
 
 
 def short_columns(columns: Sequence[str]) -> list[str]:
-    """Return the last part of each dotted key, or the whole key where two end alike."""
+    """Return the last part of each dotted key, or the full key if two have the same last part."""
     lasts = [column.rpartition(".")[2] for column in columns]
     return [last if lasts.count(last) == 1 else column for last, column in zip(lasts, columns, strict=True)]
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names for a sentence, of very many the first alone."""
+def join_names(names: Sequence[str]) -> str:
+    """Return names for a sentence; after the first few only their number."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def seed_spans(seeds: Sequence[int]) -> str:
-    """Return seeds as spans: `0-4,7` for 0, 1, 2, 3, 4 and 7."""
-    spans: list[list[int]] = []
+def seed_ranges(seeds: Sequence[int]) -> str:
+    """Return seeds as ranges: `0-4,7` for 0, 1, 2, 3, 4 and 7."""
+    ranges: list[list[int]] = []
     for seed in sorted(seeds):
-        if spans and seed == spans[-1][1] + 1:
-            spans[-1][1] = seed
+        if ranges and seed == ranges[-1][1] + 1:
+            ranges[-1][1] = seed
         else:
-            spans.append([seed, seed])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+            ranges.append([seed, seed])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
-def group(finished: Sequence[Run], columns: Sequence[str]) -> list[Arm]:
-    """Return the arms of finished runs, labelled by `columns` and sorted by label, each with its runs by seed."""
-    by_config: dict[str, list[Run]] = defaultdict(list)
-    for run in finished:
-        by_config[_hash_without(run.spec, "seed")].append(run)
-    arms = [_arm(runs, columns) for runs in by_config.values()]
-    return sorted(arms, key=lambda arm: [_sortable(cell) for cell in arm.label.values()])
-
-
-def _arm(runs: Sequence[Run], columns: Sequence[str]) -> Arm:
-    spec = runs[0].spec
-    by_seed = tuple(sorted(runs, key=lambda run: run.seed))
-    return Arm(label_of(spec, columns), by_seed, _hash_without(spec, "seed", "balancing"))
-
-
-def label_columns(specs: Sequence[RunSpec]) -> list[str]:
-    """Return the groups whose option differs between runs, and the dotted keys that differ under one option of theirs.
-
-    `balancing` always comes first; the seed, and keys that cannot change a result, never come.
-    """
-    others = [name for name in GROUPS if name not in ("balancing", "logger")]
-    groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
-    parts: dict[tuple[str, str | None], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for spec in specs:
-        for name, part in spec.written.items():
-            of_option = parts[name, spec.choices.get(name)]
-            if id(part) not in of_option:  # many runs share a group as they were read
-                of_option[id(part)] = result_keys({name: part})
-    keys = dict.fromkeys(key for of_option in parts.values() for key in _differing([*of_option.values()]))
-    keys.pop("seed", None)
-    return groups + sorted(keys, key=_place)
-
-
-def _differing(configs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the keys that have several values in these configs, or are not in all of them."""
+def _differing_keys(configs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the keys that have several values in these configs, or are missing in some."""
     for key in dict.fromkeys(key for config in configs for key in config):
         if len({repr(config.get(key, ABSENT)) for config in configs}) > 1:
             yield key
 
 
-def _place(key: str) -> tuple[bool, str]:
-    """Return where a key stands among label columns, whichever run is the first: those of strategies last, by name."""
-    of_strategy = key.startswith("balancing.")
-    return of_strategy, key if of_strategy else ""
-
-
-def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
-    """Return the cell of each label column for a run; a dash where it has no such key."""
-    flat = flatten(spec.written)
-    values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
-    return {column: Cell(str(value), value if is_number(value) else None) for column, value in values.items()}
-
-
 def _hash_without(spec: RunSpec, *keys: str) -> str:
     return config_hash({key: value for key, value in spec.written.items() if key not in keys})
-
-
-def _sortable(cell: Cell) -> tuple[bool, float, str]:
-    return cell.value is None, cell.value or 0.0, cell.text

@@ -1,14 +1,14 @@
-"""Figures as Altair charts: curves, differences with their intervals, and loads; for the page, as SVG and as PDF.
+"""Figures as Altair charts: curves, differences with intervals, and loads; for the page, as SVG and as PDF.
 
-Colours are CSS variables such as `var(--ink)`: the page defines them for light and dark, `standalone` replaces them.
-A chart reads the dataset `rows`. It is kept as a list of lines, each with its names once and its numbers as lists.
+Colors are CSS variables such as `var(--ink)`: the page defines them for light and dark, `standalone` replaces them.
+A chart reads the dataset `rows`, which is stored compactly: one entry per line, with its names once and its numbers as
+lists. `expand` and page.js turn the entries into rows.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -19,9 +19,9 @@ import altair as alt
 from simbal.files.disk import refusals_of_disk, replacing, write_text
 from simbal.report.curves import NUM_COLORS, Curve
 
-Columns = dict[str, Any]  # a line of a dataset: lists of equal length, and values that hold for all of them
+Columns = dict[str, Any]  # an entry of a dataset: lists of equal length, and values that hold for all of them
 
-# Okabe and Ito, "Color Universal Design", and four more: CIE 1976 distances of at least 14 to each other, also to
+# Okabe and Ito, "Color Universal Design", and four more: CIE 1976 distances of at least 14 to each other, also for
 # protanopes, deuteranopes and tritanopes (Machado, Oliveira and Fernandes 2009)
 COLORS = (
     "#0072b2", "#d55e00", "#009e73", "#b8548c", "#8f6bff", "#6b3f1d", "#1f1f1f", "#332288", "#882255", "#7a2fb8",
@@ -34,55 +34,55 @@ CONCLUSIONS = {
     "better": "#00795a", "worse": "#c2410c", "equivalent": "#0b5cad", "higher": "#7c5ab8", "lower": "#7c5ab8",
     "not resolved": "#737b84",
 }  # fmt: skip
-PAPER = {"ink": "#1f2328", "muted": "#4b535c", "line": "#d0d7de", "card": "white"}
-PAPER |= {word.replace(" ", "-"): color for word, color in CONCLUSIONS.items()}
-PAPER |= {f"arm{place}": color for place, color in enumerate(COLORS)}
-# by style: the second half is drawn with dashes, and no colour has the same shape twice
+PAPER_COLORS = {"ink": "#1f2328", "muted": "#4b535c", "line": "#d0d7de", "card": "white"}
+PAPER_COLORS |= {word.replace(" ", "-"): color for word, color in CONCLUSIONS.items()}
+PAPER_COLORS |= {f"arm{place}": color for place, color in enumerate(COLORS)}
+# by style: the second half has dashed lines, and no color has the same shape twice
 STYLE_SHAPES = [*SHAPES, *SHAPES[5:], *SHAPES[:5]]
-ARM_COLORS = [f"var(--arm{place})" for place in range(NUM_COLORS)] * 2
-DASHES = [*[[1, 0]] * NUM_COLORS, *[[5, 3]] * NUM_COLORS]
+STYLE_COLORS = [f"var(--arm{place})" for place in range(NUM_COLORS)] * 2
+STYLE_DASHES = [*[[1, 0]] * NUM_COLORS, *[[5, 3]] * NUM_COLORS]
 SHORT = "datum.value ? format(datum.value, '~s') : '0'"  # 20k, 1.5M
 VERSION = "6.4"  # of Vega-Lite; the newest in vl-convert 1.9
-PAPER_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert brings it; Arial's letters are as wide
+PAPER_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert includes Liberation Sans
 MOST_POINTS = 240  # of a line; a chart is about 500 pixels wide
 MOST_MARKS = 15  # of a line
-NARROW = 300  # px of a chart; below it the numbers beside an interval are short
-LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # letters beside an interval, over a panel, and in a legend
+NARROW = 300  # px; narrower charts show short numbers next to an interval
+LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # letters next to an interval, above a panel, and in a legend
 
 alt.data_transformers.disable_max_rows()
 
 
 @dataclass(frozen=True)
 class Medium:
-    """Where a chart is shown, with its usual width and the size of its letters in px."""
+    """Where a chart is shown, with its width and font size in px."""
 
-    interactive: bool  # with tooltips and parameters, but without a legend of the arms, which the page has
+    interactive: bool  # with tooltips and parameters, but without a legend, which the page has
     width: int
     letters: float
 
     @property
-    def letters_in_width(self) -> int:
-        """The number of letters that have room side by side."""
+    def letters_per_line(self) -> int:
+        """The number of letters that fit on a line."""
         return int(self.width / self.letters / 0.53)
 
 
 SCREEN = Medium(True, 450, 11)
-PAPER_COLUMN = Medium(False, 238, 7)  # a px is a point in a PDF: 3.3 inches
+PAPER_COLUMN = Medium(False, 238, 7)  # 3.3 inches; in a PDF a px is a point
 DOCUMENT = Medium(False, 440, 10)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves on one pair of axes, or on several panels with the same scales, each with its title."""
+    """Curves in one panel, or in several panels with the same scales."""
 
-    panels: Sequence[tuple[str, Sequence[Curve]]]  # a single panel has no title
+    panels: Sequence[tuple[str, Sequence[Curve]]]  # title and curves; a single panel has the title ""
     x_label: str
     y_label: str
-    log: bool = False  # a logarithmic y axis, if the values are above 0 and differ by more than a factor of 4
+    log: bool = False  # a logarithmic y axis, if the values suit one
     log_x: bool = False
     zero: bool = False  # a line at y = 0
     most_points: int = MOST_POINTS  # of a line: the first, the last, and others at even distances
-    most_seeds: int = 0  # of an arm, drawn as single lines if asked for
+    most_seeds: int = 0  # of an arm, available as single lines
 
     @property
     def curves(self) -> list[Curve]:
@@ -92,56 +92,26 @@ class Lines:
     @property
     def is_log(self) -> bool:
         """Whether the y axis is logarithmic at first."""
-        return self.log and spans([mean for curve in self.curves for mean in curve.means])
+        return self.log and suits_log_scale([mean for curve in self.curves for mean in curve.means])
 
     def rows(self) -> list[Columns]:
         """Return the means with the ends of their bands, each followed by the first seeds of its arm."""
-        lines = [
-            line
-            for title, curves in self.panels
-            for curve in curves
-            for line in self._lines(curve, {"panel": title} if title else {})
-        ]
-        return [
-            {key: value for key, value in line.items() if key != "x" or value != before.get("x")}
-            for before, line in pairwise([{}, *lines])
-        ]
+        return [line for title, curves in self.panels for curve in curves for line in self._lines(curve, title)]
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
-        """Return the chart; on a screen it has the parameters `hidden` (a list of arms), and `bands` and `seeds`."""
+        """Return the chart; on a screen it has the parameters `hidden` (a list of arms), `bands` and `seeds`."""
         arms = {curve.arm: curve.style for curve in self.curves}
-        legend = None if medium.interactive else _legend([*arms], medium)
-        y = alt.Y("y:Q", title=self.y_label, scale=self._y_scale())
-        tokens = self.x_label.endswith("tokens")
-        log_x = self.log_x and spans([x for c in self.curves for x in c.xs])
-        x = alt.X(
-            "x:Q",
-            title=self.x_label,
-            axis=alt.Axis(tickCount=5, labelExpr=SHORT) if tokens else alt.Axis(tickCount=5, format="~g"),
-            scale=alt.Scale(type="log" if log_x else "linear", nice=False, padding=6),
-        )
-        color = alt.Color("arm:N", legend=legend, title=None, scale=_by_arm(arms, ARM_COLORS))
-        dash = alt.StrokeDash("arm:N", legend=legend, title=None, scale=_by_arm(arms, DASHES))
-        shape = alt.Shape("arm:N", legend=legend, title=None, scale=_by_arm(arms, STYLE_SHAPES))
-        hidden, bands = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
-        # encodings come last, and parameters stand in layers: each call copies the chart with all that it has
-        encoded: dict[str, Any] = {"x": x, "y": y, "color": color}
+        # encodings come last, and layers have the parameters: each call copies the chart with everything in it
         visible = alt.Chart().transform_filter("indexof(hidden, datum.arm) < 0")
         mean = visible.transform_filter("!isValid(datum.seed)")
-        longest = max(len(curve.xs) for curve in self.curves)
-        marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
-        points = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(marked)
-        points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
-        if medium.interactive:
-            # a wheel without shift scrolls the page; a drag moves the chart, and a double click shows all of it again
-            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
-            points = points.properties(name="points").add_params(zoom)  # Altair counts views without a name
-        ends = mean.transform_filter("bands && isValid(datum.high)").mark_area(opacity=0.16, clip=True)
-        band = encoded | {"y": alt.Y("low:Q", title=self.y_label), "y2": alt.Y2("high")}
+        encoded, dash, shape = self._encodings(arms, medium)
+        hidden, bands = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
+        band = mean.transform_filter("bands && isValid(datum.high)").mark_area(opacity=0.16, clip=True)
+        band_y = {"y": alt.Y("low:Q", title=self.y_label), "y2": alt.Y2("high")}
         layers = [
-            ends.add_params(hidden, bands).encode(**band),
+            band.add_params(hidden, bands).encode(**encoded | band_y),
             mean.mark_line(clip=True).encode(**encoded, strokeDash=dash),
-            points.encode(**encoded, shape=shape),
+            self._points(mean, medium).encode(**encoded, shape=shape),
         ]
         if self.zero:
             layers.insert(0, alt.Chart(alt.Data(values=[{}])).mark_rule().encode(y=alt.YDatum(0)))
@@ -151,15 +121,50 @@ class Lines:
             single = single.add_params(alt.param(name="seeds", value=False))
             layers += [single.encode(**encoded, detail=alt.Detail("seed:N")), *_readout(mean, encoded, [*arms])]
         drawn = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
-        if len(self.panels) > 1 or self.panels[0][0]:
-            titles = [title for title, _ in self.panels]
-            return _faceted(drawn.properties(height=10 * medium.letters), "panel", titles)
+        if self.panels[0][0]:
+            return _faceted(drawn.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
         return drawn
 
-    def _lines(self, curve: Curve, panel: Columns) -> Iterator[Columns]:
+    def _encodings(self, arms: dict[str, int], medium: Medium) -> tuple[dict[str, Any], alt.StrokeDash, alt.Shape]:
+        """Return the encodings that all layers share, the encoding of dashes and the encoding of shapes."""
+        legend = None if medium.interactive else _legend([*arms], medium)
+
+        def by_arm(channel: Any, styles: Sequence[Any]) -> Any:
+            scale = alt.Scale(domain=[*arms], range=[styles[style] for style in arms.values()])
+            return channel("arm:N", legend=legend, title=None, scale=scale)
+
+        log_x = self.log_x and suits_log_scale([x for curve in self.curves for x in curve.xs])
+        tokens = self.x_label.endswith("tokens")
+        axis = alt.Axis(tickCount=5, labelExpr=SHORT) if tokens else alt.Axis(tickCount=5, format="~g")
+        scale = alt.Scale(type="log" if log_x else "linear", nice=False, padding=6)
+        y_scale = alt.Scale(zero=False, padding=6)
+        if self.is_log:  # from below the smallest mean, as a band may reach 0
+            least = 0.9 * min(mean for curve in self.curves for mean in curve.means)
+            y_scale = alt.Scale(type="log", domainMin=least, clamp=True, nice=False)
+        x = alt.X("x:Q", title=self.x_label, axis=axis, scale=scale)
+        y = alt.Y("y:Q", title=self.y_label, scale=y_scale)
+        encoded = {"x": x, "y": y, "color": by_arm(alt.Color, STYLE_COLORS)}
+        return encoded, by_arm(alt.StrokeDash, STYLE_DASHES), by_arm(alt.Shape, STYLE_SHAPES)
+
+    def _points(self, mean: alt.Chart, medium: Medium) -> alt.Chart:
+        """Return some of the points of each line as marks."""
+        longest = max(len(curve.xs) for curve in self.curves)
+        marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
+        points: alt.Chart = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(
+            marked
+        )
+        points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
+        if medium.interactive:
+            # the wheel without shift scrolls the page; a drag moves the chart; a double click resets it
+            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
+            points = points.properties(name="points").add_params(zoom)  # Altair numbers views without a name
+        return points
+
+    def _lines(self, curve: Curve, panel: str) -> Iterator[Columns]:
         """Yield a curve's means, and then its single seeds."""
-        kept = spread(len(curve.xs), self.most_points)
-        common = panel | {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
+        kept = evenly_spaced(len(curve.xs), self.most_points)
+        common: Columns = {"panel": panel} if panel else {}
+        common |= {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
         mean = common | {"y": _rounded([curve.means[place] for place in kept])}
         if curve.bands:
             low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
@@ -167,13 +172,6 @@ class Lines:
         yield mean
         for seed, points in [*curve.by_seed.items()][: self.most_seeds if len(curve.by_seed) > 1 else 0]:
             yield common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])}
-
-    def _y_scale(self) -> alt.Scale:
-        """Return the scale of the y axis; a logarithmic one ends below the smallest mean, as a band may reach 0."""
-        if self.is_log:
-            least = 0.9 * min(mean for curve in self.curves for mean in curve.means)
-            return alt.Scale(type="log", domainMin=least, clamp=True, nice=False)
-        return alt.Scale(zero=False, padding=6)
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class Interval:
     high: float | None
     conclusion: str
     text: str  # the mean with its interval
-    short: str  # what has room on a telephone
+    short: str  # for narrow screens
 
 
 @dataclass(frozen=True)
@@ -215,7 +213,7 @@ class Forest:
         left = alt.Axis(labelExpr=name, labelOffset=up, labelLimit=200, **bare)
         right = alt.Axis(orient="right", labelExpr=number, labelLimit=320, **bare)
         ticks = alt.Axis(format="+.3~%" if self.percent else "+~g", tickCount=3, labelOverlap="greedy")
-        rows = alt.Scale(domain=arms)  # also of arms without an interval
+        rows = alt.Scale(domain=arms)  # including arms without an interval
         words = [*CONCLUSIONS]
         palette = alt.Scale(domain=words, range=[f"var(--{word.replace(' ', '-')})" for word in words])
         base = alt.Chart(alt.NamedData("rows")).encode(color=alt.Color("conclusion:N", legend=None, scale=palette))
@@ -236,12 +234,12 @@ class Forest:
 
 @dataclass(frozen=True)
 class Loads:
-    """The load of each expert of each layer by arm, where 1 is an even load."""
+    """The load of each expert of each layer by arm, relative to the mean load of the layer."""
 
     maps: dict[str, list[list[float]]]
 
     def rows(self) -> list[Columns]:
-        """Return the loads, a line for each layer."""
+        """Return the loads, one entry per layer."""
         return [
             {"arm": arm, "layer": layer, "expert": [*range(len(loads_E))], "load": _rounded(loads_E, 3)}
             for arm, loads_LE in self.maps.items()
@@ -249,18 +247,17 @@ class Loads:
         ]
 
     def chart(self, medium: Medium) -> alt.FacetChart:
-        """Return the chart: layers by experts for each arm, on one scale of colours."""
+        """Return the chart: layers by experts for each arm, on one color scale."""
         largest = max(2.0, *(max(loads_E) for loads_LE in self.maps.values() for loads_E in loads_LE))
         scale = alt.Scale(scheme="purpleorange", domain=[0, largest], domainMid=1)
         legend = alt.Legend(orient="bottom", title="load (1: even)", titleOrient="left", gradientLength=120)
-        depth = max(map(len, self.maps.values()))
         across, down = (alt.Axis(labelOverlap="greedy", labelSeparation=n, labelAngle=0, grid=False) for n in (4, 0))
         x, y = alt.X("expert:O", title="expert", axis=across), alt.Y("layer:O", title="layer", axis=down)
         cell = alt.Chart().mark_rect().encode(x=x, y=y, color=alt.Color("load:Q", scale=scale, legend=legend))
         if medium.interactive:
             names = [alt.Tooltip(name) for name in ("arm:N", "layer:O", "expert:O")]
             cell = cell.encode(tooltip=[*names, alt.Tooltip("load:Q", format=".2f")])
-        height = medium.letters * min(14, max(5, depth))
+        height = medium.letters * min(14, max(5, *map(len, self.maps.values())))
         drawn = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
         return _faceted(drawn, "arm", [*self.maps])
 
@@ -272,13 +269,14 @@ def theme(letters: float, font: str) -> dict[str, Any]:
     """Return the Vega config.
 
     Args:
-        letters: their size, px.
-        font: families that a canvas knows, as it measures the texts; `inherit` would be measured wrong.
+        letters: font size, px.
+        font: families by name; Vega measures texts on a canvas, where `inherit` is unknown.
     """
     ink, muted, line = (f"var(--{name})" for name in ("ink", "muted", "line"))
     texts = {"labelColor": muted, "titleColor": muted, "labelFontSize": letters, "titleFontSize": letters}
     texts |= {"titleFontWeight": "normal"}
     thin = {"gridColor": line, "gridWidth": 0.7, "domainColor": line, "domainWidth": 0.7, "tickColor": line}
+    legend = {"labelColor": ink, "orient": "top", "symbolOpacity": 1, "symbolSize": 4 * letters, "offset": letters}
     return {
         "background": "transparent",
         "font": font,
@@ -289,8 +287,7 @@ def theme(letters: float, font: str) -> dict[str, Any]:
         "axisX": {"grid": False},
         "axisBand": {"labelColor": ink},
         "header": texts | {"labelColor": ink, "labelAnchor": "start", "labelPadding": 2},
-        "legend": texts
-        | {"labelColor": ink, "orient": "top", "symbolOpacity": 1, "symbolSize": 4 * letters, "offset": letters},
+        "legend": texts | legend,
     }
 
 
@@ -304,27 +301,27 @@ def standalone(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "")
         spec |= {"width": medium.width, "autosize": {"type": "fit-x", "contains": "padding"}}
         spec.setdefault("height", 0.55 * medium.width)
     if caption:
-        lines = wrap(caption, medium.letters_in_width)
+        lines = wrap(caption, medium.letters_per_line)
         spec["title"] = {"text": lines, "orient": "bottom", "anchor": "start", "color": "var(--muted)", "offset": 4}
         config["title"] = {"fontSize": 0.9 * medium.letters, "fontWeight": "normal"}
     spec |= {"config": config, "datasets": spec.get("datasets", {}) | {"rows": [*expand(figure.rows())]}}
-    colored = re.sub(r"var\(--([\w-]+)\)", lambda found: PAPER.get(found[1], found[0]), json.dumps(spec))
+    colored = re.sub(r"var\(--([\w-]+)\)", lambda found: PAPER_COLORS.get(found[1], found[0]), json.dumps(spec))
     return dict(json.loads(colored))
 
 
 def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str:
-    """Return the text of an SVG file in which letters are text: the same bytes for the same figure."""
+    """Return an SVG file in which text stays text; the same figure gives the same bytes."""
     import vl_convert
 
     drawn = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
-    numbers = {
-        name: f"{place}" for place, name in enumerate(dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', drawn)))
-    }
+    # Vega counts its ids over all figures of a process
+    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', drawn))
+    numbers = {name: f"{place}" for place, name in enumerate(ids)}
     return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda found: found[1] + numbers[found[2]], drawn)
 
 
 def write_figure(figure: Figure, folder: Path, name: str) -> None:
-    """Write <name>.svg and <name>.pdf, a column of a paper wide; `UserError` if the disk refuses."""
+    """Write <name>.svg and <name>.pdf, as wide as a column of a paper; `UserError` if the disk refuses."""
     import vl_convert
 
     write_text(folder / f"{name}.svg", svg(figure))
@@ -333,42 +330,35 @@ def write_figure(figure: Figure, folder: Path, name: str) -> None:
 
 
 def expand(lines: Sequence[Columns]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset; page.js does the same. A line without xs has those of the line before."""
-    xs: list[float] = []
+    """Yield the rows of a dataset, as page.js does."""
     for line in lines:
-        xs = line.get("x", xs)
-        columns = {key: values for key, values in line.items() if isinstance(values, list)} | ({"x": xs} if xs else {})
-        single = {key: value for key, value in line.items() if key not in columns}
+        columns = {key: values for key, values in line.items() if isinstance(values, list)}
         for values in zip(*columns.values(), strict=True):
-            yield single | dict(zip(columns, values, strict=True))
+            yield line | dict(zip(columns, values, strict=True))
 
 
-def spans(values: Sequence[float]) -> bool:
-    """Whether values are above 0 and differ so much that a logarithmic scale shows them better."""
+def suits_log_scale(values: Sequence[float]) -> bool:
+    """Whether values are positive and span more than a factor of 4."""
     return min(values) > 0 and max(values) > 4 * min(values)
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of the first `count` whole numbers at even distances, with the first and the last."""
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Return at most `most` of the first `count` integers at even distances, with the first and the last."""
     if count <= most:
         return [*range(count)]
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 def _rounded(values: Sequence[float], digits: int = 5) -> list[float]:
-    """Return the values with so many significant digits; whole ones without a point."""
+    """Round to significant digits; integers have no decimal point, which makes the page smaller."""
     rounded = [float(f"{value:.{digits}g}") for value in values]
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
 
 
-def _by_arm(arms: dict[str, int], looks: Sequence[Any]) -> alt.Scale:
-    return alt.Scale(domain=[*arms], range=[looks[style] for style in arms.values()])
-
-
 def _legend(arms: Sequence[str], medium: Medium) -> alt.Legend:
-    """Return a legend with as many columns as its names have room for."""
+    """Return a legend with as many columns as fit."""
     widest = min(LONGEST_NAME, max(map(len, arms)))
-    columns = max(1, medium.letters_in_width // (widest + 7))
+    columns = max(1, medium.letters_per_line // (widest + 7))
     return alt.Legend(columns=columns, labelLimit=0.6 * medium.letters * LONGEST_NAME, symbolType="stroke")
 
 
@@ -376,7 +366,7 @@ def _readout(mean: alt.Chart, encoded: dict[str, Any], arms: Sequence[str]) -> l
     """Return a dot on each line at the x nearest to the pointer, and a rule there whose tooltip lists all arms."""
     at = alt.selection_point(name="at", nearest=True, on="pointermove", clear="pointerout", fields=["x"], empty=False)
     dot = mean.transform_filter(at).mark_point(filled=True, size=40, opacity=1, clip=True).encode(**encoded)
-    # an arm's name may be any text, which is no field of an expression: `a0`, `a1`, ... are
+    # an arm's name can be any text, but a field of an expression cannot: fields are `a0`, `a1`, ...
     place = f"'a' + indexof({json.dumps(list(arms))}, datum.arm)"
     tooltip = [alt.Tooltip("x:Q", title=encoded["x"]["title"], format=",")]
     tooltip += [alt.Tooltip(f"a{place}:Q", title=arm, format=".5~g") for place, arm in enumerate(arms)]
@@ -386,7 +376,7 @@ def _readout(mean: alt.Chart, encoded: dict[str, Any], arms: Sequence[str]) -> l
 
 
 def _faceted(drawn: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
-    """Return a panel for each title, two in a row so that they can be read on a telephone."""
+    """Return a panel for each title, two per row so that they are readable on a phone."""
     names = json.dumps([wrap(title, LONGEST_TITLE) for title in titles])
     header = alt.Header(labelExpr=f"{names}[indexof({json.dumps(list(titles))}, datum.value)]")
     facet = alt.Facet(f"{field}:N", title=None, sort=[*titles], header=header)

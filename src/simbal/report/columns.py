@@ -1,40 +1,39 @@
-"""The columns of numbers that a table can have, of every run and of its analyses, and the cells below them."""
-
-from __future__ import annotations
+"""The columns of numbers that a table can have, and the cells below them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
 
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, Metric, short_name
-from simbal.report.collect import Run
-
-if TYPE_CHECKING:
-    from simbal.report.models import MeasuredModel  # which imports this module
+from simbal.report.collect import Measured, MeasuredModel, Run
 
 ABSENT = "—"
 NAMED = {metric.name: metric for metric in NUMBERS}
+MODEL_COLUMNS = (  # of Hugging Face models if no columns are chosen
+    "quality.bpb", "quality.ppl", "redundancy.min_pes", "routing.seu", "routing.max_vio", "routing.unique_experts",
+    "routing.entropy", "orthogonality.gram_deviation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as plain text; whoever draws it decides where the aside stands."""
+    """A cell of a table as plain text."""
 
     text: str
-    value: float | None = None  # the number that the text shows, by which a column is sorted
-    aside: str = ""  # less important, beside the text or below it
+    value: float | None = None  # the number in the text, used to sort a column
+    aside: str = ""  # less important; shown after the text or below it
     href: str = ""  # a link, relative to the folder of the table
-    muted: bool = False  # drawn so that it does not catch the eye
+    muted: bool = False  # shown faintly
 
     @property
     def line(self) -> str:
-        """The whole cell on one line."""
+        """The cell on one line."""
         return f"{self.text} {self.aside}" if self.aside else self.text
 
     @property
     def lines(self) -> str:
-        """The cell on two lines: its aside, or the end of an interval, below."""
+        """The cell on two lines, with its aside or the end of its interval below."""
         return f"{self.text}\n{self.aside}" if self.aside else self.text.replace(" to ", " to\n")
 
 
@@ -44,52 +43,55 @@ def number_cell(number: str, value: float | None) -> Cell:
 
 
 def interval_cell(number: str, low: float | None, high: float | None) -> Cell:
-    """Return `low to high`, sorted by `low`; a dash where there is no interval."""
+    """Return `low to high`; a dash if there is no interval."""
     if low is None or high is None:
         return Cell(ABSENT)
     return Cell(f"{number.format(low)} to {number.format(high)}", low)
 
 
-def usual(finished: Sequence[Run]) -> list[Metric]:
-    """Return the metrics of a table without a choice, of those that a finished run has a number for."""
-    return [metric for metric in NUMBERS if metric.column and _measured(metric.key, finished)]
+def default_columns(finished: Sequence[Run], models: Sequence[MeasuredModel] = ()) -> list[Metric]:
+    """Return the default columns for which a finished run or a model has a number."""
+    of_runs = [metric for metric in NUMBERS if metric.column and _measured(metric.key, finished)]
+    return of_runs + [analysis_metric(key) for key in MODEL_COLUMNS if _measured(key, models)]
 
 
-def named_by_runs(finished: Sequence[Run]) -> list[str] | None:
-    """Return the key `columns` of the runs' configs if all finished runs have the same; else None."""
+def configured_columns(finished: Sequence[Run]) -> list[str] | None:
+    """Return the config key `columns` if it is the same in all finished runs; else None."""
     named = [run.spec.config.columns for run in finished]
     return named[0] if named and all(columns == named[0] for columns in named) else None
 
 
-def choose(columns: Sequence[str], runs: Sequence[Run | MeasuredModel]) -> list[Metric]:
-    """Return the metrics of these names: `val/ppl`, `redundancy.min_pes`, or the last part of any.
+def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list[Metric]:
+    """Return the metrics with these names: `val/ppl`, `redundancy.min_pes`, or the last part of either.
 
-    A name that stands for a number of every run is that one, if a run has it: `ppl` is `val/ppl`, not `quality.ppl`.
+    A run's own number comes before an analysis: `ppl` is `val/ppl`, not `quality.ppl`.
 
     Raises:
-        UserError: a name that no finished run has, or that two analyses have, or analyses with other settings.
+        UserError: a name is unknown or ambiguous, or an analysis was made with different settings.
     """
     own = {metric.key: metric for metric in NUMBERS}
-    measured = {key: metric for key, metric in own.items() if _measured(key, runs)}
-    analysed = {key: of_analysis(key) for run in runs for key in run.analysed}
+    own_measured = {key: metric for key, metric in own.items() if _measured(key, measured)}
+    analysed = {key: analysis_metric(key) for one in measured for key in one.analysed}
     chosen = []
     for column in columns:
-        for known in (measured, analysed, own):
+        for known in (own_measured, analysed, own):
             found = [key for key in known if column in (key, short_name(key))]
             if found:
                 break
-        if len(found) != 1:
-            what = f"may be {' or '.join(sorted(found))}" if found else "is none of them"
-            raise UserError(f"columns: {column} {what}; there is {', '.join([*own, *sorted(analysed)])}")
+        if len(found) > 1:
+            raise UserError(f"columns: {column} may be {' or '.join(sorted(found))}")
+        if not found:
+            closest = get_close_matches(column, [*own, *analysed], 5, 0)
+            raise UserError(f"columns: no run has {column}; the closest are {', '.join(closest)}")
         chosen.append(known[found[0]])
-    refuse_unlike({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, runs)
+    refuse_unlike_settings({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, measured)
     return chosen
 
 
-def of_analysis(key: str) -> Metric:
-    """Return the metric of an analysis's number, such as `routing.seu`; what `seu` is of a run holds for it too.
+def analysis_metric(key: str) -> Metric:
+    """Return the metric of an analysis's number: `routing.seu` takes its direction and unit from the run's own `seu`.
 
-    `ppl_drop_1` and its like are perplexities too; `ppl_se` is a standard error.
+    `ppl_drop_1` and the like are perplexities; `ppl_se` is a standard error.
     """
     analysis, _, name = key.partition(".")
     perplexity = name.startswith("ppl_") and not name.endswith("_se")
@@ -97,16 +99,16 @@ def of_analysis(key: str) -> Metric:
     return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
 
 
-def refuse_unlike(analyses: Iterable[str], runs: Sequence[Run | MeasuredModel]) -> None:
-    """Raise `UserError` if one of the analyses was done with other settings in one run than in another."""
+def refuse_unlike_settings(analyses: Iterable[str], measured: Sequence[Measured]) -> None:
+    """Raise `UserError` if one of the analyses was made with different settings."""
     for analysis in analyses:
-        done = [run for run in runs if analysis in run.analyses]
-        for run in done[1:]:
-            if run.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:
+        done = [one for one in measured if analysis in one.analyses]
+        for one in done[1:]:
+            if one.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:
                 raise UserError(
-                    f"{done[0].path} and {run.path} cannot stand in one table: {analysis} was done with other settings"
+                    f"{done[0].path} and {one.path} cannot be compared: the analysis {analysis} has different settings"
                 )
 
 
-def _measured(key: str, runs: Sequence[Run | MeasuredModel]) -> bool:
-    return any(run.value(key) is not None for run in runs)
+def _measured(key: str, measured: Sequence[Measured]) -> bool:
+    return any(one.value(key) is not None for one in measured)

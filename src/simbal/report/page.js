@@ -1,25 +1,19 @@
 "use strict";
-// Draws the figures that the page carries, sorts and filters its tables, and keeps the state of the figures' controls.
+// Draw the figures, sort and filter the tables, and keep the state of the figures' controls across reloads.
 const { figures, config } = JSON.parse(document.getElementById("charted").textContent);
 const narrow = innerWidth < 600;
-const drawn = new Map(); // the view of each figure, by name
-const kept = JSON.parse(sessionStorage.getItem(location.pathname) ?? "{}"); // a running sweep's page reloads itself
+const drawn = new Map(); // Vega view of each figure, by name
+const kept = JSON.parse(sessionStorage.getItem(location.pathname) ?? "{}"); // the page of a running sweep reloads itself
 const state = { hidden: [], bands: true, seeds: false, ...kept };
 
-// The rows of a dataset, which the page carries as lists; a line without xs has those of the line before.
-function rows(lines) {
-  let x;
-  return lines.flatMap((line) => {
-    const columns = { ...line, ...((x = line.x ?? x) && { x }) };
-    const lists = Object.keys(columns).filter((key) => Array.isArray(columns[key]));
-    return columns[lists[0]].map((_, place) => ({
-      ...columns,
-      ...Object.fromEntries(lists.map((key) => [key, columns[key][place]])),
-    }));
+// Return the rows of a dataset, as charts.expand does.
+const rows = (lines) =>
+  lines.flatMap((line) => {
+    const lists = Object.keys(line).filter((key) => Array.isArray(line[key]));
+    return line[lists[0]].map((_, place) => ({ ...line, ...Object.fromEntries(lists.map((key) => [key, line[key][place]])) }));
   });
-}
 
-// The same spec with an axis on the other scale. Tokens start at 0, which has no logarithm, and bands may reach below 0.
+// Change the scale of an axis. Tokens start at 0, which has no logarithm, and bands may reach below 0.
 function rescale(spec, axis, log, data) {
   for (const layer of (spec.spec ?? spec).layer) {
     const channel = layer.encoding?.[axis];
@@ -44,7 +38,7 @@ async function draw(element) {
   if (spec.facet) spec.spec.width = Math.floor(element.clientWidth / spec.columns) - 44;
   else Object.assign(spec, { width: "container", autosize: { type: "fit-x", contains: "padding" }, height: spec.height ?? 230 });
   for (const param of spec.params ?? []) if (param.name === "narrow") param.value = narrow;
-  // ast: expressions are interpreted, as the page's policy forbids eval; logLevel 1: errors
+  // ast: interpret expressions, because the content policy forbids eval; logLevel 1: errors
   const { view } = await vegaEmbed(element, spec, { config, ast: true, logLevel: 1, renderer: "svg", actions: false });
   drawn.set(name, view);
   await show(view);
@@ -79,7 +73,7 @@ for (const box of document.querySelectorAll("[data-show]")) {
   box.onchange = () => change({ [box.dataset.show]: box.checked });
 }
 
-// A click on a heading sorts the rows of its table, a second click in the other direction. What is no number comes last.
+// Clicking a heading sorts its table, clicking it again reverses the order. Texts come after numbers.
 const number = (text) => (text === "" || text === "—" ? NaN : Number(text));
 for (const button of document.querySelectorAll("th > button"))
   button.onclick = () => {
@@ -95,7 +89,7 @@ for (const button of document.querySelectorAll("th > button"))
     heading.ariaSort = up ? "ascending" : "descending";
     body.append(...sorted.map(([row]) => row));
   };
-// A field above a long table keeps the rows with each word typed into it.
+// The field above a long table filters its rows by words.
 for (const field of document.querySelectorAll(".filter"))
   field.oninput = () => {
     const words = field.value.toLowerCase().split(/\s+/);
@@ -103,7 +97,7 @@ for (const field of document.querySelectorAll(".filter"))
       row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
   };
 
-// A closed <details> has no width to draw in.
+// A closed <details> has no width, so its figures are drawn when it opens.
 const visible = (element) => !element.closest("details:not([open])") && !drawn.has(element.dataset.figure);
 const drawVisible = (root) => Promise.all([...root.querySelectorAll("[data-figure]")].filter(visible).map(draw));
 for (const details of document.querySelectorAll("details")) details.ontoggle = () => drawVisible(details);

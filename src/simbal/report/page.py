@@ -1,12 +1,11 @@
-"""The page of a sweep, index.html: its tables and interactive figures in one file that needs no network.
+"""The page of a sweep, index.html: tables and interactive figures in one file that works offline.
 
-A page shows texts from files that anybody may have written. The template escapes all of them, and the page's policy
-lets a browser run the two scripts below and nothing else.
+A page shows texts from files. The template escapes them, and the page's content policy lets a browser run only the two
+scripts below.
 """
 
 import json
 import os
-import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
@@ -24,72 +23,63 @@ from simbal.files.disk import replace_text, write_text
 from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Forest, Lines
+from simbal.report.collect import last_sweep
 from simbal.report.columns import ABSENT, Cell
-from simbal.report.curves import MOST_ARMS, MOST_RUNS, NUM_COLORS, styles
+from simbal.report.curves import MOST_ARMS, NUM_COLORS, arm_styles
 from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.sections import Section
-from simbal.report.table import LastSweep, Table
+from simbal.report.table import Table
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
-MOST_MEANS, MOST_COMPARED = 300, 100  # arms in the table of results, and in the tables of differences and tokens
-MOST_ROWS = 250  # of a table
-MOST_NUMBERS = 60_000  # of all curves together
+MOST_TABLE_ARMS = 60  # in tables
+MOST_NUMBERS = 60_000  # in all curves together
 FEWEST_POINTS, MOST_SEEDS = 16, 10  # of a line, and of an arm as single lines
-MOST_OPEN = 12  # arms; with more, the figures of differences after the second are folded
-SAID = 4  # arms that the first sentence names
+MOST_OPEN = 12  # arms; with more, figures of differences after the second are folded
+MOST_IN_VERDICT = 4  # arms by name
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"  # as in page.html
-NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?")
 
 
 def write(table: Table, folder: Path, running: bool = False) -> None:
-    """Write index.html to `folder`, outputs/<name>; `UserError` if one of its files is broken."""
+    """Write index.html into `folder`, outputs/<name>; `UserError` if a file of curves is broken."""
     write_text(folder / "index.html", html(table, folder, running))
 
 
 def html(table: Table, folder: Path, running: bool = False) -> str:
-    """Return the page of a table with runs in `folder`: the same text for the same folder.
-
-    The page of a running sweep reloads itself.
-    """
+    """Return the page of a table: the same bytes for the same folder. With `running`, the page reloads itself."""
     cards = figures.cards(table, folder)
-    shown = [row.arm for row in table.of_best(MOST_ARMS).rows]
-    compared = table.of_best(MOST_COMPARED)
-    means = table.of_best(MOST_MEANS)
-    differences = _differences(compared)
-    absent = sections.absent(table)
-    scripts = [_bundle(), (HERE / "page.js").read_text(encoding="utf-8")]
+    shown = table.best_arms(MOST_TABLE_ARMS)
+    figure_arms = [row.arm for row in table.best_arms(MOST_ARMS).rows]
+    names = [arm.name for arm in figure_arms]
+    words = {one.conclusion for card in cards if isinstance(card.figure, Forest) for one in card.figure.intervals}
+    scripts = [_vega_scripts(), (HERE / "page.js").read_text(encoding="utf-8")]
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return _template().render(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
         scripts=[Markup(script) for script in scripts],
-        charted=_charted(cards),
+        charted=_chart_data(cards),
         running=running,
         table=table,
-        command=LastSweep.of(folder).command,
+        command=last_sweep(folder)[0],
         verdict=verdict(table),
         tiles=_tiles(table),
-        means=sections.means(means, short=True),
-        more_means=len(table.rows) - len(means.rows),
-        without_result=replace(absent, rows=absent.rows[:MOST_ROWS]),
-        more_without_result=len(absent.rows[MOST_ROWS:]),
-        differences=differences,
-        more_differences=len(sections.compared(table)) - len(differences.rows),
-        tokens_to_loss=sections.tokens_to_loss(compared),
-        more_compared=len(table.rows) - len(compared.rows),
+        means=sections.means(shown, short=True),
+        absent=sections.absent(table),
+        differences=_differences(shown),
+        tokens_to_loss=sections.tokens_to_loss(shown),
+        more_arms=len(table.rows) - len(shown.rows),
         forests=[card for card in cards if isinstance(card.figure, Forest)],
-        open_forests=2 if len(compared.compared) > MOST_OPEN else None,
+        open_forests=2 if len(shown.compared) > MOST_OPEN else None,
         curves=[card for card in cards if card.figure and not isinstance(card.figure, Forest)],
         missing=[card for card in cards if not card.figure],
-        shown=[arm.name for arm in shown],
-        first_seeds=MOST_RUNS if any(len(arm.runs) > MOST_RUNS for arm in shown) else 0,
-        styles=dict(zip([arm.name for arm in shown], styles([arm.name for arm in shown]), strict=True)),
+        figure_arms=names,
+        styles=dict(zip(names, arm_styles(names), strict=True)),
         num_colors=NUM_COLORS,
         words=charts.CONCLUSIONS,
-        concluded=_concluded(cards),
-        config=_config_differences(shown),
+        concluded=[word for word in charts.CONCLUSIONS if word in words],
+        config=_config_differences(figure_arms),
         notes=notes(table),
         folder_link=sections.folder_link,
         sort_key=_sort_key,
@@ -97,33 +87,35 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
 
 
 def verdict(table: Table) -> str:
-    """Return what the first metric says about the arms in one sentence; nothing if none are compared."""
+    """Return the conclusions for the first metric in one sentence; empty if no arms are compared."""
     for metric in table.metrics:
-        found = [(row, row.differences[metric.key]) for row in table.compared if metric.key in row.differences]
+        found = [row for row in table.compared if metric.key in row.differences]
         if not found:
             continue
         to = "" if table.pairs else f" vs. {table.baseline}"
-        if len(found) <= SAID:
-            texts = [f"{(one := figures.interval(table, row, metric)).arm} {one.text}" for row, _ in found]
+        if len(found) <= MOST_IN_VERDICT:
+            intervals = [figures.interval(table, row, metric) for row in found]
+            texts = [f"{one.arm} {one.text}" for one in intervals]
         else:
-            texts = [f"{count:,} {word}" for word, count in Counter(d.conclusion for _, d in found).most_common()]
+            counts = Counter(row.differences[metric.key].conclusion for row in found)
+            texts = [f"{count:,} {word}" for word, count in counts.most_common()]
         return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {'; '.join(texts)}."
     return ""
 
 
-def _bundle() -> str:
-    """Return the scripts of Vega, Vega-Lite and Vega-Embed, which stay in the user's cache: making them takes 2 s."""
+def _vega_scripts() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script. Bundling takes 2 s, so it is cached in the user's cache."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     file = root / "simbal" / f"vega-lite-{charts.VERSION}-vl-convert-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return file.read_text(encoding="utf-8")
     import vl_convert
 
-    made = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
-    with suppress(OSError):  # a page needs no cache
+    bundle = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
+    with suppress(OSError):  # the cache may be read-only
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, made)
-    return made
+        replace_text(file, bundle)
+    return bundle
 
 
 @cache
@@ -134,31 +126,23 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def _charted(cards: Sequence[Card]) -> Markup:
-    """Return the specs of the figures with their data as JSON without angle brackets, to stand in a script element."""
+def _chart_data(cards: Sequence[Card]) -> Markup:
+    """Return specs and data of the figures as JSON without angle brackets, for a script element."""
     found = {card.name: card.figure for card in cards if card.figure}
     curves = [curve for figure in found.values() if isinstance(figure, Lines) for curve in figure.curves]
     columns = sum(1 + 2 * bool(curve.bands) + min(MOST_SEEDS, len(curve.by_seed)) for curve in curves)
     most_points = max(FEWEST_POINTS, min(charts.MOST_POINTS, MOST_NUMBERS // max(1, columns)))
     charted = {}
     for name, figure in found.items():
-        thinned = (
-            replace(figure, most_points=most_points, most_seeds=MOST_SEEDS) if isinstance(figure, Lines) else figure
-        )
-        charted[name] = {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": thinned.rows()}
+        small = replace(figure, most_points=most_points, most_seeds=MOST_SEEDS) if isinstance(figure, Lines) else figure
+        charted[name] = {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": small.rows()}
     content = {"config": charts.theme(charts.SCREEN.letters, FONT), "figures": charted}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _concluded(cards: Sequence[Card]) -> list[str]:
-    """Return the words that the figures of differences use."""
-    found = {one.conclusion for card in cards if isinstance(card.figure, Forest) for one in card.figure.intervals}
-    return [word for word in charts.CONCLUSIONS if word in found]
-
-
 def _tiles(table: Table) -> list[tuple[str, str]]:
-    """Return the numbers for the head of the page, each after what it counts."""
+    """Return the numbers at the head of the page, each with its name."""
     finished = [run for row in table.rows for run in row.arm.runs]
     absent = Counter(status for _, status, *_ in sections.absent(table).lines)
     tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
@@ -171,16 +155,14 @@ def _tiles(table: Table) -> list[tuple[str, str]]:
 
 
 def _differences(table: Table) -> Section:
-    """Return the differences with the arm's name in each row; of very many arms, only for the first metrics."""
-    fits = max(1, MOST_ROWS // max(1, len(table.compared)))
-    compared = [metric for metric in table.metrics if any(metric.key in row.differences for row in table.compared)]
-    section = sections.differences(replace(table, metrics=compared[:fits]))
+    """Return the differences with the arm's name in each row, so that rows can be sorted."""
+    section = sections.differences(table)
     rows = [[Cell(arm), *row[1:]] for arm, row in zip(section.arms, section.rows, strict=True)]
     return replace(section, rows=rows)
 
 
 def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
-    """Return the dotted keys that differ between arms, each with its value in every arm."""
+    """Return the dotted keys that differ between arms, with the value in each arm."""
     configs = [result_keys(arm.runs[0].spec.written) for arm in arms]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     values = {key: [json.dumps(config[key]) if key in config else ABSENT for config in configs] for key in keys}
@@ -188,7 +170,5 @@ def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
 
 
 def _sort_key(cell: Cell) -> Markup:
-    """Return the attribute by which a column is sorted; none for a text that JavaScript reads as a number."""
-    if cell.value is None or NUMBER.fullmatch(cell.text):
-        return Markup()
-    return Markup(' data-key="{}"').format(f"{cell.value:.6g}")
+    """Return the attribute by which page.js sorts a cell with a number."""
+    return Markup() if cell.value is None else Markup(' data-key="{}"').format(f"{cell.value:.6g}")

@@ -1,4 +1,4 @@
-"""The paper's own numbers, which stand beside ours: they are of its models and its data.
+"""The numbers that the paper reports for its own models and data, shown next to ours.
 
 Reference: arXiv 2506.14038, section 4.2 (five seeds of MoE-M), tables 3, 4, 7, 8, 9 and 10.
 """
@@ -12,23 +12,23 @@ from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
 
 HEADING = "paper M / L"
 NOTE = (
-    "paper M / L: what arXiv 2506.14038 (tables 3, 4, 7, 8, 9 and 10) reports of its own models (Dense-M or MoE-M, "
-    "Dense-L or MoE-L) on its own data, at the learning rates of its sizes, for the same strategies, coefficients and "
-    "gating. ± is the standard deviation of its five seeds (its text); every other number is of one run, such as the "
-    "14.086 and 13.685 of its table 4 for MoE-M with lbl and simbal, in whose place their five seeds stand here."
+    "paper M / L: results of arXiv 2506.14038 (tables 3, 4, 7, 8, 9 and 10) for Dense-M or MoE-M and Dense-L or MoE-L, "
+    "with the paper's data and learning rates and the same strategies, coefficients and gating. ± is the standard "
+    "deviation over five seeds; numbers without ± are from one run."
 )
+NOTHING_REPORTED = "The paper reports none of these columns for these strategies."
 READING = {"schedule": None, "scope": "sequence", "norm": "E", "reduction": "sum", "over_layers": None}
 
 
 class Reported(NamedTuple):
-    """A quantity in the paper's two sizes; None where it reports nothing."""
+    """A number for the paper's two model sizes; None if it is not reported."""
 
     medium: float | None = None
     large: float | None = None
-    medium_sd: float | None = None  # of five seeds, whose mean `medium` is; None: it is one run's
+    medium_sd: float | None = None  # over the five seeds of which `medium` is the mean; None: one run
 
 
-# by strategies, gating, and the coefficients of those strategies that have one
+# by strategies, gating, and the strategies' coefficients
 PAPER: dict[tuple[str, str, tuple[float, ...]], dict[str, Reported]] = {
     ("dense", ABSENT, ()): {"ppl": Reported(19.468, 10.047)},
     ("lbl", "softmax", (0.01,)): {
@@ -57,10 +57,10 @@ PAPER: dict[tuple[str, str, tuple[float, ...]], dict[str, Reported]] = {
 
 
 def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
-    """Return what the paper reports in these columns for an arm, by key.
+    """Return the paper's numbers for an arm, by the keys of the metrics.
 
-    It is matched by strategies, coefficients and gating, or as a dense model. A coefficient that a schedule moves, or
-    that multiplies another reading of the loss, is none of the paper's.
+    Arms are matched by strategies, coefficients and gating, or as a dense model. An arm with a coefficient schedule or
+    another definition of the loss matches nothing.
     """
     config = arm.runs[0].spec.config
     if config.model.num_experts == 0:
@@ -74,7 +74,7 @@ def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
 
 
 def paper_cell(metric: Metric, numbers: Reported | None) -> Cell:
-    """Return `13.691 ± 0.039 / 8.304`, with a dash for what the paper does not report."""
+    """Return `13.691 ± 0.039 / 8.304`, with dashes for numbers that are not reported."""
     if numbers is None:
         return Cell(ABSENT)
     number = NAMED[metric.name].number

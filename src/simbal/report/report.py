@@ -1,184 +1,139 @@
-"""Reports on a folder of runs: collects, compares, writes the table to the folder and prints it.
+"""Report on a folder of runs: read them, write the tables and the page, and print the table.
 
-It is what report.py does, and the end of a sweep.
+This is what report.py does, and what a sweep does at its end.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
 
+from simbal.config.messages import of_pydantic
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.metrics.definitions import Metric
-from simbal.report import export, two_folders
-from simbal.report.collect import Run, collect
-from simbal.report.columns import choose, named_by_runs
-from simbal.report.models import MeasuredModel, has_runs, measured_models
-from simbal.report.power import power_section
-from simbal.report.table import LastSweep, Table, build
-from simbal.report.terminal import Layout, show, show_fitting
-from simbal.runs.record import is_number
-
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "baseline": (lambda value: isinstance(value, str), "the balancing or the arm that differences are taken from"),
-    "compare": (lambda value: value == "all", "all, for every two arms"),
-    "columns": (lambda value: isinstance(value, list), "a list such as [ppl,min_pes]"),
-    "paper": (lambda value: isinstance(value, bool), "true or false"),
-    "power": (lambda value: isinstance(value, bool), "true or false"),
-    "figures": (lambda value: isinstance(value, bool), "true or false"),
-    "explain": (lambda value: isinstance(value, bool), "true or false"),
-    "equivalence_margin": (lambda value: is_number(value) and value > 0, "a number above 0, in nats per token"),
-}
+from simbal.report import compare, sections
+from simbal.report.collect import MeasuredModel, Run, collect, last_sweep, measured_models
+from simbal.report.columns import choose_columns, configured_columns
+from simbal.report.render import print_section, show, write_tables
+from simbal.report.table import Table, build
+from simbal.runs.folder import is_run
 
 
-def report(
-    folder: Path,
-    baseline: str | None = None,
-    columns: Sequence[str] | None = None,
-    paper: bool = False,
-    equivalence_margin: float | None = None,
-    compare: str | None = None,
-    power: bool = False,
-    figures: bool = False,
-    explain: bool = False,
-) -> None:
+class ReportKeys(BaseModel):
+    """The keys of report.py."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    baseline: str | None = None  # the balancing or the arm to compare with; None: as in the runs' config
+    columns: list[str] | None = None  # names of numbers; None: as in the runs' config, or the default columns
+    paper: bool = False  # show the paper's numbers next to ours
+    equivalence_margin: float | None = Field(None, gt=0)  # nats per token; None: as in the runs' config
+    compare: Literal["all"] | None = None  # compare every two arms
+    power: bool = False  # also print how many more seeds would decide each comparison; no file has it
+    figures: bool = False  # also write the page's figures as SVG and PDF
+    explain: bool = False  # print all notes and definitions, which the files always have
+
+
+def report(folder: Path, **keys: Any) -> None:
     """Print the table of the runs and models in `folder`, and write table.md, .tex, .csv, .json and index.html there.
 
     Args:
         folder: outputs/<name>.
-        baseline: the balancing or the arm to compare with; None takes the one that the runs' own configs name.
-        columns: names of numbers of the runs or of their analyses; None takes those that the runs' own configs name, or
-            the usual ones.
-        paper: set what the paper reports of the same strategies beside each number.
-        equivalence_margin: nats per token; None takes the one that the runs' own configs name.
-        compare: `all` compares every two arms.
-        power: also print how many more seeds would decide each comparison; it stands in no file.
-        figures: also write the page's figures as files for a paper, to figures/; they take seconds.
-        explain: also print how numbers are defined and compared, which the files have.
+        keys: see `ReportKeys`.
 
     Raises:
-        UserError: as `collect`, `choose`, `LastSweep.of` and `build` do, and for a baseline that no arm is.
+        UserError: the runs cannot be read or compared, or a column or the baseline is unknown.
     """
-    table = read_table(folder, baseline, columns, paper, equivalence_margin, compare == "all")
-    export.export(table, folder)
-    from simbal.report import page  # altair takes a third of a second to import
+    options = ReportKeys(**keys)
+    table = read_table(folder, **keys)
+    write_tables(table, folder)
+    from simbal.report import page  # importing altair takes a third of a second
 
     page.write(table, folder)
-    if figures:
+    if options.figures:
         from simbal.report.figures import cards, write_figures
 
         write_figures(cards(table, folder), folder)
     out = console()
-    if power:
-        show_fitting([([], power_section(table))], out)
-    show(table, out, explain)
-    more = ", figures/" if figures else ""
+    _print_table(table, out, options)
+    more = ", figures/" if options.figures else ""
     out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json{more} and index.html", soft_wrap=True)
 
 
-def read_table(
-    folder: Path,
-    baseline: str | None = None,
-    columns: Sequence[str] | None = None,
-    paper: bool = False,
-    equivalence_margin: float | None = None,
-    pairs: bool = False,
-) -> Table:
-    """Return the table of the runs in `folder`; arguments and errors are those of `report`."""
+def read_table(folder: Path, **keys: Any) -> Table:
+    """Return the table of the runs and models in `folder`; for keys and errors see `report`."""
+    options = ReportKeys(**keys)
     models = measured_models(folder)
-    runs = collect(folder) if has_runs(folder) or not models else []
-    missing = LastSweep.of(folder).never_started({run.path.name for run in runs})
-    metrics = _metrics(columns, runs, models)
-    table = build(folder.resolve().name, runs, baseline, metrics, paper, missing, equivalence_margin, pairs, models)
-    _check_baseline(table, runs)
+    runs = collect(folder) if any(map(is_run, folder.iterdir())) or not models else []
+    started = {run.path.name for run in runs}
+    missing = {name: label for name, label in last_sweep(folder)[1].items() if name not in started}
+    metrics, pairs = _metrics(options, runs, models), options.compare == "all"
+    margin, name = options.equivalence_margin, folder.resolve().name
+    table = build(name, runs, options.baseline, metrics, options.paper, missing, margin, pairs, models)
+    _require_baseline(table, runs)
     return table
 
 
-def report_both(
-    first: Path,
-    second: Path,
-    baseline: str | None = None,
-    columns: Sequence[str] | None = None,
-    paper: bool = False,
-    equivalence_margin: float | None = None,
-    compare: str | None = None,
-    power: bool = False,
-    figures: bool = False,
-    explain: bool = False,
-) -> None:
-    """Print what differs between two sweeps or runs, and the table of both; nothing is written.
-
-    Args:
-        first: outputs/<name>, or a run's folder.
-        second: another; differences are of it minus the first, where both have an arm.
-        baseline: as for `report`; None compares the arms that both have with each other, if there are any.
-        columns: as for `report`, like the others.
-        paper: see there.
-        equivalence_margin: see there.
-        compare: see there.
-        power: see there.
-        figures: of one folder alone.
-        explain: see there.
+def report_both(first: Path, second: Path, **keys: Any) -> None:
+    """Print the settings in which two sweeps or runs differ, and a table of both; nothing is written.
 
     Raises:
-        UserError: as `report` does, and for runs that cannot be compared, after what differs is printed.
+        UserError: as for `report`, and for runs that cannot be compared, after the differing settings are printed.
     """
-    if figures:
-        raise UserError("figures=true draws one folder: name it alone")
-    sides = two_folders.read_sides(first, second)
+    options = ReportKeys(**keys)
+    if options.figures:
+        raise UserError("figures=true needs a single folder")
+    sides = compare.read_sides(first, second)
     out = console()
-    if (found := two_folders.what_differs(*sides)).rows:
-        out.print(found.title, style="bold", soft_wrap=True)  # a grid would break it at its own width
-        out.print(Layout(replace(found, title="")).grid())
-    else:
-        out.print(f"{sides[0].name} and {sides[1].name} differ in nothing that is recorded", soft_wrap=True)
-    if reason := two_folders.why_not(*sides):
+    print_section([([], compare.differing_settings(*sides))], out)
+    if reason := compare.why_incomparable(*sides):
         raise UserError(reason)
     runs = [run for side in sides for run in side.runs]
-    table = two_folders.build_both(
-        *sides, baseline, _metrics(columns, runs), paper, equivalence_margin, compare == "all"
-    )
-    _check_baseline(table, runs)
-    if power:
-        show_fitting([([], power_section(table))], out)
-    show(table, out, explain, in_files=False)
+    metrics, pairs = _metrics(options, runs), options.compare == "all"
+    margin = options.equivalence_margin
+    table = compare.build_both(*sides, options.baseline, metrics, options.paper, margin, pairs)
+    _require_baseline(table, runs)
+    _print_table(table, out, options, in_files=False)
 
 
-def report_keys(lines: Sequence[str]) -> dict[str, Any]:
-    """Return the values of `key=value` lines by key; `UserError` for an unknown key or a value of another kind."""
-    keys: dict[str, Any] = {}
-    for line in lines:
-        key, equals, text = line.partition("=")
-        if not equals or key not in KINDS:
-            what = "" if equals or line.startswith("-") else " is no folder, and no key"
-            raise UserError(f"{line}{what}: give {', '.join(f'{name}=' for name in KINDS)}")
-        allowed, meaning = KINDS[key]
+def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` arguments into keyword arguments of `report`; `UserError` for a wrong key or value."""
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals:
+            raise UserError(f"{argument} is neither a folder nor key=value; keys: {', '.join(ReportKeys.model_fields)}")
         try:
-            read = float if key == "equivalence_margin" else yaml.safe_load  # YAML takes 1e-2 for a text
-            keys[key] = read(text)
-        except (yaml.YAMLError, ValueError):  # also for a number that Python does not read
-            keys[key] = None
-        if not allowed(keys[key]):
-            raise UserError(f"{line}: {key} must be {meaning}")
-    return keys
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"{argument}: the value is not valid YAML") from None
+    try:
+        return dict(ReportKeys(**values))
+    except ValidationError as error:
+        raise UserError(of_pydantic(error, candidates=ReportKeys.model_fields)) from None
 
 
-def _metrics(
-    columns: Sequence[str] | None, runs: Sequence[Run], models: Sequence[MeasuredModel] = ()
-) -> list[Metric] | None:
-    """Return the metrics of these columns, or of those that the runs' own configs name; None: the usual ones."""
+def _print_table(table: Table, out: Console, options: ReportKeys, in_files: bool = True) -> None:
+    if options.power:
+        print_section([([], sections.power(table))], out)
+    show(table, out, options.explain, in_files)
+
+
+def _metrics(options: ReportKeys, runs: Sequence[Run], models: Sequence[MeasuredModel] = ()) -> list[Metric] | None:
+    """Return the metrics of the key `columns`, or of the runs' config; None means the default columns."""
     finished = [run for run in runs if run.finished]
-    chosen = named_by_runs(finished) if columns is None else columns
-    return None if chosen is None else choose(chosen, [*finished, *models])
+    chosen = configured_columns(finished) if options.columns is None else options.columns
+    return None if chosen is None else choose_columns(chosen, [*finished, *models])
 
 
-def _check_baseline(table: Table, runs: Sequence[Run]) -> None:
-    """Raise `UserError` unless the baseline is an arm's balancing or name, or what the configs of the runs say."""
+def _require_baseline(table: Table, runs: Sequence[Run]) -> None:
+    """Raise `UserError` unless the baseline is an arm's balancing or name, or named by a run's config."""
     known = [row.arm.name for row in table.rows] + [run.spec.choices["balancing"] for run in runs]
     if table.baseline is not None and table.baseline not in (*known, *(run.spec.config.baseline for run in runs)):
-        nearest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)
-        raise UserError(f"baseline={table.baseline}: no arm is that; there is {', '.join(nearest)}")
+        closest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)
+        raise UserError(f"baseline={table.baseline} is not an arm; did you mean {' or '.join(closest)}?")

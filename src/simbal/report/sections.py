@@ -1,18 +1,27 @@
-"""The sections of a table as headings and cells, the same on the terminal, in files and on the page."""
+"""The sections of a table as headings and cells, which terminal, files and page all show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import fmean
 from urllib.parse import quote
 
+from simbal.errors import UserError
 from simbal.metrics.definitions import Metric
 from simbal.report import paper
-from simbal.report.arms import seed_spans, short_columns
+from simbal.report.arms import seed_ranges, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.comparison import Row
-from simbal.report.conclusion import UNRESOLVED
-from simbal.report.statistics import PairedDifference, Summary, relative
+from simbal.report.statistics import (
+    POWER,
+    UNRESOLVED,
+    PairedDifference,
+    Summary,
+    pairs_to_equate,
+    pairs_to_resolve,
+    relative,
+)
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import TokensToLoss
 from simbal.runs.record import error_of
@@ -22,144 +31,136 @@ DIFFERENCE_HEADINGS = (
     "pairs",
 )  # fmt: skip
 TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "not reached", "saved by slope", "its interval", "seeds")
-SMALLEST_P = 0.001  # below it the digits mean nothing with so few seeds
+POWER_HEADINGS = ("spread in nats", "pairs", "more to resolve", "hours", "more to equate", "hours")
+SMALLEST_P = 0.001  # smaller p-values mean nothing with so few seeds
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a table, with headings and rows of its own."""
+    """A part of a table with its own headings and rows."""
 
     title: str
     headings: list[str]
     rows: list[list[Cell]]
-    texts: int  # how many of the first columns are text; the others are numbers
-    arms: list[str] = field(default_factory=list)  # the name of each row's arm; none if the rows are of no arms
+    texts: int  # the number of text columns, which come first
+    arms: list[str] = field(default_factory=list)  # the name of each row's arm, if rows belong to arms
 
     @property
     def lines(self) -> list[list[str]]:
         """The text of every cell on one line, by row."""
         return [[cell.line for cell in row] for row in self.rows]
 
-    def select(self, headings: Sequence[str]) -> "Section":
-        """Return the section with its columns of text and, of the others, those with these headings."""
-        kept = [i for i, heading in enumerate(self.headings) if i < self.texts or heading in headings]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        return Section(self.title, [self.headings[i] for i in kept], rows, self.texts, self.arms)
+    def without(self, headings: Sequence[str]) -> "Section":
+        """Return the section without the columns that have these headings."""
+        kept = [place for place, heading in enumerate(self.headings) if heading not in headings]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return replace(self, headings=[self.headings[place] for place in kept], rows=rows)
 
 
-@lru_cache(maxsize=1)  # the same for each rendering
+@lru_cache(maxsize=1)  # markdown and LaTeX show the same sections
 def sections(table: Table) -> list[Section]:
-    """Return all sections that have rows, in their order."""
+    """Return all sections that have rows, in order."""
     found = (means(table), differences(table), tokens_to_loss(table), absent(table))
     return [section for section in found if section.rows]
 
 
 def means(table: Table, short: bool = False) -> Section:
-    """Return each arm's mean ± standard deviation, and the numbers of models below.
+    """Return mean ± standard deviation of each arm, and the numbers of models below.
 
-    The paper's number stands beside where the table has it. A number whose difference to the baseline is not resolved
-    is muted. With `short`, label columns are headed by the last part of their keys.
+    A number is muted if its difference to the baseline is not resolved. With `short`, label columns are headed by the
+    last part of their keys.
     """
     headings = [*(short_columns(table.columns) if short else table.columns), "n", "seeds"]
-    beside = [metric for metric in table.metrics if any(metric.key in row.reported for row in table.rows)]
+    with_paper = [metric for metric in table.metrics if any(metric.key in row.reported for row in table.rows)]
     for metric in table.metrics:
-        headings += [metric.heading, paper.HEADING] if metric in beside else [metric.heading]
+        headings += [metric.heading, paper.HEADING] if metric in with_paper else [metric.heading]
     rows = []
     for row in table.rows:
-        cells = [*row.arm.label.values(), number_cell("{}", len(row.arm.runs)), Cell(seed_spans(row.arm.seeds))]
+        cells = [*row.arm.label.values(), number_cell("{}", len(row.arm.runs)), Cell(seed_ranges(row.arm.seeds))]
         for metric in table.metrics:
             difference = row.differences.get(metric.key)
             unresolved = difference is not None and difference.conclusion == UNRESOLVED
             mean = mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs))
             cells.append(replace(mean, muted=unresolved))
-            if metric in beside:
+            if metric in with_paper:
                 cells.append(paper.paper_cell(metric, row.reported.get(metric.key)))
         rows.append(cells)
     for model in table.models:
-        cells = model.cells(table.columns, table.metrics)
-        for place, metric in reversed([*enumerate(table.metrics, len(table.columns) + 2)]):
-            if metric in beside:
-                cells.insert(place + 1, Cell(ABSENT))
+        cells = [Cell(model.name), *(Cell(ABSENT) for _ in table.columns[1:]), number_cell("{}", 1), Cell(ABSENT)]
+        for metric in table.metrics:
+            cells.append(number_cell(metric.number, model.value(metric.key)))
+            cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
     title = f"{table.name}: mean ± standard deviation over seeds" if table.rows else f"{table.name}: models"
     names = [*(row.arm.name for row in table.rows), *(model.name for model in table.models)]
     return Section(title, headings, rows, len(table.columns) + 2, names)
 
 
-def mean_cell(number: str, summary: Summary | None, seeds: int | None = None) -> Cell:
-    """Return the mean, aside ± the standard deviation of several seeds; a dash for None.
-
-    The number of values stands aside too where it is not `seeds`, the number of the arm's seeds.
-    """
+def mean_cell(number: str, summary: Summary | None, seeds: int) -> Cell:
+    """Return the mean, with the standard deviation aside, and the number of values if some seeds have none."""
     if summary is None:
         return Cell(ABSENT)
     asides = [] if summary.sd is None else [f"± {number.format(summary.sd)}"]
-    asides += [f"(n={summary.n})"] if seeds is not None and summary.n < seeds else []
+    asides += [f"(n={summary.n})"] if summary.n < seeds else []
     return Cell(number.format(summary.mean), summary.mean, " ".join(asides))
 
 
-def compared(table: Table) -> list[tuple[Row, Metric]]:
-    """Return the arms and metrics that the section of differences has rows for, in their order."""
+def compared_metrics(table: Table) -> list[tuple[Row, Metric]]:
+    """Return every row and metric that has a difference, in order."""
     return [(row, metric) for row in table.compared for metric in table.metrics if metric.key in row.differences]
 
 
 def comparison_name(table: Table, row: Row) -> str:
-    """Return the name of the arm, and of the other one where two are compared that have different ones."""
-    two = table.pairs and row.other and row.other.name != row.arm.name
-    return f"{row.arm.name} - {row.other.name}" if two and row.other else row.arm.name
+    """Return the name of the arm, or `arm - other` if two arms of different names are compared."""
+    two_names = table.pairs and row.other and row.other.name != row.arm.name
+    return f"{row.arm.name} - {row.other.name}" if two_names and row.other else row.arm.name
 
 
 def differences(table: Table) -> Section:
-    """Return the section with a row for each arm and metric.
-
-    The corrected p stands there only where several arms are compared, and the interval over documents only where the
-    runs have documents.
-    """
+    """Return a row for each arm and metric; columns that nothing fills are left out."""
     rows: list[list[Cell]] = []
     arms: list[str] = []
-    for row, metric in compared(table):
+    for row, metric in compared_metrics(table):
         name = comparison_name(table, row)
-        rows.append(
-            [
-                Cell("" if arms[-1:] == [name] else name),
-                Cell(metric.heading),
-                *difference_cells(metric, row.differences[metric.key]),
-            ]
-        )
+        cells = difference_cells(metric, row.differences[metric.key])
+        rows.append([Cell("" if arms[-1:] == [name] else name), Cell(metric.heading), *cells])
         arms.append(name)
     to = f"of {table.pairs_of}" if table.pairs else f"to {table.baseline}"
-    title = f"paired difference {to} on the seeds that both have"
-    whole = Section(title, ["arm", "metric", *DIFFERENCE_HEADINGS], rows, 2, arms)
-    found = [row.differences[metric.key] for row, metric in compared(table)]
-    unused = {
-        "p (Holm)": all(difference.p_holm is None for difference in found),
-        "over documents": all(difference.over_documents is None for difference in found),
-    }
-    return whole.select([heading for heading in DIFFERENCE_HEADINGS if not unused.get(heading)])
+    headings = ["arm", "metric", *DIFFERENCE_HEADINGS]
+    section = Section(f"paired difference {to} on the seeds that both have", headings, rows, 2, arms)
+    found = [row.differences[metric.key] for row, metric in compared_metrics(table)]
+    unused = ["p (Holm)"] if all(one.p_holm is None for one in found) else []
+    unused += ["over documents"] if all(one.over_documents is None for one in found) else []
+    return section.without(unused)
 
 
 def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
-    """Return the cells under DIFFERENCE_HEADINGS; a dash for what needs more seeds than there are."""
-    over = difference.over_documents
-    documents = [on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None))]
+    """Return the cells under DIFFERENCE_HEADINGS; a dash for numbers that need more seeds."""
+    over, welch = difference.over_documents, difference.welch
+    over_low, over_high = (on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None)))
     number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
     mean, low, high = (on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
     return (
         number_cell(number, mean),
         interval_cell(number, low, high),
-        interval_cell(number, *documents),
+        interval_cell(number, over_low, over_high),
         Cell(difference.conclusion),
         number_cell(number.replace("+", ""), on_scale(difference, difference.detectable)),
-        _p(difference.p),
-        _p(difference.p_holm),
+        _p_cell(difference.p),
+        _p_cell(difference.p_holm),
         number_cell("{:+.2f}", difference.effect),
-        _p(difference.welch.p if difference.welch else None),
+        _p_cell(welch.p if welch else None),
         number_cell("{}", difference.pairs),
     )
 
 
+def on_scale(difference: PairedDifference, value: float | None) -> float | None:
+    """Return a value of a difference as it is shown: logarithms as a relative change."""
+    return value if value is None or difference.scale == "difference" else relative(value)
+
+
 def tokens_to_loss(table: Table) -> Section:
-    """Return the share of the baseline's tokens that each arm needs to become as good."""
+    """Return the share of the baseline's tokens that each arm needs to reach the baseline's loss."""
     found = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
     rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in found]
     title = f"training tokens to reach {table.baseline}'s final validation loss, as a share of its own"
@@ -167,7 +168,7 @@ def tokens_to_loss(table: Table) -> Section:
 
 
 def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
-    """Return the cells under TOKENS_HEADINGS; no mean where a seed did not reach the loss."""
+    """Return the cells under TOKENS_HEADINGS; no mean if a seed did not reach the loss."""
     missed, seeds = len(tokens.missed), len(tokens.shares)
     share, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
     return (
@@ -182,20 +183,19 @@ def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
 
 
 def absent(table: Table) -> Section:
-    """Return the section of the runs without a result; those that began have a link to their folder."""
+    """Return the runs without a result, with their errors."""
     rows = []
     for label, run in table.absent:
-        status, error = absence(run)
+        status, error = status_and_error(run)
         folder = Cell(run.path.name, href=folder_link(run))
         rows.append([Cell(f"{label} seed={run.seed}"), Cell(status), Cell(error or ABSENT), folder])
-    rows += [
-        [Cell(label), Cell("missing"), Cell("not started"), Cell(folder)] for folder, label in table.missing.items()
-    ]
+    for folder_name, label in table.missing.items():
+        rows.append([Cell(label), Cell("missing"), Cell("not started"), Cell(folder_name)])
     title = "runs without a result; console.log in their folders may say more"
     return Section(title, ["run", "status", "error", "folder"], rows, 4)
 
 
-def absence(run: Run) -> tuple[str, str]:
+def status_and_error(run: Run) -> tuple[str, str]:
     """Return status and error of a run without a result."""
     if run.record is None:
         return ("damaged", run.damage) if run.damage else ("unfinished", "")
@@ -203,14 +203,42 @@ def absence(run: Run) -> tuple[str, str]:
 
 
 def folder_link(run: Run) -> str:
-    """Return a link to a run's folder, relative to the folder of its sweep."""
+    """Return a link to a run folder, relative to the folder of its sweep."""
     return f"./{quote(run.path.name)}/"
 
 
-def on_scale(difference: PairedDifference, value: float | None) -> float | None:
-    """Return a difference as it is shown: one of logarithms as a relative change."""
-    return value if value is None or difference.scale == "difference" else relative(value)
+def power(table: Table) -> Section:
+    """Return the pairs of seeds that each comparison of a loss or perplexity still needs; `UserError` if there is none.
+
+    The true spread is assumed to be the measured one. Hours are for both runs of a pair, one after the other.
+    """
+    margin = table.margin
+    if margin is None:
+        raise UserError("power=true: the runs have several margins; choose one with equivalence_margin=")
+    rows, names = [], []
+    for row, metric in compared_metrics(table):
+        difference = row.differences[metric.key]
+        if not metric.margin or difference.sd is None or row.other is None:
+            continue
+        names.append(comparison_name(table, row))
+        cells = [Cell(names[-1]), Cell(metric.heading)]
+        cells += [number_cell("{:.4f}", difference.sd), number_cell("{}", difference.pairs)]
+        seconds = [
+            [run.result["seconds"] for run in arm.runs if "seconds" in run.result] for arm in (row.arm, row.other)
+        ]
+        hours = sum(map(fmean, seconds)) / 3600 if all(seconds) else None
+        for needed in (pairs_to_resolve(difference.sd, margin), pairs_to_equate(difference.sd, margin)):
+            more = max(0, needed - difference.pairs)
+            cells += [number_cell("{:,}", more), number_cell("{:,.1f}", None if hours is None else more * hours)]
+        rows.append(cells)
+    if not rows:
+        raise UserError("power=true needs at least two pairs of seeds with a loss or perplexity")
+    title = (
+        f"additional pairs of seeds for {POWER:.0%} power at 5%, to resolve a true difference of {margin:g} nats per "
+        "token or to show equivalence; for a single comparison, without Holm's correction"
+    )
+    return Section(title, ["arm", "metric", *POWER_HEADINGS], rows, 2, names)
 
 
-def _p(p: float | None) -> Cell:
+def _p_cell(p: float | None) -> Cell:
     return Cell(f"<{SMALLEST_P}", p) if p is not None and p < SMALLEST_P else number_cell("{:.3f}", p)

@@ -1,31 +1,37 @@
-"""Statistics of a few seeds: mean, standard deviation, and the difference of two arms with interval and tests."""
+"""Statistics of a few seeds: means, paired differences, what a difference allows to conclude, and power."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from math import expm1, hypot, inf, isfinite, log, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Literal
 
-from simbal.report.documents import CONFIDENCE, OverDocuments
+from simbal.report.bootstrap import CONFIDENCE, OverDocuments
 
-ROUNDING = 1e-12  # as a share of the largest value: values that differ by less differ by rounding alone
-Scale = Literal["difference", "ln"]  # ln: of natural logarithms, so that exp of it is a ratio
+ALPHA = 1 - CONFIDENCE
+POWER = 0.8
+ROUNDING = 1e-12  # relative to the largest value: smaller differences are rounding errors
+MIDPOINTS = 10_000  # of the integral in `equivalence_power`, whose error is then below 1e-6
+Scale = Literal["difference", "ln"]  # ln: differences of natural logarithms, so that exp of one is a ratio
+Word = Literal["better", "worse", "higher", "lower", "equivalent", "not resolved"]
+UNRESOLVED: Word = "not resolved"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric over the seeds of one arm; a single seed has no standard deviation."""
+    """Mean and standard deviation of one metric over the seeds of an arm."""
 
     mean: float
-    sd: float | None  # with n - 1 in the denominator
+    sd: float | None  # with n - 1 in the denominator; None for a single seed
     n: int
 
 
 @dataclass(frozen=True)
 class Welch:
-    """Treatment minus baseline over all seeds of both, by Welch's t test of unequal variances.
+    """Welch's t test of treatment minus baseline over all seeds of both arms.
 
-    Where neither arm varies there is no noise to test the difference against: both numbers of the test are None.
+    Degrees of freedom and p are None if neither arm varies.
     """
 
     mean: float  # difference of the means
@@ -35,9 +41,10 @@ class Welch:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Treatment minus baseline over the seeds that both have; None is what needs more seeds than there are.
+    """Treatment minus baseline over the seeds that both arms have.
 
-    Where all differences are the same, no noise was measured: there is neither an interval nor a test.
+    Numbers that need more seeds are None. So are interval and tests if all differences are equal: without noise nothing
+    can be tested.
     """
 
     mean: float
@@ -45,47 +52,38 @@ class PairedDifference:
     low: float | None  # lower end of Student's 95% interval
     high: float | None
     pairs: int
-    p: float | None  # two-sided, of the paired t test
-    effect: float | None  # Cohen's d_z, mean / sd of the differences
+    p: float | None  # two-sided, paired t test
+    effect: float | None  # Cohen's d_z: mean / sd of the differences
     welch: Welch | None
     scale: Scale = "difference"
-    p_holm: float | None = None  # corrected for the arms that are compared; None of a single one
-    detectable: float | None = None  # the true difference that so many pairs show with 80% power
+    p_holm: float | None = None  # corrected for the number of arms; None for a single comparison
+    detectable: float | None = None  # the true difference that this test would find with 80% power
     p_equivalent: float | None = None  # of TOST within the margin, corrected as p_holm is
-    conclusion: str = "not resolved"
+    conclusion: str = UNRESOLVED
     over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
-    """Return mean, standard deviation and count; None of no values; `ValueError` for NaN and infinity."""
-    if not values:
-        return None
-    _refuse_infinite(values)
-    return Summary(fmean(values), standard_deviation(values) if len(values) > 1 else None, len(values))
-
-
-def standard_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation with n - 1 in the denominator, of two values or more."""
-    shifted = [value - values[0] for value in values]  # of equal values exactly 0, which their mean may not be
-    mean = fmean(shifted)
-    return hypot(*(one - mean for one in shifted)) / sqrt(len(values) - 1)
+    """Return mean, standard deviation and count, or None for no values; `ValueError` for NaN and infinity."""
+    _require_finite(values)
+    return Summary(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
 
 
 def paired_difference(
     treatment: Mapping[int, float], baseline: Mapping[int, float], ratio: bool = False
 ) -> PairedDifference | None:
-    """Return the mean difference over shared seeds with Student's 95% interval and tests; None if no seed is shared.
+    """Compare two arms on their shared seeds by a paired t test; None if they share no seed.
 
-    The same seed gives the same data order and the same initial weights, so pairing removes what they add to the noise.
-    Interval and tests assume that the differences are normal.
+    A seed fixes the data order and the initial weights, so pairing removes their noise. Interval and tests assume
+    normally distributed differences.
 
     Args:
         treatment: values by seed.
         baseline: values by seed.
-        ratio: take the differences of natural logarithms; exp of their mean is the geometric mean of the ratios.
+        ratio: compare natural logarithms; exp of the mean is then the geometric mean of the ratios.
 
     Raises:
-        ValueError: a value is NaN or infinite, or of a ratio not above 0.
+        ValueError: a value is NaN or infinite, or not positive although `ratio` is set.
     """
     if ratio:
         treatment, baseline = _logarithms(treatment), _logarithms(baseline)
@@ -96,7 +94,7 @@ def paired_difference(
     if differences is None:
         return None
     largest = max(abs(values[seed]) for values in (treatment, baseline) for seed in shared)
-    largest = max(largest, 1.0) if ratio else largest  # a logarithm is rounded as the number 1 is
+    largest = max(largest, 1.0) if ratio else largest  # a logarithm near 0 has the rounding error of a number near 1
     if differences.sd is None or differences.sd <= ROUNDING * largest:
         return PairedDifference(differences.mean, None, None, None, differences.n, None, None, welch, scale)
     p = _p_of_t(differences.mean / (differences.sd / sqrt(differences.n)), differences.n - 1)
@@ -114,12 +112,9 @@ def interval(summary: Summary) -> tuple[float | None, float | None]:
 
 
 def welch_test(treatment: Sequence[float], baseline: Sequence[float]) -> Welch | None:
-    """Test by Welch's t test, with the degrees of freedom of Satterthwaite; None unless both arms have two seeds.
+    """Run Welch's t test with Satterthwaite's degrees of freedom; None unless both arms have two seeds.
 
     Reference: B. L. Welch, Biometrika 34 (1947).
-
-    Raises:
-        ValueError: a value is NaN or infinite.
     """
     ours, theirs = summarize(treatment), summarize(baseline)
     if ours is None or theirs is None or ours.sd is None or theirs.sd is None:
@@ -135,16 +130,10 @@ def welch_test(treatment: Sequence[float], baseline: Sequence[float]) -> Welch |
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return each p corrected for how many there are.
+    """Return the p-values corrected for multiple comparisons by Holm's method.
 
-    The chance of one false finding among them stays below p.
     Reference: S. Holm, Scandinavian Journal of Statistics 6 (1979).
-
-    Raises:
-        ValueError: a p is not between 0 and 1, or NaN.
     """
-    if wrong := [p for p in p_values if not 0 <= p <= 1]:
-        raise ValueError(f"{wrong[0]} is no p: it lies between 0 and 1")
     corrected = [0.0] * len(p_values)
     largest = 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -153,8 +142,110 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def with_power(difference: PairedDifference, margin: float | None) -> PairedDifference:
+    """Return the difference with its detectable difference and, if there is a `margin`, with TOST's p."""
+    if difference.sd is None:
+        return difference
+    error = difference.sd / sqrt(difference.pairs)
+    p = None if margin is None else equivalence_p(difference.mean, error, difference.pairs - 1, margin)
+    return replace(difference, detectable=detectable(difference.sd, difference.pairs), p_equivalent=p)
+
+
+def conclusion_word(difference: PairedDifference, better: str) -> Word:
+    """Return what the tests at 5% conclude; a significant difference is named even if it is within the margin.
+
+    Args:
+        difference: with the p-values of both tests, corrected if there are several arms.
+        better: the better direction of the metric: `lower`, `higher` or `neither`.
+    """
+    p = difference.p if difference.p_holm is None else difference.p_holm
+    if p is not None and p < ALPHA:
+        direction: Word = "higher" if difference.mean > 0 else "lower"
+        if better == "neither":
+            return direction
+        return "better" if direction == better else "worse"
+    if difference.p_equivalent is not None and difference.p_equivalent < ALPHA:
+        return "equivalent"
+    return UNRESOLVED
+
+
+def equivalence_p(mean: float, error: float, degrees_of_freedom: float, margin: float) -> float:
+    """Return the p of an equivalence test (TOST): small if the true difference lies within ±`margin`.
+
+    It is the larger p of two one-sided t tests, and below 5% exactly if the 90% interval lies within the margin.
+    Reference: D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15 (1987).
+    """
+    from scipy.special import stdtr
+
+    return float(stdtr(degrees_of_freedom, (abs(mean) - margin) / error))
+
+
+def detectable(sd: float, pairs: int) -> float:
+    """Return the true difference that a two-sided paired t test at 5% finds with 80% power.
+
+    Args:
+        sd: the true standard deviation of the differences.
+        pairs: at least two.
+    """
+    return noncentrality(pairs - 1) * sd / sqrt(pairs)
+
+
+@cache
+def noncentrality(degrees_of_freedom: int) -> float:
+    """Return the true mean, in standard errors, that a two-sided t test at 5% finds in 80% of studies.
+
+    Reference: J. Cohen, Statistical Power Analysis for the Behavioral Sciences (1988), chapter 2.
+    """
+    from scipy.special import nctdtrinc
+
+    critical = student_quantile(1 - ALPHA / 2, degrees_of_freedom)
+    return float(nctdtrinc(degrees_of_freedom, 1 - POWER, critical))
+
+
+def pairs_to_resolve(sd: float, margin: float) -> int:
+    """Return the fewest pairs that find a true difference of `margin` with 80% power, two-sided at 5%."""
+    from scipy.special import ndtri
+
+    pairs = max(2, int(((ndtri(1 - ALPHA / 2) + ndtri(POWER)) * sd / margin) ** 2))
+    while noncentrality(pairs - 1) > margin / sd * sqrt(pairs):
+        pairs += 1
+    return pairs
+
+
+def pairs_to_equate(sd: float, margin: float) -> int:
+    """Return the fewest pairs for which TOST at 5% has 80% power if the true difference is 0."""
+    from scipy.special import ndtri
+
+    pairs = max(2, int(((ndtri(1 - ALPHA) + ndtri((1 + POWER) / 2)) * sd / margin) ** 2))
+    while equivalence_power(margin, sd / sqrt(pairs), pairs - 1) < POWER:
+        pairs += 1
+    return pairs
+
+
+def equivalence_power(margin: float, error: float, degrees_of_freedom: int, true: float = 0.0) -> float:
+    """Return the probability that TOST at 5% finds equivalence within ±`margin`.
+
+    It integrates over the distribution of the sample variance.
+    Reference: K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990).
+
+    Args:
+        margin: of equivalence.
+        error: the true standard error of the mean.
+        degrees_of_freedom: of the sample variance.
+        true: the true difference.
+    """
+    import numpy as np
+    from scipy.special import gammaincinv, ndtr
+
+    probabilities = (np.arange(MIDPOINTS) + 0.5) / MIDPOINTS
+    errors = error * np.sqrt(gammaincinv(degrees_of_freedom / 2, probabilities) * 2 / degrees_of_freedom)
+    reach = margin - student_quantile(1 - ALPHA, degrees_of_freedom) * errors
+    chances = ndtr((reach - true) / error) - ndtr((-reach - true) / error)
+    return float(np.where(reach > 0, chances, 0.0).mean())
+
+
 def relative(logarithm: float) -> float:
-    """Return exp of a logarithm, less 1: the change that a difference of logarithms is; infinity if it is too large."""
+    """Return exp(logarithm) - 1, the relative change; infinity if it overflows."""
     try:
         return expm1(logarithm)
     except OverflowError:
@@ -162,10 +253,8 @@ def relative(logarithm: float) -> float:
 
 
 def student_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Return the quantile of Student's t distribution; `ValueError` outside probabilities of 0 to 1."""
-    if not (0 < probability < 1 and 0 < degrees_of_freedom < inf):
-        raise ValueError(f"no t distribution of {degrees_of_freedom} degrees of freedom has a {probability} quantile")
-    from scipy.special import stdtrit  # scipy.stats has it too, for 0.9 s of imports
+    """Return the quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # importing scipy.stats takes 0.9 s
 
     return float(stdtrit(degrees_of_freedom, probability))
 
@@ -178,14 +267,13 @@ def _p_of_t(t: float, degrees_of_freedom: float) -> float:
 
 
 def _logarithms(values: Mapping[int, float]) -> dict[int, float]:
-    """Return the natural logarithms by seed; `ValueError` for a value that has none."""
-    _refuse_infinite([*values.values()])
+    _require_finite([*values.values()])
     if wrong := [value for value in values.values() if value <= 0]:
-        raise ValueError(f"{wrong[0]} has no logarithm: a ratio is taken of values above 0")
+        raise ValueError(f"{wrong[0]} has no logarithm: ratios need positive values")
     return {seed: log(value) for seed, value in values.items()}
 
 
-def _refuse_infinite(values: Sequence[float]) -> None:
-    """Raise `ValueError` for NaN and infinity, which would pass through every sum."""
+def _require_finite(values: Sequence[float]) -> None:
+    """Raise `ValueError` for NaN and infinity, which would spoil every sum without notice."""
     if wrong := [value for value in values if not isfinite(value)]:
-        raise ValueError(f"{wrong[0]} is among the values: statistics are of finite numbers")
+        raise ValueError(f"statistics need finite numbers, got {wrong[0]}")

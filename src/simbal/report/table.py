@@ -1,23 +1,18 @@
-"""The table of a folder's runs, a pure function of them: a row for each arm, and how far it is from the baseline's."""
+"""The table of a folder's runs: one row per arm, with its differences to the baseline."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
-import orjson
-
-from simbal.errors import UserError
 from simbal.metrics.definitions import Metric
-from simbal.report.arms import group, label_columns, label_of, short_label
-from simbal.report.collect import Run
-from simbal.report.columns import usual
+from simbal.report.arms import group_runs, label_columns, label_of, short_label
+from simbal.report.collect import MeasuredModel, Run
+from simbal.report.columns import default_columns
 from simbal.report.comparison import Row, compare, conclude, every_pair
-from simbal.report.models import MeasuredModel, usual_of_models
 
 
-@dataclass(frozen=True, eq=False)  # a table is itself alone, so that what follows from it can be kept
+@dataclass(frozen=True, eq=False)  # compared by identity, so that its sections and notes can be cached
 class Table:
     """Everything that a rendering of the table shows."""
 
@@ -26,61 +21,35 @@ class Table:
     metrics: Sequence[Metric]  # the columns of numbers
     rows: list[Row]
     baseline: str | None
-    absent: list[tuple[str, Run]]  # failed, diverged, killed, pruned, damaged and unfinished runs, each with its label
+    absent: list[tuple[str, Run]]  # runs without a result, each with its label
     paper: bool = False  # whether the paper's numbers were asked for
-    missing: dict[str, str] = field(default_factory=dict)  # label by folder name of the runs that were never started
-    margin: float | None = None  # nats per token, of equivalence; None: the runs name several
-    pairs: list[Row] = field(default_factory=list)  # of two arms each, if they were asked for; then `rows` compare none
+    missing: dict[str, str] = field(default_factory=dict)  # label by folder name, for runs that were never started
+    margin: float | None = None  # of equivalence, in nats per token; None if the runs have several
+    pairs: list[Row] = field(default_factory=list)  # comparisons of two arms each; `rows` then have no differences
     pairs_of: str = "every two arms"  # what the pairs are
-    models: Sequence[MeasuredModel] = ()  # of Hugging Face, that were measured into the same folder
+    models: Sequence[MeasuredModel] = ()
 
     @property
     def compared(self) -> list[Row]:
-        """The rows that have differences."""
+        """The rows with differences."""
         return [row for row in self.pairs or self.rows if row.differences]
 
-    def of_best(self, most: int) -> "Table":
-        """Return the table of at most so many arms, for who cannot show very many: the lowest validation losses.
+    def best_arms(self, most: int) -> "Table":
+        """Return a table of at most `most` arms: those with the lowest validation loss.
 
-        What an arm is compared with comes with it, and all arms of the baseline do if they are few.
+        The arm that an arm is compared with is always included, and so are all arms of the baseline if they are few.
         """
         if len(self.rows) <= most:
             return self
-        baseline = [row.arm.name for row in self.rows if row.arm.answers_to(self.baseline)]
+        baseline = [row.arm.name for row in self.rows if row.arm.is_baseline(self.baseline)]
         chosen = dict.fromkeys(baseline if len(baseline) <= most // 2 else [])
-        for row in sorted(self.rows, key=_loss):
+        for row in sorted(self.rows, key=_mean_loss):
             more = dict.fromkeys([row.arm.name, *([row.other.name] if row.other else [])])
             if len(chosen | more) <= most:
                 chosen |= more
         rows = [row for row in self.rows if row.arm.name in chosen]
         pairs = [row for row in self.pairs if row.other and {row.arm.name, row.other.name} <= chosen.keys()]
         return replace(self, rows=rows, pairs=pairs)
-
-
-@dataclass(frozen=True)
-class LastSweep:
-    """The sweep that was last run in a folder, as sweep.json says; empty if there was none."""
-
-    command: str = ""
-    runs: dict[str, str] = field(default_factory=dict)  # label by folder name
-
-    @classmethod
-    def of(cls, folder: Path) -> "LastSweep":
-        """Read a folder's sweep.json; `UserError` if it is broken."""
-        file = folder / "sweep.json"
-        if not file.exists():
-            return cls()
-        try:
-            said = orjson.loads(file.read_bytes())
-            if all(isinstance(text, str) for text in (said["command"], *said["runs"].values())):
-                return cls(said["command"], said["runs"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        raise UserError(f"{file} is broken: delete it; the runs in {folder} need it no more")
-
-    def never_started(self, started: Collection[str]) -> dict[str, str]:
-        """Return labels by folder name of the sweep's runs that are not in `started`."""
-        return {name: label for name, label in self.runs.items() if name not in started}
 
 
 def build(
@@ -94,43 +63,49 @@ def build(
     pairs: bool = False,
     models: Sequence[MeasuredModel] = (),
 ) -> Table:
-    """Build the table, which compares arms with the one whose balancing is `baseline` and whose other keys are equal.
+    """Build the table. Each arm is compared with the arm of the baseline's balancing and otherwise equal config.
 
     Args:
-        name: what stands above it.
-        runs: those of one folder.
-        baseline: a balancing or the name of an arm; None takes the runs' own `baseline` key.
-        metrics: the columns; None takes the usual ones.
-        paper: whether the paper's numbers stand beside ours.
-        missing: label by folder name of the runs that were never started.
-        margin: of equivalence, in nats per token; None takes the runs' own `equivalence_margin`.
-        pairs: compare every two arms; tokens to a loss are still those to the baseline's.
-        models: of Hugging Face, which are compared with nothing.
+        name: the title.
+        runs: the runs of one folder.
+        baseline: a balancing, or the name of an arm; None uses the config key `baseline` of the runs.
+        metrics: the columns; None uses the default ones.
+        paper: whether to show the paper's numbers.
+        missing: label by folder name, for runs that were never started.
+        margin: of equivalence, in nats per token; None uses the config key `equivalence_margin` of the runs.
+        pairs: compare every two arms instead of each with the baseline.
+        models: Hugging Face models, which are compared with nothing.
 
     Raises:
-        UserError: the curve of a run is broken, or a perplexity is not above 0.
+        UserError: the curve of a run is broken, or a perplexity is not positive.
     """
     finished = [run for run in runs if run.finished]
     columns = label_columns([run.spec for run in runs]) if runs or not models else ["model"]
-    metrics = [*usual(finished), *usual_of_models(models)] if metrics is None else metrics
-    baseline = own(runs, "baseline") if baseline is None else baseline
-    margin = own(runs, "equivalence_margin") if margin is None else margin
-    rows = compare(group(finished, columns), baseline, metrics, paper)
+    metrics = default_columns(finished, models) if metrics is None else metrics
+    baseline = shared_config_value(runs, "baseline") if baseline is None else baseline
+    margin = shared_config_value(runs, "equivalence_margin") if margin is None else margin
+    rows = compare(group_runs(finished, columns), baseline, metrics, paper)
     every = every_pair(rows, metrics) if pairs else []
     if every:
         rows = [replace(row, differences={}) for row in rows]
     conclude(every or rows, metrics, margin)
-    absent = [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
-    never = dict(missing or {})
-    return Table(name, columns, metrics, rows, baseline, absent, paper, never, margin, every, models=models)
+    absent = absent_runs(runs, columns)
+    return Table(
+        name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every, models=models
+    )
 
 
-def _loss(row: Row) -> float:
+def absent_runs(runs: Sequence[Run], columns: Sequence[str]) -> list[tuple[str, Run]]:
+    """Return the runs without a result, each with its label."""
+    return [(short_label(label_of(run.spec, columns)), run) for run in runs if not run.finished]
+
+
+def shared_config_value(runs: Sequence[Run], key: str) -> Any:
+    """Return a config key that has the same value in all runs; None if it has not."""
+    values = {getattr(run.spec.config, key) for run in runs}
+    return values.pop() if len(values) == 1 else None
+
+
+def _mean_loss(row: Row) -> float:
     losses = row.arm.values("val/loss").values()
     return sum(losses) / len(losses) if losses else inf
-
-
-def own(runs: Sequence[Run], key: str) -> Any:
-    """Return a key of the runs' configs that is the same in all; None where it is not."""
-    named = {getattr(run.spec.config, key) for run in runs}
-    return named.pop() if len(named) == 1 else None

@@ -1,4 +1,4 @@
-"""Training tokens that an arm needs to become as good as the baseline, seed by seed, and what that saves."""
+"""Training tokens that an arm needs to match the baseline's final loss, per seed, and the tokens it saves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,45 +7,44 @@ from statistics import linear_regression
 
 from simbal.report.statistics import ROUNDING, Summary, interval, relative, summarize
 
-Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), by tokens
-PAPER_SAVING = 0.36  # arXiv 2506.14038, of its larger models
-FEWEST = 3  # points of a slope: two have no noise that a line could smooth
+Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), sorted by tokens
+PAPER_SAVING = 0.36  # arXiv 2506.14038, for its larger models
+FEWEST_POINTS = 3  # for a slope: a line through two points smooths no noise
 
 
 @dataclass(frozen=True)
 class SlopeSaving:
-    """Tokens saved by the slope of the baseline's curve, in ln tokens: the share saved is 1 - exp of minus that.
+    """Tokens saved according to the slope of the baseline's curve, in ln tokens; the share saved is 1 - exp(-saving).
 
-    Unlike a first crossing it is there, wherever the baseline's loss still falls, for better and worse arms alike: one
-    that is as much worse has the same saving with the other sign.
+    Unlike the first crossing it exists for better and worse arms alike, provided the baseline's loss still falls at the
+    end. Two arms that are better and worse by the same amount have savings of opposite signs.
     """
 
     savings: dict[int, float]  # by shared seed
     mean: float
-    low: float | None  # lower end of Student's 95% interval; None for a single seed, or where all seeds save the same
+    low: float | None  # lower end of Student's 95% interval; None for a single seed or if all savings are equal
     high: float | None
 
     @property
     def shares(self) -> tuple[float, float | None, float | None]:
-        """The share of tokens saved, and the ends of its interval."""
+        """The share of tokens saved, with the ends of its interval."""
         low, high = (None if end is None else -relative(-end) for end in (self.low, self.high))
         return -relative(-self.mean), low, high
 
 
 @dataclass(frozen=True)
 class TokensToLoss:
-    """An arm's tokens up to the baseline's final validation loss, as a share of the baseline's tokens.
+    """Tokens to the baseline's final validation loss, as a share of the baseline's tokens; the saving is 1 - share.
 
-    The saving is 1 - share. Where a seed never reaches that loss there is no mean: one over the other seeds would tell
-    of the lucky ones alone.
+    If a seed never reaches that loss, no mean is given: a mean over the other seeds would be biased.
     """
 
-    shares: dict[int, float | None]  # by shared seed; None: not reached
-    saving: float | None  # mean over the seeds
-    low: float | None  # lower end of Student's 95% interval; None also as of SlopeSaving
+    shares: dict[int, float | None]  # by shared seed; None: never reached
+    saving: float | None  # mean over seeds
+    low: float | None  # lower end of Student's 95% interval; None as for SlopeSaving
     high: float | None
-    validations: int  # the fewest in any of the curves
-    by_slope: SlopeSaving | None = None  # None: some baseline's curve has no falling slope at its end
+    validations: int  # the smallest number in any of the curves
+    by_slope: SlopeSaving | None = None  # None: a curve of the baseline does not fall at its end
 
     @property
     def missed(self) -> list[int]:
@@ -54,11 +53,11 @@ class TokensToLoss:
 
 
 def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> TokensToLoss | None:
-    """Compare the curves of shared seeds; None if no seed has both.
+    """Compare the curves of shared seeds; None if no seed has both curves.
 
     Args:
         treatment: curves by seed.
-        baseline: curves by seed; the loss to reach is the last of each.
+        baseline: curves by seed; the loss to reach is the last one of each.
     """
     both = treatment, baseline
     shared = [seed for seed in sorted(treatment.keys() & baseline) if all(_tokens(curves[seed]) for curves in both)]
@@ -77,14 +76,16 @@ def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
 
 
 def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> SlopeSaving | None:
-    """Return the final difference of losses by the slope of the baseline's curve, with Student's interval over seeds.
+    """Divide the final difference of losses by the final slope of the baseline's curve.
 
-    What the treatment was trained longer than the baseline is not saved. None if the curve of some seed of the baseline
-    does not fall at its end.
+    Tokens that the treatment was trained longer than the baseline do not count as saved.
 
     Args:
-        treatment: curves by seed, each with tokens at its end.
-        baseline: curves of the same seeds, one or more.
+        treatment: curves by seed.
+        baseline: curves of the same seeds, at least one.
+
+    Returns:
+        The savings, or None if the curve of a baseline's seed does not fall at its end.
     """
     savings = {}
     for seed, curve in baseline.items():
@@ -99,22 +100,22 @@ def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
 
 
 def final_slope(curve: Curve) -> float | None:
-    """Return the slope of the loss against ln tokens at a curve's end, in nats; None of fewer than three points.
+    """Return the slope of the loss against ln tokens at the end of a curve; None for fewer than three points.
 
-    It is of the least-squares line through the points of the last half in ln tokens: those from the geometric mean of
-    the first and last tokens on, or the last three if there are fewer.
+    It is a least-squares fit to the last half of the curve in ln tokens (from the geometric mean of the first and last
+    tokens on), or to the last three points if these are more.
     """
     points = [(log(tokens), loss) for tokens, loss in curve if tokens > 0]
-    if len(points) < FEWEST:
+    if len(points) < FEWEST_POINTS:
         return None
     middle = (points[0][0] + points[-1][0]) / 2
     half = [point for point in points if point[0] >= middle]
-    xs, ys = zip(*(half if len(half) >= FEWEST else points[-FEWEST:]), strict=True)
+    xs, ys = zip(*(half if len(half) >= FEWEST_POINTS else points[-FEWEST_POINTS:]), strict=True)
     return linear_regression(xs, ys).slope if xs[0] < xs[-1] else None
 
 
 def first_reach(curve: Curve, loss: float) -> float | None:
-    """Return the tokens at which a curve is first as low as `loss`, by linear interpolation; None: never."""
+    """Return the tokens at which a curve first reaches `loss`, by linear interpolation; None if it never does."""
     before: tuple[int, float] | None = None
     for tokens, value in curve:
         if value <= loss:
@@ -126,10 +127,9 @@ def first_reach(curve: Curve, loss: float) -> float | None:
 
 
 def _interval(savings: Summary) -> tuple[float | None, float | None]:
-    """Return Student's 95% interval; none where every seed saves the same, as of differences: no noise was measured."""
+    """Return Student's 95% interval; (None, None) without noise, as for paired differences."""
     return interval(savings) if savings.sd is not None and savings.sd > ROUNDING else (None, None)
 
 
 def _tokens(curve: Curve) -> int:
-    """Return the tokens of a curve's last point; 0 if it has none."""
     return curve[-1][0] if curve else 0

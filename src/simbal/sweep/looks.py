@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS
-from simbal.report.arms import group, label_columns
+from simbal.report.arms import group_runs, label_columns
 from simbal.report.collect import Run, collect
-from simbal.report.comparison import rivals
-from simbal.report.conclusion import ALPHA
-from simbal.report.sequential import decided
+from simbal.report.comparison import baseline_arms
+from simbal.report.sequential import decide
+from simbal.report.statistics import ALPHA
 from simbal.report.table import build
 from simbal.sweep.composer import Job
 
@@ -41,8 +41,8 @@ def require_decidable(jobs: Sequence[Job]) -> None:
     if len({job.spec.path.parent for job in jobs}) > 1:
         raise UserError("until=decided: the arms have several names, and only one folder can be looked at")
     specs = [job.spec for job in jobs]
-    arms = group([Run(spec.path, spec, None, {}) for spec in specs], label_columns(specs))
-    others = zip(arms, rivals(arms, specs[0].config.baseline), strict=True)
+    arms = group_runs([Run(spec.path, {}, spec, None) for spec in specs], label_columns(specs))
+    others = zip(arms, baseline_arms(arms, specs[0].config.baseline), strict=True)
     if not any(len(rival) == 1 and rival[0] is not arm for arm, rival in others):
         raise UserError(
             "until=decided: no arm differs from the baseline in balancing alone, so there is none to decide"
@@ -75,7 +75,7 @@ def look(jobs: Sequence[Job], looks: Sequence[int], most: int) -> dict[str, str 
         assert row.other
         ours, theirs = row.arm.values(LOSS.key), row.other.values(LOSS.key)
         differences = [ours[seed] - theirs[seed] for seed in sorted(ours)]
-        decision = decided(differences, looks, most, table.margin, ALPHA / len(table.compared))
+        decision = decide(differences, looks, most, table.margin, ALPHA / len(table.compared))
         decisions[row.arm.name] = WORDS.get(decision, decision) if decision else None
     return decisions
 

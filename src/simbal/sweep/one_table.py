@@ -8,7 +8,7 @@ from typing import Any
 from simbal.errors import UserError
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import Run, collect
-from simbal.report.columns import choose
+from simbal.report.columns import choose_columns
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
@@ -66,10 +66,10 @@ def check_columns(jobs: Iterable[Job]) -> None:
     """Raise `UserError` for a name in `columns` that no number of a run has, nor an analysis in the sweep's folder."""
     for folder, columns in {(job.spec.path.parent, tuple(job.spec.config.columns or ())) for job in jobs}:
         try:
-            choose(columns, [])
+            choose_columns(columns, [])
         except UserError:
             try:
-                choose(columns, _finished(folder))
+                choose_columns(columns, _finished(folder))
             except UserError as error:
                 raise UserError(f"{error}, and numbers of an analysis once evaluate.py has measured them") from None
 

@@ -1,4 +1,4 @@
-"""Folders of sweeps with curves and analyses, without a run."""
+"""Folders of sweeps with curves and analyses, without training."""
 
 import json
 import shutil
@@ -11,15 +11,10 @@ import pytest
 from simbal.analysis.result import write_analysis
 from simbal.report.collect import collect
 from simbal.report.table import Table, build
-from simbal.runs.folder import RunFolder
-from simbal.runs.spec import RunSpec
-from tests.run_folders import fake_spec
 
 HOSTILE = (
-    "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>",
-    "]]><svg onload=a>", "<!-- ", "--><b>", "&lt;script&gt;", "javascript:alert(1)", "{{ 7*7 }}",
-    "{% raw %}", "'; alert(1); '", "</title><base href=//x>", "<a href='javascript:x'>",
-    "</script><script>", "<svg/onload=x>", "$x^2$", "var(--ink)", "\\", "漢",
+    "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>", "<!-- ",
+    "&lt;script&gt;", "{{ 7*7 }}", "'; alert(1); '", "</title><base href=//x>", "<a href='javascript:x'>", "\\", "漢",
 )  # fmt: skip
 STEPS = range(0, 50, 10)
 DROPPING = {"settings": {}, "definition": {}, "metrics": {"ppl_drop_0": 1.0}}
@@ -37,38 +32,22 @@ def table_of() -> Callable[[Path], Table]:
 
 
 @pytest.fixture
-def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a finished run of 2 layers and 4 experts to tmp_path/outputs/fake and returns its path."""
+def write_run(write_run: Callable[..., Path]) -> Callable[..., Path]:
+    """Writes a run of 2 layers and 4 experts, with its curves, to tmp_path/outputs/fake and returns its path."""
 
-    def write(balancing: str = "simbal", seed: int = 0, dense: bool = False, **changes: Any) -> Path:
-        spec = fake_spec(base_spec, tmp_path, balancing, seed, changes.pop("keys", {}))
-        folder = RunFolder(spec.path)
-        folder.write_spec(spec)
+    def write(balancing: str = "simbal", seed: int = 0, dense: bool = False, **fields: Any) -> Path:
         metrics = {"val/loss": 4.0 + seed, "val/ppl": 50.0 + seed, "val/max_vio": None if dense else 0.5}
         layers = {} if dense else {"val/tokens_per_expert": [[10, 20, 30, 40 + seed], [0, 0, 50, 50]]}
-        record = {
-            "status": "finished",
-            "config_hash": spec.hash,
-            "choices": spec.choices,
-            "seed": seed,
-            "data": {"source": "synthetic", "text": "a", "tokens": "b", "versions": {}},
-            "definitions": {"val/ppl": "exp of the loss"},
-            "steps": 40,
-            "tokens": 400,
-            "tokens_per_second": 1000.0,
-            "metrics": metrics,
-            "layers": layers,
-        }
-        folder.write_record(record | changes)
-        write_rows(folder.path, [row(step, seed, dense) for step in STEPS])
-        return folder.path
+        path = write_run(balancing, seed, **{"metrics": metrics, "layers": layers, "steps": 40, "tokens": 400} | fields)
+        write_rows(path, [row(step, seed, dense) for step in STEPS])
+        return path
 
     return write
 
 
 @pytest.fixture
 def analyse() -> Callable[[Path], None]:
-    """Writes what the analyses dropping and pruning do."""
+    """Writes the results of the analyses dropping and pruning."""
 
     def write(run: Path) -> None:
         curve = [{"drop": drop, "ppl": 50.0 + 10 * drop} for drop in range(3)]
@@ -93,13 +72,13 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_hostile(write_run, sweep: Path, words: str) -> None:
-    """Two arms, and a run each that has failed, diverged and was damaged, with `words` wherever a text may stand."""
+    """Two arms and failed, diverged and damaged runs, with `words` wherever a file can have text."""
     shutil.rmtree(sweep, ignore_errors=True)
-    said = {"definitions": {"val/ppl": words}, "warnings": [words]}
+    texts = {"definitions": {"val/ppl": words}, "warnings": [words]}
     for seed in (0, 1):
-        write_run("lbl", seed, **said)
-        for note in (words, "none"):  # of two arms of one strategy, each has its note in its name
-            write_run("simbal", seed, **said, keys={"balancing.simbal.note": note, "data.cache_dir": words})
+        write_run("lbl", seed, **texts)
+        for note in (words, "none"):  # two arms of one strategy, which have the note in their names
+            write_run("simbal", seed, **texts, keys={"balancing.simbal.note": note, "data.cache_dir": words})
     write_run("none", 2, status="diverged", error=words, step=3, warnings=[words])
     write_run("none", 3, status="failed", error=words)
     damaged = write_run("none", 4)

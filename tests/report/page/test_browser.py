@@ -1,8 +1,7 @@
-"""The page in headless Chromium; skipped where there is none."""
+"""The page in headless Chromium; skipped if it is not installed."""
 
 import json
 import shutil
-import subprocess
 import warnings
 from collections.abc import Iterator
 
@@ -11,7 +10,6 @@ import pytest
 from simbal.report.report import report
 from tests.child_processes import wait_until
 from tests.report.page.conftest import HOSTILE, write_hostile
-from tests.sweep import small_sweep
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -40,7 +38,7 @@ def browser(tmp_path_factory) -> Iterator["webdriver.Chrome"]:
 
 @pytest.fixture
 def page(write_run, analyse, sweep):
-    """The address of a page with all that a page can have, long names among it."""
+    """The address of a page with every section, long names and errors."""
     for balancing in ("lbl", "simbal"):
         for seed in (0, 2, 10):
             metrics = {"val/ppl": 50.0 + seed, "val/bpb": 2.0 - (balancing == "lbl") * (1 + seed / 100)}
@@ -64,10 +62,10 @@ def requested(browser) -> list[str]:
 
 
 def open_page(browser, address: str, width: int, dark: bool = False) -> None:
-    """Open a page and wait until its figures are drawn, without an error, within its width and without the network."""
+    """Open a page and check that its figures are drawn without errors or network, and that it fits the width."""
     emulate(browser, width, dark)
     for log in ("browser", "performance"):
-        browser.get_log(log)  # what other pages have said
+        browser.get_log(log)  # messages of other pages
     browser.get(address)
     wait_until(lambda: browser.execute_script("return document.documentElement.dataset.drawn"))
     assert browser.get_log("browser") == []
@@ -79,7 +77,13 @@ def lines_of_loss(browser) -> int:
     return len(browser.find_elements("css selector", "[data-figure=loss] .mark-line path"))
 
 
-def test_a_finished_page_draws_its_figures_hides_an_arm_changes_scales_and_sorts(browser, page):
+def test_a_finished_page_works_on_a_desktop_and_on_a_phone_in_light_and_dark(browser, page):
+    desktop_draws_figures_hides_an_arm_changes_scales_and_sorts(browser, page)
+    for dark in (False, True):
+        phone_shows_every_interval_with_its_conclusion(browser, page, dark)
+
+
+def desktop_draws_figures_hides_an_arm_changes_scales_and_sorts(browser, page):
     open_page(browser, page, 1280)
     figures = browser.find_elements("css selector", "[data-figure]")
     assert len(figures) == len(browser.find_elements("css selector", "[data-figure] svg")) >= 11
@@ -88,7 +92,7 @@ def test_a_finished_page_draws_its_figures_hides_an_arm_changes_scales_and_sorts
     wait_until(lambda: lines_of_loss(browser) == 1)
     browser.find_element("css selector", "[data-show=seeds]").click()
     wait_until(lambda: lines_of_loss(browser) == 1 + 3)
-    browser.refresh()  # as the page of a running sweep does
+    browser.refresh()  # as a running sweep's page does
     wait_until(lambda: lines_of_loss(browser) == 1 + 3)
     for axis in ("x", "y"):
         before = browser.find_element("css selector", "[data-figure=loss]").get_attribute("innerHTML")
@@ -101,14 +105,13 @@ def test_a_finished_page_draws_its_figures_hides_an_arm_changes_scales_and_sorts
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_telephone_shows_every_interval_in_full_with_its_conclusion(browser, page, dark):
+def phone_shows_every_interval_with_its_conclusion(browser, page, dark):
     open_page(browser, page, 375, dark)
-    whole = """return [...document.querySelectorAll("[data-figure^=difference] .mark-rect path")].map((bar) => {
+    complete = """return [...document.querySelectorAll("[data-figure^=difference] .mark-rect path")].map((bar) => {
         const [outer, inner] = [bar.closest("svg"), bar].map((element) => element.getBoundingClientRect());
         return inner.width > 1 && outer.left <= inner.left && inner.right <= outer.right && outer.right <= innerWidth;
     })"""
-    found = browser.execute_script(whole)
+    found = browser.execute_script(complete)
     assert len(found) >= 1
     assert all(found)
     texts = [each.text for each in browser.find_elements("css selector", "[data-figure=difference-val-bpb] text")]
@@ -122,22 +125,3 @@ def test_hostile_texts_stay_texts_in_the_browser(browser, write_run, sweep):
     open_page(browser, (sweep / "index.html").as_uri(), 1280)
     assert "<script>alert(1)" in browser.find_element("css selector", "[data-figure=difference-val-ppl]").text
     assert "note=<script>" in browser.find_element("css selector", ".controls").text
-
-
-def test_the_page_of_a_running_sweep_becomes_its_table(browser, tmp_path):
-    command = small_sweep.command(tmp_path / "outputs", tmp_path / "cache", "hydra.launcher.n_jobs=1")
-    file = tmp_path / "outputs/default/index.html"
-    browser.get_log("browser")  # what pages of other tests have said
-    refresh = ("css selector", "[http-equiv=refresh]")
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as sweep:
-        try:
-            wait_until(file.exists)
-            browser.get(file.as_uri())
-            assert browser.find_elements(*refresh)
-            assert browser.find_elements("css selector", "[data-figure]")
-            assert sweep.wait(300) == 0
-        finally:
-            sweep.kill()
-    browser.get(file.as_uri())
-    assert not browser.find_elements(*refresh)
-    assert browser.get_log("browser") == []

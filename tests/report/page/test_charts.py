@@ -1,4 +1,4 @@
-"""Figures as files: the text of an SVG or a PDF stays text, and every arm and interval is there."""
+"""Figures as files: text stays text in SVG and PDF, and every arm and interval is drawn."""
 
 import csv
 import re
@@ -28,19 +28,17 @@ def test_curves_are_drawn_in_the_colours_of_their_arms_with_a_legend_and_a_capti
         figure, charts.DOCUMENT, "what bands are"
     )
     drawn = charts.svg(figure)
+    assert drawn == charts.svg(figure)
     assert charts.COLORS[0] in drawn
     assert charts.COLORS[1] in drawn
     assert "var(--" not in drawn
 
 
-def test_the_rows_of_a_chart_are_the_means_and_the_ends_of_their_bands():
+def test_the_rows_of_a_chart_are_means_with_band_ends_and_keep_the_ends_of_a_line():
     rows = [*charts.expand(Lines([("", [LINE, OTHER])], "x", "y").rows())]
     assert [row["y"] for row in rows] == [*LINE.means, *OTHER.means]
     assert [row["x"] for row in rows] == [*LINE.xs, *OTHER.xs]
     assert [row.get("high") for row in rows] == [3.1, 2.2, 1.3, None, None, None]
-
-
-def test_a_line_keeps_its_ends_when_it_is_thinned():
     long = Curve("lbl", 0, [*range(1000)], [1.0] * 1000, None)
     xs = [row["x"] for row in charts.expand(Lines([("", [long])], "x", "y", most_points=50).rows())]
     assert (len(xs), xs[0], xs[-1]) == (50, 0, 999)
@@ -56,8 +54,8 @@ def test_panels_and_load_maps_have_their_titles():
 
 def test_an_interval_is_drawn_from_end_to_end_beside_its_numbers():
     one = Interval("simbal", -0.1, -0.15, -0.05, "better", "-0.1 [-0.15, -0.05] better", "-0.1 better")
-    alone = Interval("none", 0.1, None, None, "not resolved", "+0.1 not resolved", "+0.1 not resolved")
-    forest = Forest([one, alone], "difference")
+    single = Interval("none", 0.1, None, None, "not resolved", "+0.1 not resolved", "+0.1 not resolved")
+    forest = Forest([one, single], "difference")
     assert {"simbal", "none", "-0.1 [-0.15, -0.05] better", "difference"} <= texts(forest, charts.DOCUMENT)
     assert "-0.1 better" in texts(forest)
     assert charts.CONCLUSIONS["better"] in charts.svg(forest)
@@ -84,9 +82,7 @@ def sweep_of_two(write_run, sweep):
     return sweep
 
 
-def test_report_writes_the_figures_with_text_when_it_is_asked_to(sweep_of_two, capsys):
-    report(sweep_of_two)
-    assert not (sweep_of_two / "figures").exists()
+def test_report_writes_figures_with_text_on_request(sweep_of_two, capsys):
     report(sweep_of_two, figures=True)
     assert "figures/" in capsys.readouterr().out
     written = {file.name for file in (sweep_of_two / "figures").iterdir()}
@@ -98,12 +94,7 @@ def test_report_writes_the_figures_with_text_when_it_is_asked_to(sweep_of_two, c
     assert re.search(r"<text[^>]*>simbal</text>", (sweep_of_two / "figures/loss.svg").read_text())
 
 
-def test_the_same_figure_gives_the_same_bytes():
-    figure = Lines([("", [LINE, OTHER])], "training tokens", "nats")
-    assert charts.svg(figure) == charts.svg(figure)
-
-
-def test_the_numbers_drawn_stand_in_a_file(sweep_of_two, table_of):
+def test_a_csv_file_has_the_numbers_drawn(sweep_of_two, table_of):
     found = cards(table_of(sweep_of_two), sweep_of_two)
     lines = [*csv.DictReader(curves_csv(found).splitlines())]
     assert {line["figure"] for line in lines} == {card.name for card in found if isinstance(card.figure, Lines)}

@@ -1,28 +1,27 @@
+"""Curves are means over seeds with bands; PES is read per layer, loads per expert."""
+
 import pytest
 import scipy.stats
 
 from simbal.report import curves
-from simbal.report.curves import loads
+from simbal.report.curves import expert_loads
 from tests.report.page.conftest import STEPS, row, write_rows
 
 
 @pytest.fixture
 def arms(sweep, table_of):
-    return lambda: curves.read([row.arm for row in table_of(sweep).rows], "lbl")
+    return lambda: curves.read_arms([row.arm for row in table_of(sweep).rows], "lbl")
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run, arms):
     for seed in (0, 2):
         write_run(seed=seed)
-    (curve,) = curves.over_tokens(arms(), "val/loss")
+    (curve,) = curves.metric_curves(arms(), "val/loss")
     assert curve.xs == [0, 100, 200, 300, 400]
     assert curve.means == [9, 8, 7, 6, 5]
     assert curve.bands == pytest.approx([2**0.5] * 5)
-
-
-def test_one_seed_has_no_band(write_run, arms):
-    write_run()
-    assert curves.over_tokens(arms(), "val/loss")[0].bands is None
+    (half,) = curves.second_half([curve])
+    assert (half.xs, half.means, half.bands) == ([200, 300, 400], curve.means[2:], curve.bands[2:])
 
 
 def losses(path, *values):
@@ -35,40 +34,36 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
         losses(write_run("lbl", seed), 9 + 5 * seed, 8 + 5 * seed)
         losses(write_run("simbal", seed), 9 + 5 * seed, 8 + 5 * seed + difference)
         losses(write_run("none", seed + 1), 9, 8 + seed)
-    found = {curve.arm: curve for curve in curves.over_tokens(arms(), "val/loss")}
+    found = {curve.arm: curve for curve in curves.metric_curves(arms(), "val/loss")}
     low, high = scipy.stats.ttest_1samp([0.1, 0.4, 0.1], 0).confidence_interval()
     assert found["simbal"].bands == pytest.approx([0, (high - low) / 2])
     assert (found["simbal"].rival, found["none"].rival) == ("lbl", None)
     assert found["lbl"].bands is None  # its difference to itself is 0
     assert found["none"].bands == pytest.approx([0, 1])  # other seeds
-    said = curves.describe_bands([*found.values()])
-    assert "interval of the paired difference to lbl; none: ± one standard deviation" in said
+    text = curves.describe_bands([*found.values()])
+    assert "interval of the paired difference to lbl; none: ± one standard deviation" in text
 
 
 def test_places_that_one_seed_lacks_are_left_out(write_run, arms):
     write_run(seed=0)
     write_rows(write_run(seed=1), [row(step, 1, False) for step in STEPS if step != 20])
-    assert curves.over_tokens(arms(), "val/loss")[0].xs == [0, 100, 300, 400]
+    assert curves.metric_curves(arms(), "val/loss")[0].xs == [0, 100, 300, 400]
 
 
-def test_the_rate_is_per_million_tokens_and_halfway(write_run, arms):
+def test_one_seed_has_no_band_pes_has_a_curve_for_each_layer_and_its_rate_is_per_million_tokens(write_run, arms):
     write_run()
-    (curve,) = curves.rate(arms(), "val/mean_pes")
-    assert curve.xs == [50, 150, 250, 350]
-    assert curve.means == pytest.approx([0.01 / 100 * 1e6] * 4)
-
-
-def test_pes_has_a_curve_for_each_layer(write_run, arms):
-    write_run()
+    assert curves.metric_curves(arms(), "val/loss")[0].bands is None
     (first,), (second,) = curves.pes_by_layer(arms())
-    assert first.means == [0.1] * 5
-    assert second.means == [0.3] * 5
+    assert (first.means, second.means) == ([0.1] * 5, [0.3] * 5)
+    (rate,) = curves.rate_curves(arms(), "val/mean_pes")
+    assert rate.xs == [50, 150, 250, 350]
+    assert rate.means == pytest.approx([0.01 / 100 * 1e6] * 4)
 
 
 def test_loads_are_those_of_the_first_run_by_the_expert_s_index_and_by_the_even_load(write_run, arms):
     for seed in (1, 0):
         write_run(seed=seed)
-    assert loads(arms()) == {"simbal": [[0.4, 0.8, 1.2, 1.6], [0, 0, 2, 2]]}
+    assert expert_loads(arms()) == {"simbal": [[0.4, 0.8, 1.2, 1.6], [0, 0, 2, 2]]}
 
 
 def test_the_training_loss_is_averaged_over_spans_of_steps_of_which_the_last_must_be_over(write_run, arms):
@@ -90,20 +85,12 @@ def test_the_training_loss_of_seeds_is_a_curve_like_others(write_run, arms):
 
 def test_a_dense_model_has_no_curves_of_experts(write_run, arms):
     write_run(dense=True)
-    assert curves.over_tokens(arms(), "val/unique_experts") == curves.pes_by_layer(arms()) == []
-    assert loads(arms()) == {}
+    assert curves.metric_curves(arms(), "val/unique_experts") == curves.pes_by_layer(arms()) == []
+    assert expert_loads(arms()) == {}
 
 
 def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
     analyse(write_run())
-    (dropping,), (pruning,) = (curves.analysed(arms(), name) for name in ("dropping", "pruning"))
+    (dropping,), (pruning,) = (curves.analysis_curves(arms(), name) for name in ("dropping", "pruning"))
     assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
     assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])
-
-
-def test_the_second_half_begins_at_half_of_the_tokens(write_run, arms):
-    for seed in (0, 1):
-        write_run(seed=seed)
-    (whole,) = curves.over_tokens(arms(), "val/loss")
-    (half,) = curves.second_half([whole])
-    assert (half.xs, half.means, half.bands) == ([200, 300, 400], whole.means[2:], whole.bands[2:])

@@ -1,12 +1,12 @@
-"""Arms look the same in every study, and different in every figure, to the colour-blind too."""
+"""Arms look the same in every study and different in every figure, also to the color-blind."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from simbal.report.charts import ARM_COLORS, COLORS, DASHES, STYLE_SHAPES
-from simbal.report.curves import KNOWN, NUM_STYLES, styles
+from simbal.report.charts import COLORS, STYLE_COLORS, STYLE_DASHES, STYLE_SHAPES
+from simbal.report.curves import KNOWN, NUM_STYLES, arm_styles
 
 SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
     "full": np.eye(3),
@@ -28,22 +28,22 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_ten_arms_are_told_apart_by_colour_alone_whatever_colours_one_sees(sight):
+def test_ten_colors_are_distinguishable_with_any_color_vision(sight):
     seen = [lab(np.array(SIGHT[sight]) @ linear(each)) for each in COLORS]
     assert len(seen) >= 10
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 14
 
 
-def test_every_colour_is_seen_on_white():
+def test_every_color_has_enough_contrast_on_white():
     """The contrast that WCAG 2.1 asks of graphics, 3 to 1."""
     assert min(1.05 / ((XYZ @ linear(each))[1] + 0.05) for each in COLORS) > 3
 
 
 def test_styles_differ_in_colour_and_in_dashes_and_shape():
-    assert len({*zip(ARM_COLORS, map(str, DASHES), strict=True)}) == NUM_STYLES
-    assert len({*zip(ARM_COLORS, STYLE_SHAPES, strict=True)}) == NUM_STYLES
+    assert len({*zip(STYLE_COLORS, map(str, STYLE_DASHES), strict=True)}) == NUM_STYLES
+    assert len({*zip(STYLE_COLORS, STYLE_SHAPES, strict=True)}) == NUM_STYLES
 
 
 def test_a_known_strategy_has_its_own_style_in_every_study():
-    assert styles(["none", "simbal"]) == [KNOWN.index("none"), KNOWN.index("simbal")]
-    assert styles(["simbal", "mine", "lbl"]) == [1, 2, 0]
+    assert arm_styles(["none", "simbal"]) == [KNOWN.index("none"), KNOWN.index("simbal")]
+    assert arm_styles(["simbal", "mine", "lbl"]) == [1, 2, 0]

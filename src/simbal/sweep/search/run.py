@@ -106,7 +106,7 @@ def run_searches(
                 show(study, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
-        report(folder, config.baseline, config.columns)
+        report(folder, baseline=config.baseline, columns=config.columns)
     if settings.sampler == "grid" and (failed := sum(len(study.failed()) for study in studies)):
         raise UserError(f"{failed} points of the grid failed; retry_failed=true tries them again")
 

@@ -1,4 +1,4 @@
-"""Two sweeps, or two runs, in one table: what differs comes first, and what cannot be compared is said."""
+"""Two sweeps, or two runs: settings that differ come first, then one table, or the reason why there is none."""
 
 import shutil
 from math import exp
@@ -8,8 +8,8 @@ import pytest
 from simbal.cli.report import main
 from simbal.errors import UserError
 from simbal.report import sections
+from simbal.report.compare import build_both, differing_settings, read_sides, why_incomparable
 from simbal.report.report import report_both
-from simbal.report.two_folders import build_both, read_sides, what_differs, why_not
 
 CODE = {"version": "0.1.0", "commit": "a" * 40, "dirty": False}
 
@@ -25,77 +25,67 @@ def write(write_run):
     return run
 
 
-@pytest.fixture
-def same_arms(write):
-    """Two sweeps of the same two arms, which differ in the learning rate."""
-    for seed in range(3):
-        for balancing, worse in (("lbl", 1.0), ("simbal", 0.0)):
-            old = write("old", balancing, seed, 100 + worse + seed, code=CODE)
-            rate = {"optim.lr": 0.5}
-            new = write("new", balancing, seed, 90 + worse + seed, keys=rate, code=CODE | {"commit": "b" * 40})
-    return old, new
-
-
-def differing(old, new):
-    return {key: tuple(values) for key, *values in what_differs(*read_sides(old, new)).lines}
-
-
-def both(old, new, baseline=None, pairs=False):
-    return build_both(*read_sides(old, new), baseline, None, False, None, pairs)
+def both(old, new, baseline=None, **options):
+    return build_both(*read_sides(old, new), baseline, **options)
 
 
 def compared(table):
     return {(row.arm.name, row.other.name): row.differences["val/ppl"].pairs for row in table.compared}
 
 
-def test_what_differs_has_both_values_and_nothing_else(same_arms):
-    assert differing(*same_arms) == {"optim.lr": ("0.002", "0.5"), "code.commit": ("a" * 16, "b" * 16)}
-
-
-def test_arms_that_differ_in_a_key_have_it_in_their_label_and_are_compared_with_the_baseline(same_arms):
-    table = both(*same_arms)
-    assert [row.arm.name for row in table.rows] == ["lbl lr=0.002", "simbal lr=0.002", "lbl lr=0.5", "simbal lr=0.5"]
+def test_arms_with_another_key_are_labelled_by_it_and_compared_with_their_baseline(write):
+    for seed in range(3):
+        for balancing, worse in (("lbl", 1.0), ("simbal", 0.0)):
+            old = write("old", balancing, seed, 100 + worse + seed, code=CODE)
+            rate = {"optim.lr": 0.5}
+            new = write("new", balancing, seed, 90 + worse + seed, keys=rate, code=CODE | {"commit": "b" * 40})
+    differing = {key: tuple(values) for key, *values in differing_settings(*read_sides(old, new)).lines}
+    assert differing == {"optim.lr": ("0.002", "0.5"), "code.commit": ("a" * 16, "b" * 16)}
+    table = both(old, new)
+    assert {row.arm.name for row in table.rows} == {"lbl lr=0.002", "simbal lr=0.002", "lbl lr=0.5", "simbal lr=0.5"}
     assert compared(table) == {("simbal lr=0.002", "lbl lr=0.002"): 3, ("simbal lr=0.5", "lbl lr=0.5"): 3}
 
 
 @pytest.fixture
 def equal_arms(write):
-    """A sweep that was done again, with one arm more and another seed."""
+    """A sweep that was run again, with one more arm and other seeds."""
     for seed in range(3):
         old = write("old", "lbl", seed, 100 + seed, code=CODE)
         new = write("new", "lbl", seed + 1, 99 + seed, code=CODE | {"dirty": True})
-    write("new", "simbal", 1, 90)
+        write("new", "simbal", seed + 1, 90 + seed)
     return old, new
 
 
-def test_arms_that_are_equal_are_told_apart_by_folder_and_compared_with_each_other(equal_arms):
+def test_equal_arms_are_labelled_by_folder_and_compared_with_each_other(equal_arms):
     table = both(*equal_arms)
-    assert [row.arm.name for row in table.rows] == ["lbl folder=old", "lbl folder=new", "simbal folder=new"]
+    assert {row.arm.name for row in table.rows} == {"lbl folder=old", "lbl folder=new", "simbal folder=new"}
     assert compared(table) == {("lbl", "lbl"): 2}
     assert [line[0] for line in sections.differences(table).lines] == ["lbl"]
-    (row,) = table.compared
-    assert row.differences["val/ppl"].mean < 0
+    assert table.compared[0].differences["val/ppl"].mean < 0
+
+
+def test_with_a_baseline_arms_are_compared_within_their_folder(equal_arms):
+    assert compared(both(*equal_arms, baseline="lbl")) == {("simbal folder=new", "lbl folder=new"): 3}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "reason"),
     [
         (
             {"data": {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.0"}}},
             "data.text is 'a' in the first",
         ),
         ({"steps": 800}, "the first was trained for 400 steps and the second for 800"),
-        ({"tokens": 5}, "a run of the first was trained on 819,200 tokens, and one of the second on 5"),
-        ({"definitions": {"val/ppl": "2 to the loss"}}, "definitions.val/ppl is 'exp of the loss' in the first"),
+        ({"tokens": 5}, "the first was trained on 819,200 tokens and the second on 5"),
     ],
 )
-def test_what_cannot_be_compared_is_said_after_what_differs_and_no_table_is_shown(write, capsys, fields, said):
+def test_incomparable_folders_have_a_reason_and_no_table(write, capsys, fields, reason):
     old, new = write("old", "lbl"), write("new", "lbl", **fields)
-    assert said in why_not(*read_sides(old, new))
+    assert reason in why_incomparable(*read_sides(old, new))
     with pytest.raises(UserError, match="old and new cannot be compared: "):
         report_both(old, new)
     out = capsys.readouterr().out
-    assert "what differs between old and new" in out
+    assert "settings that differ between old and new" in out
     assert "perplexity" not in out
 
 
@@ -115,10 +105,10 @@ def test_a_copied_run_is_no_pair_however_two_folders_are_compared(write):
     assert [len(row.arm.runs) for row in both(old, new).rows] == [4, 4]
 
 
-def test_the_command_line_compares_two_and_writes_nothing(equal_arms, capsys):
+def test_the_command_compares_two_folders_and_writes_nothing(equal_arms, capsys):
     before = {path.name for folder in equal_arms for path in folder.iterdir()}
     main([*map(str, equal_arms), "columns=[ppl]"])
     out = capsys.readouterr().out
-    assert out.index("what differs between old and new") < out.index("paired difference of equal arms, new - old,")
+    assert out.index("settings that differ between old and new") < out.index("equal arms, new - old")
     assert "code.dirty" in out
     assert {path.name for folder in equal_arms for path in folder.iterdir()} == before

@@ -1,0 +1,339 @@
+"""Show a table: on the terminal, and as table.md, table.tex, table.csv and table.json in the folder of its runs."""
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import accumulate
+from math import ceil
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from simbal.files.console import new_grid
+from simbal.files.disk import write_json, write_text
+from simbal.metrics.definitions import Metric
+from simbal.report import sections
+from simbal.report.columns import ABSENT, Cell
+from simbal.report.comparison import Row
+from simbal.report.notes import notes, remarks
+from simbal.report.sections import Section, status_and_error
+from simbal.report.statistics import PairedDifference
+from simbal.report.table import Table
+from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
+
+MOST_NOTE_LINES = 4
+MOST_ROWS = 100  # arms, and runs without a result, on the terminal
+# columns that a narrow terminal leaves out, in this order
+SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
+GAP = 2  # spaces for each column
+
+MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
+SIGNS = {
+    "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}", "±": r"$\pm$", "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$", "—": "---", "\N{MINUS SIGN}": "$-$",
+}  # fmt: skip
+NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
+LATEX = re.compile(f"-(?=-)|[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX prints differently
+CSV_NUMBERS = (
+    "metric", "mean", "sd", "n", "seeds", "baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm",
+    "d_z", "detectable", "p_equivalent", "conclusion", "documents_error", "documents_low", "documents_high",
+    "documents", "welch_difference", "welch_df", "welch_p",
+)  # fmt: skip
+CSV_PAPER = ("paper_m", "paper_l", "paper_m_sd")
+
+
+def show(table: Table, out: Console, explain: bool = False, in_files: bool = True) -> None:
+    """Print the most important notes, differences, tokens saved, runs without a result and, last, the means.
+
+    Args:
+        table: to print.
+        out: where to.
+        explain: print all notes, with definitions.
+        in_files: whether the files have the full table.
+    """
+    shown_notes = notes(table) if explain else _first_notes(remarks(table), out.width)
+    for note in shown_notes:
+        out.print(note, style="dim")
+    out.print()
+    shown = table.best_arms(MOST_ROWS)
+    left_out = []
+    for section in (sections.differences(shown), sections.tokens_to_loss(shown)):
+        if section.rows:
+            left_out += print_section(_ever_fewer_columns(section), out)
+    if (absent := sections.absent(shown)).rows:
+        print_section([([], replace(absent, rows=absent.rows[:MOST_ROWS]))], out)
+        if more := len(absent.rows[MOST_ROWS:]):
+            out.print(f"and {more:,} more runs without a result")
+    if shown.rows or shown.models:
+        left_out += print_section(_ever_fewer_metrics(shown), out)
+    hints = []
+    if any(cell.muted for row in sections.means(shown).rows for cell in row):
+        hints.append(f"Faint: the difference to {table.baseline} is not resolved.")
+    if len(shown.rows) < len(table.rows):
+        hints.append(f"Shown: the {len(shown.rows)} of {len(table.rows):,} arms with the lowest validation loss.")
+    if left_out:
+        where = "the files have all columns" if in_files else "a wider terminal shows all columns"
+        hints.append(f"Left out at this width: {', '.join(left_out)}; {where}.")
+    if more := len(notes(table)) - len(shown_notes):
+        where = "explain=true prints them" + (", table.md has them" if in_files else "")
+        hints.append(f"{more} more notes and definitions: {where}.")
+    for hint in hints:
+        out.print(hint, style="dim")
+
+
+def _first_notes(found: Sequence[str], width: int) -> list[str]:
+    """Return the first notes, as many as fit into a few lines."""
+    lines = accumulate(ceil(cell_len(note) / width) for note in found)
+    return [note for note, count in zip(found, lines, strict=True) if count <= MOST_NOTE_LINES]
+
+
+def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> list[str]:
+    """Print the first section that fits the width, or the last one; return the names of the columns that it lacks.
+
+    Args:
+        parts: the section with ever fewer columns, each with the names of the columns left out.
+        out: where to.
+    """
+    for left_out, section in parts:  # noqa: B007 - the last one is used
+        widths, fits = _column_widths(section, out.width)
+        if fits:
+            break
+    out.print(section.title, style="bold")  # in the grid it would be broken at the width of the grid
+    grid = new_grid("")
+    for place, (heading, width) in enumerate(zip(section.headings, widths, strict=True)):
+        lines = "\n".join(wrap(_keep_arrow(heading), width))
+        grid.add_column(lines, justify="left" if place < section.texts else "right", overflow="fold", width=width)
+    for row in section.rows:
+        shown = (
+            cell.line if cell_len(cell.line) <= width else cell.lines for cell, width in zip(row, widths, strict=True)
+        )
+        grid.add_row(*(Text(text, "dim" if cell.muted else "") for text, cell in zip(shown, row, strict=True)))
+    out.print(grid)
+    return left_out
+
+
+def _column_widths(section: Section, total: int) -> tuple[list[int], bool]:
+    """Return the widths of the columns, and whether they fit without breaking words and numbers.
+
+    If the rows are too wide, headings and cells that can take several lines do.
+    """
+    widths, least = [], []
+    for place, heading in enumerate(section.headings):
+        cells = [row[place] for row in section.rows]
+        is_text = place < section.texts and heading != "metric"
+        parts = [part for cell in cells for part in (cell.text.split() if is_text else cell.lines.split("\n"))]
+        widths.append(max(map(cell_len, [heading, *(cell.line for cell in cells)])))
+        least.append(max(map(cell_len, [*_keep_arrow(heading).split(" "), *parts])))
+    room = total - GAP * len(widths)
+    while sum(widths) > room:
+        slack = [width - smallest for width, smallest in zip(widths, least, strict=True)]
+        if max(slack) <= 0:
+            break
+        widths[slack.index(max(slack))] -= 1
+    fits = sum(widths) <= room
+    while sum(widths) > max(room, len(widths)):
+        widths[widths.index(max(widths))] -= 1
+    return widths, fits
+
+
+def _keep_arrow(heading: str) -> str:
+    """Return a heading with a no-break space before its arrow."""
+    return heading.replace(" ↓", "\N{NO-BREAK SPACE}↓").replace(" ↑", "\N{NO-BREAK SPACE}↑")
+
+
+def _ever_fewer_columns(section: Section) -> Iterator[tuple[list[str], Section]]:
+    spare = [heading for heading in SPARE if heading in section.headings[section.texts :]]
+    for count in range(len(spare) + 1):
+        yield spare[:count], section.without(spare[:count])
+
+
+def _ever_fewer_metrics(table: Table) -> Iterator[tuple[list[str], Section]]:
+    for count in range(max(1, len(table.metrics)), 0, -1):
+        left_out = [metric.title for metric in table.metrics[count:]]
+        yield left_out, sections.means(replace(table, metrics=table.metrics[:count]), short=True)
+
+
+def write_tables(table: Table, folder: Path) -> None:
+    """Write table.md and table.tex, which are rounded, and table.csv and table.json in full precision."""
+    write_text(folder / "table.md", markdown(table))
+    write_text(folder / "table.tex", latex(table))
+    write_text(folder / "table.csv", tidy_csv(table))
+    write_json(folder / "table.json", as_json(table))
+
+
+def markdown(table: Table) -> str:
+    """Return the table in GitHub Markdown."""
+    parts = [f"# {escape(table.name)}"]
+    for section in sections.sections(table):
+        parts += [f"{escape(section.title)}:", markdown_table(section.headings, section.lines)]
+    parts.append("\n".join(f"- {escape(note)}" for note in notes(table)))
+    return "\n\n".join(parts).rstrip() + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table with plain text in its cells."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(escape, line))} |" for line in lines)
+
+
+def escape(text: str) -> str:
+    """Return plain text on one line with Markdown's special characters escaped."""
+    return MARKUP.sub(r"\\\g<0>", text).replace("\n", " ")
+
+
+def latex(table: Table) -> str:
+    """Return the sections as booktabs tabulars with their titles, followed by the notes."""
+    head = f"% {table.name}: written by report.py; needs \\usepackage[T1]{{fontenc}} and \\usepackage{{booktabs}}"
+    items = "\n".join(rf"  \item {escape_latex(note)}" for note in notes(table))
+    tail = [f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}"] if items else []
+    return "\n\n".join([head, *map(_tabular, sections.sections(table)), *tail]) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints unchanged; a character unknown to pdflatex becomes its code point, `U+4E2D`."""
+    return LATEX.sub(_latex_sign, NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split())))
+
+
+def _latex_sign(found: re.Match[str]) -> str:
+    return "-{}" if found[0] == "-" else SIGNS.get(found[0], f"U+{ord(found[0]):04X}")  # two hyphens are a dash
+
+
+def _tabular(section: Section) -> str:
+    columns = "l" * section.texts + "r" * (len(section.headings) - section.texts)
+    head = [rf"\noindent {escape_latex(section.title)}", "", rf"\noindent\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    body = [_latex_row(section.headings), r"\midrule", *map(_latex_row, section.lines)]
+    return "\n".join([*head, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    # LaTeX takes a bracket or an asterisk at the beginning of a row for an argument of the row before
+    shown = [f"{{}}{escape_latex(cell)}" if cell.startswith(("[", "*")) else escape_latex(cell) for cell in cells]
+    return " & ".join(shown) + r" \\"
+
+
+def tidy_csv(table: Table) -> str:
+    """Return `tidy_rows` as CSV."""
+    text = io.StringIO()
+    paper = CSV_PAPER if any(row.reported for row in table.rows) else ()
+    writer = csv.DictWriter(text, [*table.columns, *CSV_NUMBERS, *paper, "missed"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(tidy_rows(table))
+    return text.getvalue()
+
+
+def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
+    """Yield one row per arm and metric in full precision; keys without a value are left out.
+
+    `tokens_saved` follows the metrics: its mean is the share of the baseline's tokens that is saved, and `missed` lists
+    the seeds that never reached the baseline's loss. The mean of `tokens_saved_by_slope` is in ln tokens. If `scale` is
+    ln, differences are of natural logarithms.
+    """
+    for row in table.rows:
+        label = _label_texts(row.arm.label)
+        for metric in table.metrics:
+            yield label | _metric_line(row, metric, table.baseline)
+        if tokens := row.tokens_to_loss:
+            saved = _saving_line("tokens_saved", tokens.saving, tokens.shares, tokens, table.baseline)
+            yield label | saved | {"missed": " ".join(map(str, tokens.missed))}
+            if slope := tokens.by_slope:
+                saved = _saving_line("tokens_saved_by_slope", slope.mean, slope.savings, slope, table.baseline)
+                yield label | saved | {"scale": "ln"}
+    for model in table.models:
+        for metric in table.metrics:
+            if (value := model.value(metric.key)) is not None:
+                yield {table.columns[0]: model.name, "metric": metric.key, "mean": value, "n": 1}
+    for row in table.pairs:
+        for key, difference in row.differences.items():
+            assert row.other
+            yield _label_texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name)
+
+
+def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, Any]:
+    summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
+    line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": " ".join(map(str, row.arm.values(metric.key)))}
+    if summary:
+        line |= vars(summary)
+    if difference:
+        line |= _difference_line(difference, baseline)
+    if metric.key in row.reported:
+        line |= zip(CSV_PAPER, row.reported[metric.key], strict=True)
+    return line
+
+
+def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
+    same = ("scale", "low", "high", "pairs", "p", "p_holm", "detectable", "p_equivalent", "conclusion")
+    line = {key: getattr(difference, key) for key in same}
+    line |= {"baseline": baseline, "difference": difference.mean, "d_z": difference.effect}
+    if over := difference.over_documents:
+        line |= {"documents_error": over.error, "documents_low": over.low, "documents_high": over.high}
+        line["documents"] = over.documents
+    if welch := difference.welch:
+        line |= {"welch_difference": welch.mean, "welch_df": welch.degrees_of_freedom, "welch_p": welch.p}
+    return line
+
+
+def _saving_line(
+    metric: str, mean: float | None, seeds: Collection[int], found: TokensToLoss | SlopeSaving, baseline: str | None
+) -> dict[str, Any]:
+    line = {"metric": metric, "mean": mean, "n": len(seeds), "seeds": " ".join(map(str, seeds))}
+    return line | {"baseline": baseline, "low": found.low, "high": found.high}
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """Return every number of the table with the folders, seeds and values from which it was computed."""
+    return {
+        "name": table.name,
+        "baseline": table.baseline,
+        "equivalence_margin": table.margin,
+        "metrics": {metric.key: metric.title for metric in table.metrics},
+        "arms": [_arm_json(row, table.metrics) for row in table.rows],
+        "pairs": [
+            {"arm": row.arm.name, "other": row.other.name, "differences": _differences_json(row)}
+            for row in table.pairs
+            if row.other
+        ],
+        "models": [{"folder": str(model.path), **model.facts, "values": model.analysed} for model in table.models],
+        "without_result": [
+            {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
+            for label, run in table.absent
+            for status, error in [status_and_error(run)]
+        ],
+        "missing": [{"run": label, "folder": folder} for folder, label in table.missing.items()],
+        "notes": notes(table),
+    }
+
+
+def _arm_json(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    runs = [
+        {
+            "folder": str(run.path),
+            "config_hash": run.spec.hash,
+            "seed": run.seed,
+            "values": {metric.key: run.value(metric.key) for metric in metrics},
+        }
+        for run in row.arm.runs
+    ]
+    return {
+        "label": _label_texts(row.arm.label),
+        "runs": runs,
+        "summaries": {key: summary and vars(summary) for key, summary in row.summaries.items()},
+        "differences": _differences_json(row),
+        "tokens_to_loss": row.tokens_to_loss and asdict(row.tokens_to_loss),
+        "paper": {key: numbers._asdict() for key, numbers in row.reported.items()},
+    }
+
+
+def _differences_json(row: Row) -> dict[str, Any]:
+    return {key: asdict(difference) for key, difference in row.differences.items()}
+
+
+def _label_texts(label: Mapping[str, Cell]) -> dict[str, str | None]:
+    return {column: None if cell.text == ABSENT else cell.text for column, cell in label.items()}
