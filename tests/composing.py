@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from simbal.config.values import flatten
 from simbal.runs.spec import RunSpec
-from simbal.sweep.resume import labels
+from simbal.sweep.plan import labels
 from tests.in_process import REPOSITORY, run
 
 SEEN_IN_JOBS = ("params", "arms")  # of hydra.sweeper
@@ -62,7 +62,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     with (
         _working_folder({}),
         _stopping(train, launch),
-        mock.patch("simbal.sweep.search.run.run_searches", run_searches),
+        mock.patch("simbal.sweep.search.search.run_searches", run_searches),
     ):
         code, said = _ended("train.py", arguments, environment)
     if code is not None:
@@ -138,8 +138,8 @@ def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterat
     training.train = train  # type: ignore[attr-defined]
     with (
         _modules({training.__name__: training}),
-        mock.patch("simbal.sweep.resume.launch", launch),
-        mock.patch("simbal.sweep.resume.require_launch"),  # which prepares data
+        mock.patch("simbal.sweep.plan.launch", launch),
+        mock.patch("simbal.sweep.checks.prepare_launch"),  # which prepares data
     ):
         yield
 
@@ -157,14 +157,9 @@ def _modules(imported: Mapping[str, ModuleType | None]) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def _known_mode(arguments: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-    """Spare Hydra to compose everything once more to find out `hydra.mode`, which a command line says or nobody."""
-    said = any("hydra.mode" in argument for argument in arguments)
-    return contextlib.nullcontext() if said else mock.patch.object(Hydra, "get_mode", return_value=None)
-
-
-def _parsed_once() -> contextlib.AbstractContextManager[Any]:
-    """Spare Hydra to parse the same files for each command, which is a third of the time."""
+@contextlib.contextmanager
+def cheap_hydra(arguments: Sequence[str]) -> Iterator[None]:
+    """Let Hydra parse each file once and compose once, and do not collect garbage, as configs are full of cycles."""
     load = OmegaConf.load
 
     def load_once(file: TextIO) -> Any:
@@ -173,18 +168,23 @@ def _parsed_once() -> contextlib.AbstractContextManager[Any]:
             PARSED[text] = load(io.StringIO(text))
         return copy.deepcopy(PARSED[text])
 
-    return mock.patch.object(OmegaConf, "load", load_once)
+    gc.disable()
+    try:
+        with contextlib.ExitStack() as patched:
+            patched.enter_context(mock.patch.object(OmegaConf, "load", load_once))
+            if not any("hydra.mode" in argument for argument in arguments):  # else Hydra composes once more to find it
+                patched.enter_context(mock.patch.object(Hydra, "get_mode", return_value=None))
+            yield
+    finally:
+        gc.enable()
 
 
 def _ended(program: str, arguments: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int | None, str]:
-    """The exit code and the standard error of a program; no code if it got to where it would begin to train."""
+    """Return the exit code and the standard error of a program; no code if it reached the start of training."""
     variables = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
-    gc.disable()  # a third of the time, as configs are full of cycles
     try:
-        with _known_mode(arguments), _parsed_once():
+        with cheap_hydra(arguments):
             done = run(Path.cwd(), program, *arguments, environment=variables)
     except ReachedError:
         return None, ""
-    finally:
-        gc.enable()
     return done.returncode, done.stderr
