@@ -34,9 +34,9 @@ def train(spec):
     end_badly(ending, seed)
     if ending == "hang":
         grandchild = subprocess.Popen(["sleep", "1000"])
-        note("hanging", grandchild.pid)
-        note("hanging", os.getpid())
-        time.sleep(1000)
+        note("hanging", f"{grandchild.pid}\n{os.getpid()}")
+        while behaviour() == how:
+            time.sleep(0.05)
     folder = RunFolder(spec.path)
     with folder.lock():
         if folder.finished(spec):

@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import UserError, exit_on_user_error
-from simbal.files.console import console
 from simbal.sweep import spans
 from simbal.sweep.composer import Composer, Job
 
@@ -54,6 +53,8 @@ class ArmSweeper(Sweeper):
 
     def print_replaced(self, arms: list[str], arguments: list[str]) -> None:
         """Print which overrides of the arms the command line replaces."""
+        from simbal.files.console import console
+
         given = {override.key_or_group: override for override in self.parse(arguments)}
         replaced: dict[str, dict[str, None]] = {}
         for override in (override for arm in arms for override in self.parse(split_arm(arm))):
@@ -92,7 +93,7 @@ class GridSweeper(ArmSweeper):
             if self.config.until == "decided":
                 jobs, returns = self._run_until_decided(arguments, jobs)
             else:
-                returns = self._launch(jobs, jobs)
+                returns = [*self._launch(jobs, jobs)]
             for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
                 report(folder, config.baseline, config.columns, False, config.equivalence_margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
@@ -126,6 +127,7 @@ class GridSweeper(ArmSweeper):
         Returns:
             All jobs, and how they ended.
         """
+        from simbal.files.console import console
         from simbal.sweep.looks import decide, format_look, seeds_of_looks
 
         assert self.config
@@ -145,6 +147,7 @@ class GridSweeper(ArmSweeper):
         return all_jobs, returns
 
     def _print_forecast(self, jobs: list[Job]) -> None:
+        from simbal.files.console import console
         from simbal.sweep.checks import check_all_buildable
         from simbal.sweep.plan import plan, summary
         from simbal.sweep.view import forecast

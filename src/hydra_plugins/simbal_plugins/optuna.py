@@ -13,7 +13,6 @@ from hydra_plugins.simbal_plugins.grid import ArmSweeper, combinations
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import UserError, exit_on_user_error
-from simbal.files.console import console
 from simbal.sweep.search.space import SearchSettings, SearchSpace, build_space
 
 
@@ -36,6 +35,7 @@ class OptunaSweeper(ArmSweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the missing trials of all studies and print their tables; exit with code 1 if the search fails."""
+        from simbal.files.console import console
         from simbal.sweep.search.search import run_searches
 
         assert self.launcher

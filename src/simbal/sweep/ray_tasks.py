@@ -77,8 +77,8 @@ class RayStarter:
     """Start each job as a task of Ray."""
 
     def __init__(self, request: Request) -> None:
-        options = {"num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "max_retries": request.max_retries}
-        self.remote = ray.remote(**options)(_work_in_process)
+        on_node = ray.remote(num_cpus=request.num_cpus, num_gpus=request.num_gpus, max_retries=request.max_retries)
+        self.remote = on_node(_work_in_process)
 
     def start(self, task: Task, environment: Mapping[str, str]) -> "RayTask":
         """Submit a task. It starts when a node has room for it."""
