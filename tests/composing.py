@@ -37,8 +37,7 @@ class ReachedError(BaseException):
 def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[Facts]:
     """What there is to know of each run that `train.py` would do, in order, before it does the first.
 
-    Of a search these are the runs of a grid's points, or else of points that show each choice and both ends of each
-    interval; `search` says what is searched and how.
+    Of a search these are the runs that cover each choice and both ends of each interval; `search` has its settings.
     """
     found: list[Facts] = []
 
@@ -52,8 +51,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
 
     def run_searches(spaces: Mapping[str, Any], settings: Any, job: Callable[[list[str]], Any], *_: Any) -> None:
         for arm, space in spaces.items():
-            points = space.grid() if settings.sampler == "grid" else space.probes()
-            jobs = [job(lines) for point in points for lines in space.jobs(point)]
+            jobs = [job(lines) for point in space.probes() for lines in space.jobs(point)]
             keys = {key: value for key, value in asdict(settings).items() if key not in SEEN_IN_JOBS}
             search = {"arm": arm, **keys}
             found.extend(facts | {"search": search} for facts in _facts_of_all(jobs))

@@ -51,8 +51,7 @@ class OptunaSweeper(ArmSweeper):
     def _space(self, arm: str, arguments: list[str]) -> SearchSpace:
         params = [f"{key}={value}" for key, value in self.settings.params.items()]
         overrides = self._drop_inapplicable(self.parse([*params, *split_arm(arm), *arguments]))
-        grid = self.settings.sampler == "grid"
-        return build_space(overrides, self.settings.replicates, integer_keys(), grid=grid)
+        return build_space(overrides, self.settings.replicates, integer_keys())
 
     def _drop_inapplicable(self, overrides: list[Override]) -> list[Override]:
         """Remove the overrides of keys that only other arms have; `UserError` for a key that only some trials have."""

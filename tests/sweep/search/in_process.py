@@ -58,7 +58,7 @@ class SearchHere:
         given.check()
         named = [] if any(line.startswith("name=") for line in lines) else ["name=s"]
         parsed = spans.parse(["data=synthetic", *space, *named, *lines], integer_keys(), OverridesParser.create())
-        spaces = {"": build_space(parsed, given.replicates, integer_keys(), grid=given.sampler == "grid")}
+        spaces = {"": build_space(parsed, given.replicates, integer_keys())}
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
         with (

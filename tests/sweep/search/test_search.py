@@ -18,7 +18,6 @@ from tests.composing import refusal
 from tests.sweep.search.in_process import COEF, SPACE, SearchHere
 
 OPTUNA = ("-m", "hydra/sweeper=optuna", "name=s")
-GRID = {"sampler": "grid", "n_trials": None}
 PRUNING = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "trainer.val_every=5")
 COMPLETE, FAIL, PRUNED = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED
 
@@ -89,19 +88,6 @@ def test_several_objectives_have_a_pareto_front(search):
 def test_an_objective_that_runs_did_not_measure_is_named(search):
     with pytest.raises(UserError, match=r"did not measure val/entropy; it has val/ppl, "):
         search.run(objectives=["val/entropy"])
-
-
-def test_a_grid_runs_every_point_once_and_reports_failed_points(search):
-    space, how = (f"{COEF}=0.1,1,10",), GRID
-    search.launcher.crash = lambda _, coef: coef > 5
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"1 points of the grid failed; add retry_failed=true"):
-            search.run(space=space, **how)
-        assert coefs(search.trials()) == ["0.1", "1", "10"]
-    search.launcher.crash = lambda *_: False
-    search.run("retry_failed=true", space=space, **how)
-    assert coefs(search.trials(COMPLETE)) == ["0.1", "1", "10"]
-    assert len(search.launcher.launched) == 4
 
 
 def test_an_unnamed_study_is_kept_in_memory_unless_it_has_a_study_name(search):
@@ -208,7 +194,8 @@ def test_a_trial_reports_every_finite_value_of_its_curve_once(small_spec):
 
 def test_a_bad_curve_is_pruned_with_all_its_seeds(app):
     app.behave(slow_above=0, endless=True)  # a bad run ends only when it is pruned
-    how = (*OPTUNA, f"{COEF}=1,100", "hydra.sweeper.sampler=grid", "hydra.sweeper.n_jobs=1", "seed=0-1")
+    total = ("hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "seed=0-1")
+    how = (*OPTUNA, f"{COEF}=1,100", "hydra.sweeper.sampler=random", *total)  # samples 1, then 100
     search = app.run(*how, *PRUNING)
     assert search.returncode == 0, search.stderr
     good, bad = app.study().trials

@@ -11,9 +11,9 @@ from simbal.sweep import spans
 from simbal.sweep.search.space import build_space
 
 
-def build(*lines, replicates="seed", grid=False):
+def build(*lines, replicates="seed"):
     overrides = spans.parse(lines, integer_keys(), OverridesParser.create())
-    return build_space(overrides, replicates, integer_keys(), grid=grid)
+    return build_space(overrides, replicates, integer_keys())
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_later_override_replaces_an_earlier_one():
     assert jobs == [["optim.lr=3", "model.top_k=2"]]
 
 
-def test_a_grid_has_every_point_and_no_interval():
-    space = build("optim.lr=1,2", "model.top_k=range(1,3)", grid=True)
-    assert [tuple(point.values()) for point in space.grid()] == [("1", 1), ("1", 2), ("2", 1), ("2", 2)]
-    with pytest.raises(UserError, match="an interval is not allowed"):
-        build("optim.lr=interval(0,1)", grid=True)
+def test_replicates_are_listed_and_something_is_searched():
+    with pytest.raises(UserError, match="needs a list of values"):
+        build("seed=interval(0,4)", "optim.lr=1,2")
+    with pytest.raises(UserError, match="nothing to search"):
+        build("seed=0-4", "optim.lr=1")
 
 
 def test_probes_cover_each_choice_and_both_ends():

@@ -4,6 +4,7 @@ The process of the sweep reads the curves of running jobs and prunes them. Jobs 
 launcher works.
 """
 
+import csv
 import json
 import math
 import random
@@ -12,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from json import JSONDecodeError
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -28,7 +31,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from simbal.config.schema import Config, can_change_result
 from simbal.errors import UserError
-from simbal.files.disk import write_json
+from simbal.files.console import new_grid
+from simbal.files.disk import write_json, write_text
+from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
@@ -38,12 +43,17 @@ from simbal.sweep.checks import check_all_buildable, check_columns, check_one_ta
 from simbal.sweep.composer import Job
 from simbal.sweep.plan import write_sweep_json
 from simbal.sweep.search.space import SearchSettings, SearchSpace
-from simbal.sweep.search.trials import ERROR, REPLICATES, RUNS, format_params, print_trials, write_trials
 
 UNNAMED = "default"  # the study of a sweep without name= is kept in memory
-DEFAULT_TRIALS = 20
 POLL_SECONDS = 0.5
-RETRY_OF = "retry_of"  # user attribute of a trial: the number of the interrupted or failed trial that it repeats
+# user attributes of a trial
+RUNS, REPLICATES = "runs", "replicates"  # its run folders, and the objectives of each run
+ERROR = "error"  # why it failed or was pruned
+RETRY_OF = "retry_of"  # the number of the interrupted or failed trial that it repeats
+STATES = {
+    TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.WAITING: "queued",
+    TrialState.RUNNING: "running",
+}  # fmt: skip
 SEARCHED = "searched"  # user attribute of a study: what it searches
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters of a queued trial
 Compose = Callable[[list[str]], Job]
@@ -75,7 +85,7 @@ def run_searches(
     if config.dry_run:
         check_all_buildable(jobs, launcher)
         for search in searches:
-            out.print(f"dry run: study {search.name}, {search.n_trials} trials in total", soft_wrap=True)
+            out.print(f"dry run: study {search.name}, {settings.n_trials} trials in total", soft_wrap=True)
         return
     in_memory = config.name == UNNAMED and settings.study_name is None
     with RunFolder(folder).lock(), storage_errors():
@@ -89,7 +99,7 @@ def run_searches(
         try:
             for search in searches:
                 missing = f", {search.num_missing()} to run" if search.num_missing() else ""
-                done = f"{search.num_done()} of {search.n_trials} trials done{missing}"
+                done = f"{search.num_done()} of {settings.n_trials} trials done{missing}"
                 out.print(f"study {search.name}: {done}", soft_wrap=True)
                 search.run(lambda: write_trials(studies, settings, folder), out)
         finally:
@@ -99,8 +109,6 @@ def run_searches(
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
         report(folder, config.baseline, config.columns)
-    if settings.sampler == "grid" and (failed := sum(len(search.failed_trials()) for search in searches)):
-        raise UserError(f"{failed} points of the grid failed; add retry_failed=true to repeat them")
 
 
 @dataclass
@@ -141,9 +149,7 @@ class Search:
     ) -> None:
         """Compose jobs that cover all choices and ends of intervals; `ConfigError` if one is invalid."""
         self.space, self.settings, self.compose, self.launcher = space, settings, compose, launcher
-        self.is_grid = settings.sampler == "grid"
-        points = space.grid() if self.is_grid else space.probes()
-        self.probe_jobs = [compose(lines) for point in points for lines in space.jobs(point)]
+        self.probe_jobs = [compose(lines) for point in space.probes() for lines in space.jobs(point)]
         self.name = "/".join(filter(None, [settings.study_name or self.probe_jobs[0].spec.config.name, arm]))
         self.num_ended = self.num_failed = 0  # trials of this command
 
@@ -171,30 +177,16 @@ class Search:
                 "rerun the command that started it, or choose another hydra.sweeper.study_name"
             )
         self.study.set_user_attr(SEARCHED, now)
-        if self.is_grid or self.num_missing():
+        if self.num_missing():
             self._queue_trials(config.retry_failed)
 
-    @property
-    def n_trials(self) -> int:
-        """The total number of trials, including those of earlier commands."""
-        if not self.is_grid:
-            return self.settings.n_trials or DEFAULT_TRIALS
-        points = sum(1 for _ in self.space.grid())
-        return min(points, self.settings.n_trials or points)
-
     def num_done(self) -> int:
-        """Return the number of completed and pruned trials. Failed points of a grid count, as nothing replaces them."""
-        done = self._trials(TrialState.COMPLETE, TrialState.PRUNED)
-        return len(done) + (len(self.failed_trials()) if self.is_grid else 0)
+        """Return the number of completed and pruned trials, including those of earlier commands."""
+        return len(self._trials(TrialState.COMPLETE, TrialState.PRUNED))
 
     def num_missing(self) -> int:
         """Return the number of trials still to run."""
-        return max(0, self.n_trials - self.num_done())
-
-    def failed_trials(self) -> list[FrozenTrial]:
-        """Return the failed trials that were not repeated."""
-        repeated = {trial.user_attrs.get(RETRY_OF) for trial in self._trials()}
-        return [t for t in self._trials(TrialState.FAIL) if t.number not in repeated and self._is_sampled(t)]
+        return max(0, self.settings.n_trials - self.num_done())
 
     def run(self, after_batch: Callable[[], None], out: Console) -> None:
         """Run the missing trials, batch by batch; `UserError` if too many fail."""
@@ -204,7 +196,7 @@ class Search:
             at_once = math.ceil((len(slots(self.probe_jobs[:num_replicates])) if slots else 2) / num_replicates)
         while batch := self._ask(min(at_once, self.num_missing())):
             for active in batch:
-                out.print(f"trial {active.trial.number}: {format_params(active.trial.params)}", soft_wrap=True)
+                out.print(f"trial {active.trial.number}: {_format_params(active.trial.params)}", soft_wrap=True)
             jobs = [job for active in batch for job in active.jobs]
             with prune_while_running(batch, self.settings):
                 self.launcher.launch(jobs, initial_job_idx=self.num_ended * num_replicates)
@@ -214,21 +206,20 @@ class Search:
             self._check_failure_rate()
 
     def _queue_trials(self, retry_failed: bool) -> None:
-        """Queue the trials that an interrupted search left running, all points of a grid and, if asked, failed ones."""
-        queued = {trial.user_attrs.get(RETRY_OF) for trial in self._trials(TrialState.WAITING)}
-        for trial in [*(self.failed_trials() if retry_failed else ()), *self._trials(TrialState.RUNNING)]:
+        """Queue the trials that an interrupted search left running and, if asked, failed trials."""
+        repeated = {trial.user_attrs.get(RETRY_OF) for trial in self._trials()}
+        failed = self._trials(TrialState.FAIL) if retry_failed else []
+        for trial in [*failed, *self._trials(TrialState.RUNNING)]:
             # queue first: a kill between the two steps then loses nothing
-            if trial.number not in queued and self._is_sampled(trial):
+            if trial.number not in repeated and self._is_sampled(trial):
                 self.study.enqueue_trial(_params(trial), user_attrs={RETRY_OF: trial.number})
             if trial.state == TrialState.RUNNING:
                 self.study.tell(trial.number, state=TrialState.FAIL)
-        for point in self.space.grid() if self.is_grid else ():
-            self.study.enqueue_trial(point, skip_if_exists=True)
 
     def _ask(self, count: int) -> list[ActiveTrial]:
-        """Return up to `count` trials, queued ones first; none after the last point of a grid."""
+        """Return `count` trials, queued ones first."""
         batch: list[ActiveTrial] = []
-        while len(batch) < count and (not self.is_grid or self._trials(TrialState.WAITING)):
+        for _ in range(count):
             num_sampled = sum(RETRY_OF not in trial.user_attrs and self._is_sampled(trial) for trial in self._trials())
             # with the plain sum, the second point of sampler_seed=0 would be the first one of sampler_seed=1
             seed = random.Random(f"{self.settings.sampler_seed} {num_sampled}").getrandbits(32)
@@ -266,14 +257,13 @@ class Search:
         self.study.tell(trial, state=TrialState.FAIL)
 
     def _check_failure_rate(self) -> None:
-        rate = self.settings.max_failure_rate
-        if self.is_grid or self.num_failed <= rate * self.n_trials:
+        rate, total = self.settings.max_failure_rate, self.settings.n_trials
+        if self.num_failed <= rate * total:
             return
         last = next(trial for trial in reversed(self._trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
         raise UserError(
             f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
-            f"hydra.sweeper.max_failure_rate={rate:g} of {self.n_trials} allows; the last error: "
-            f"{last.user_attrs[ERROR]}"
+            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {last.user_attrs[ERROR]}"
         )
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
@@ -373,3 +363,69 @@ def storage_errors() -> Iterator[None]:
 
 def _params(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
+
+
+def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettings, out: Console) -> None:
+    """Print a table of all trials of a study, and the best one."""
+    objectives, keys = settings.objectives, [*space.distributions]
+    out.print(f"study {study.study_name}", style="bold", soft_wrap=True)
+    grid = new_grid("")
+    for heading in ("trial", "state", *objectives, *short_columns(keys), "runs", "error"):
+        grid.add_column(heading, overflow="fold")
+    for trial in study.trials:
+        row = _row(study, trial, objectives)
+        cells = (row.get(key, "") for key in ("trial", "state", *objectives, *keys, "replicates", "error"))
+        grid.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    out.print(grid)
+    num_complete = sum(trial.state == TrialState.COMPLETE for trial in study.trials)
+    if not num_complete:
+        out.print("no trial is complete")
+    elif len(objectives) > 1:
+        out.print(f"Pareto front of {', '.join(objectives)}:")
+        for trial in study.best_trials:
+            out.print(f"  {_describe(trial, objectives)}", soft_wrap=True)
+    else:
+        out.print(f"best: {_describe(study.best_trial, objectives)}", soft_wrap=True)
+        if num_complete > 1:
+            out.print(
+                f"The value of the best of {num_complete} trials is biased, because the same runs selected it. "
+                "Compare it on other seeds.",
+                soft_wrap=True,
+            )
+
+
+def write_trials(studies: Sequence[tuple[optuna.Study, SearchSpace]], settings: SearchSettings, folder: Path) -> None:
+    """Write trials.csv: one line per trial, with numbers in full precision and the folders of its runs."""
+    keys = dict.fromkeys(key for _, space in studies for key in space.distributions)
+    columns = ["study", "trial", "state", *settings.objectives, *keys, "replicates", "error", "runs"]
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for study, _ in studies:
+        writer.writerows(_row(study, trial, settings.objectives) for trial in study.trials)
+    write_text(folder / "trials.csv", text.getvalue())
+
+
+def _format_params(params: dict[str, Any]) -> str:
+    """Return parameters as they are given on the command line."""
+    return " ".join(f"{key}={value}" for key, value in params.items())
+
+
+def _row(study: optuna.Study, trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, Any]:
+    attrs = trial.user_attrs
+    # Optuna sets the value of a pruned trial to its last report
+    values = trial.values if trial.state == TrialState.COMPLETE else ()
+    return {
+        "study": study.study_name, "trial": trial.number,
+        "state": STATES.get(trial.state, "failed" if ERROR in attrs else "interrupted"),
+        **dict(zip(objectives, values, strict=False)), **trial.params,
+        "replicates": len(attrs.get(REPLICATES, ())), "error": attrs.get(ERROR, ""),
+        "runs": " ".join(attrs.get(RUNS, ())),
+    }  # fmt: skip
+
+
+def _describe(trial: FrozenTrial, objectives: Sequence[str]) -> str:
+    values = " ".join(f"{objective} {value:.4g}" for objective, value in zip(objectives, trial.values, strict=True))
+    n = len(trial.user_attrs[REPLICATES])
+    source = f"mean of {n} runs" if n > 1 else "one run"
+    return f"trial {trial.number}, {values} ({source}): {_format_params(trial.params)}"

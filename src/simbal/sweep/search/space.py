@@ -3,7 +3,6 @@
 Hydra loads this module for every command, so it imports Optuna only where it needs it.
 """
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,7 +16,7 @@ from simbal.errors import UserError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-SAMPLERS = ("tpe", "random", "grid")
+SAMPLERS = ("tpe", "random")
 PRUNERS = ("none", "median", "hyperband", "successive_halving")
 DIRECTIONS = ("minimize", "maximize")
 
@@ -28,9 +27,9 @@ class SearchSettings:
 
     params: dict[str, Any] = field(default_factory=dict)  # overrides, such as `seed: 0-4`
     arms: list[str] = field(default_factory=list)  # lines of overrides; each arm has its own study
-    sampler: str = "tpe"  # tpe | random | grid
+    sampler: str = "tpe"  # tpe | random
     sampler_seed: int = 0
-    n_trials: int | None = None  # total, including earlier commands; null: 20, or all points of a grid
+    n_trials: int = 20  # total, including those of earlier commands
     n_jobs: int | None = None  # trials at once; null: as many as the launcher has slots for
     max_failure_rate: float = 0.5  # fraction of n_trials that may fail and be replaced before the search stops
     replicates: str | None = "seed"  # each trial runs all values of this key and gets the mean of their objectives
@@ -55,8 +54,7 @@ class SearchSettings:
         if self.pruner != "none" and len(self.objectives) > 1:
             raise UserError(f"hydra.sweeper.pruner={self.pruner} needs a single objective (got {len(self.objectives)})")
         for key in ("n_trials", "n_jobs"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
+            if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"hydra.sweeper.{key}={value} must be at least 1")
         from simbal.metrics.definitions import NUMBERS  # not needed by other commands
 
@@ -80,18 +78,12 @@ class SearchSpace:
         searched = [f"{key}={params[key]}" for key in self.distributions]
         return [[*self.fixed, *searched, *replicate] for replicate in self.replicates]
 
-    def grid(self) -> Iterator[dict[str, Any]]:
-        """Yield all points of the grid; the last key varies fastest."""
-        values = [_values(distribution) for distribution in self.distributions.values()]
-        for point in itertools.product(*values):
-            yield dict(zip(self.distributions, point, strict=True))
-
     def probes(self) -> Iterator[dict[str, Any]]:
         """Yield points that cover each choice and both ends of each interval.
 
         All points differ from the first one in at most one key, so an error belongs to that value.
         """
-        values = {key: _values(distribution, only_ends=True) for key, distribution in self.distributions.items()}
+        values = {key: _probe_values(distribution) for key, distribution in self.distributions.items()}
         first = {key: of_key[0] for key, of_key in values.items()}
         yield first
         for key, of_key in values.items():
@@ -99,16 +91,13 @@ class SearchSpace:
                 yield first | {key: value}
 
 
-def build_space(
-    overrides: Sequence[Override], replicates: str | None, integer_keys: Collection[str], *, grid: bool
-) -> SearchSpace:
+def build_space(overrides: Sequence[Override], replicates: str | None, integer_keys: Collection[str]) -> SearchSpace:
     """Sort overrides into fixed ones, searched ones and replicates. A later override of a key replaces earlier ones.
 
     Args:
         overrides: parsed overrides with expanded spans.
         replicates: the key whose values each trial runs.
         integer_keys: keys whose intervals contain only integers.
-        grid: whether all points are run, so that intervals are not allowed.
 
     Raises:
         UserError: an interval is invalid, or no key has several values.
@@ -120,8 +109,8 @@ def build_space(
     for key, override in last.items():
         if not override.is_sweep_override():
             fixed.append(key if override.value_type is None else f"{key}={override.get_value_element_as_str()}")
-        elif not override.is_discrete_sweep() and (grid or key == replicates):
-            raise UserError(f"{override.input_line}: an interval is not allowed here; list the values")
+        elif key == replicates and not override.is_discrete_sweep():
+            raise UserError(f"{override.input_line}: hydra.sweeper.replicates={key} needs a list of values")
         elif key == replicates:
             replicate_lines = [(f"{key}={value}",) for value in dict.fromkeys(override.sweep_string_iterator())]
         else:
@@ -155,10 +144,6 @@ def _distribution(override: Override, is_integer: bool) -> "BaseDistribution":
     return CategoricalDistribution([*dict.fromkeys(override.sweep_string_iterator())])
 
 
-def _values(distribution: Any, only_ends: bool = False) -> Sequence[Any]:
-    """Return the values of a distribution, or only both ends of its interval."""
-    if hasattr(distribution, "choices"):
-        return tuple(distribution.choices)
-    if only_ends:
-        return [distribution.low, distribution.high]
-    return range(distribution.low, distribution.high + 1, distribution.step)
+def _probe_values(distribution: Any) -> Sequence[Any]:
+    """Return all choices, or both ends of an interval."""
+    return distribution.choices if hasattr(distribution, "choices") else (distribution.low, distribution.high)
