@@ -1,5 +1,6 @@
 """The view of a sweep: a live table on a terminal, one line per change elsewhere, and the forecast of a dry run."""
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from simbal.sweep.plan import Attempt, State
 STYLES: dict[State, str] = {
     "running": "cyan", "failed": "bold red", "locked": "cyan dim", "queued": "dim", "pruned": "yellow", "done": "green",
 }  # fmt: skip
+REDUNDANT = re.compile(r"(?<!\S)(balancing=|[\w.]+\.(?=\w+=))")  # `balancing=` and `balancing.simbal.` in a label
 FRAME_LINES = 6  # heading, rule, summary and the shell's own lines
 REFRESH_SECONDS = 0.5  # drawing takes CPU time from the jobs
 
@@ -87,9 +89,10 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     parts += [f"{counts[state]} {state}" for state in ("locked", "pruned") if counts[state]]
     left = seconds_left(attempts, progress, slots)
     caption = ", ".join(parts) + (f"; about {clock(left)} left" if left else "")
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left", caption_style="")
-    grid.add_column("run", no_wrap=True)
-    grid.add_column("state", no_wrap=True, max_width=40)  # the table of results shows errors in full
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption, caption_justify="left")
+    grid.caption_style = ""
+    grid.add_column("run")
+    grid.add_column("state", max_width=40)  # the table of results shows errors in full
     for heading in ("step", "loss", "tokens/s", "time", "left"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for attempt in shown:
@@ -154,7 +157,7 @@ def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
         state = f"failed: {attempt.error}"
     loss, speed, left = (progress.get(key) for key in ("loss", "tokens_per_second", "seconds_left"))
     cells = [
-        attempt.label,
+        REDUNDANT.sub("", attempt.label),
         state,
         f"{progress['step']}/{progress['max_steps']}" if "step" in progress else "",
         "" if loss is None else f"{loss:.3f}",
@@ -162,7 +165,8 @@ def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
         clock(attempt.seconds) if attempt.started else "",
         "" if left is None else clock(left),
     ]
-    return [Text(cell) for cell in cells]
+    # a narrow terminal cuts the label and the state, as the other columns have no_wrap
+    return [Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells]
 
 
 def _finished_seconds(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
