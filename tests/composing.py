@@ -1,7 +1,6 @@
-"""How the programs get from their arguments to runs, or to a refusal: nothing else in this folder knows.
+"""Compose the runs of a command, or get its error, without training.
 
-A program is executed as its user does it, from the check of its command line on, in this process and up to the place
-where it would begin to train. What is found out there is handed on as plain values.
+A program runs in this process, from its command line to the point where it would start to train.
 """
 
 import contextlib
@@ -31,13 +30,13 @@ Facts = dict[str, Any]
 
 
 class ReachedError(BaseException):
-    """The program is where it would begin to train; Hydra turns every `Exception` into words."""
+    """The program would start to train. Not an `Exception`, as Hydra translates those."""
 
 
 def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[Facts]:
-    """What there is to know of each run that `train.py` would do, in order, before it does the first.
+    """Return facts about each run of a `train.py` command, in order.
 
-    Of a search these are the runs that cover each choice and both ends of each interval; `search` has its settings.
+    A search has the runs that cover each choice and both ends of each interval; `search` has its settings.
     """
     found: list[Facts] = []
 
@@ -75,17 +74,17 @@ def refusal(
     environment: Mapping[str, str] | None = None,
     absent: Sequence[str] = (),
 ) -> tuple[int | None, str]:
-    """The exit code of a program that refuses its arguments and what it says, without the names of this machine.
+    """Return the exit code and the error of a program that refuses its arguments.
 
     Args:
         program: such as `train.py`.
-        arguments: in which `<tmp>` is the working folder.
-        files: what lies in the working folder, by path.
-        environment: variables that are set.
-        absent: modules that are not installed.
+        arguments: `<tmp>` stands for the working folder.
+        files: content of files in the working folder, by path.
+        environment: environment variables.
+        absent: modules that count as not installed.
 
     Returns:
-        No code if it does not refuse them.
+        The code, which is None if the program would start to train, and the error without local paths.
     """
     missing = dict.fromkeys(absent)
     with _working_folder(files or {}) as folder, _stopping(_begin, _begin_all), _modules(missing):
@@ -106,7 +105,7 @@ def _facts(overrides: Sequence[str], label: str | None, spec: RunSpec) -> Facts:
 
 
 def _begin(spec: RunSpec) -> None:
-    """Open the data and build the model, as a run does first of all, without reading the one or filling the other."""
+    """Check the data and the model, as a run does at its start."""
     from simbal.data.store import open_source
     from simbal.training.build import check_buildable
 
@@ -131,7 +130,7 @@ def _working_folder(files: Mapping[str, str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterator[None]:
-    """Have `train` called in place of training, and `launch` in place of starting the jobs of a sweep."""
+    """Replace training by `train`, and the launch of a sweep's jobs by `launch`."""
     training = ModuleType("simbal.training.run")
     training.train = train  # type: ignore[attr-defined]
     with (
@@ -144,7 +143,7 @@ def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterat
 
 @contextlib.contextmanager
 def _modules(imported: Mapping[str, ModuleType | None]) -> Iterator[None]:
-    """Have modules by name; with None there is none. What else is imported meanwhile stays: torch takes seconds."""
+    """Replace modules by name; None means not installed. Other imports are kept, as torch takes seconds."""
     before = {name: sys.modules[name] for name in imported if name in sys.modules}
     sys.modules.update(imported)  # type: ignore[arg-type]
     try:
