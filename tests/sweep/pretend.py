@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 DEATHS = {"die": signal.SIGKILL, "stop": signal.SIGTERM, "fault": signal.SIGSEGV}
 
@@ -111,7 +113,7 @@ def prepare(config, progress):
     return types.SimpleNamespace(fingerprints={"tokens": behaviour().get("tokens", "b")})
 
 
-REPLACED = {  # functions by module
+REPLACED: dict[str, dict[str, Callable[..., Any]]] = {  # functions by module
     "simbal.training.run": {"train": train},
     "simbal.training.build": {"check_buildable": lambda spec, here: None},
     "simbal.data.store": {

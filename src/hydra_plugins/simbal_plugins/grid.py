@@ -14,10 +14,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import UserError, exit_on_user_error
-from simbal.sweep import spans
 from simbal.sweep.composer import Composer, Job
 
 

@@ -11,9 +11,9 @@ import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
+from simbal.config import spans
 from simbal.config.schema import integer_keys
 from simbal.runs.folder import RunFolder
-from simbal.sweep import spans
 from simbal.sweep.composer import Job
 from simbal.sweep.search.search import run_searches
 from simbal.sweep.search.space import SearchSettings, build_space
