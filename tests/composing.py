@@ -1,7 +1,6 @@
-"""How the programs get from their arguments to runs, or to a refusal: nothing else in this folder knows.
+"""Compose the runs of a command, or get its error, without training.
 
-A program is executed as its user does it, from the check of its command line on, in this process and up to the place
-where it would begin to train. What is found out there is handed on as plain values.
+A program runs in this process, from its command line to the point where it would start to train.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from omegaconf import OmegaConf
 
 from simbal.config.values import flatten
 from simbal.runs.spec import RunSpec
-from simbal.sweep.resume import labels
+from simbal.sweep.plan import labels
 from tests.in_process import REPOSITORY, run
 
 SEEN_IN_JOBS = ("params", "arms")  # of hydra.sweeper
@@ -31,14 +30,13 @@ Facts = dict[str, Any]
 
 
 class ReachedError(BaseException):
-    """The program is where it would begin to train; Hydra turns every `Exception` into words."""
+    """The program would start to train. Not an `Exception`, as Hydra translates those."""
 
 
 def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[Facts]:
-    """What there is to know of each run that `train.py` would do, in order, before it does the first.
+    """Return facts about each run of a `train.py` command, in order.
 
-    Of a search these are the runs of a grid's points, or else of points that show each choice and both ends of each
-    interval; `search` says what is searched and how.
+    A search has the runs that cover each choice and both ends of each interval; `search` has its settings.
     """
     found: list[Facts] = []
 
@@ -52,8 +50,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
 
     def run_searches(spaces: Mapping[str, Any], settings: Any, job: Callable[[list[str]], Any], *_: Any) -> None:
         for arm, space in spaces.items():
-            points = space.grid() if settings.sampler == "grid" else space.probes()
-            jobs = [job(lines) for point in points for lines in space.jobs(point)]
+            jobs = [job(lines) for point in space.probes() for lines in space.jobs(point)]
             keys = {key: value for key, value in asdict(settings).items() if key not in SEEN_IN_JOBS}
             search = {"arm": arm, **keys}
             found.extend(facts | {"search": search} for facts in _facts_of_all(jobs))
@@ -62,7 +59,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     with (
         _working_folder({}),
         _stopping(train, launch),
-        mock.patch("simbal.sweep.search.run.run_searches", run_searches),
+        mock.patch("simbal.sweep.search.search.run_searches", run_searches),
     ):
         code, said = _ended("train.py", arguments, environment)
     if code is not None:
@@ -77,17 +74,17 @@ def refusal(
     environment: Mapping[str, str] | None = None,
     absent: Sequence[str] = (),
 ) -> tuple[int | None, str]:
-    """The exit code of a program that refuses its arguments and what it says, without the names of this machine.
+    """Return the exit code and the error of a program that refuses its arguments.
 
     Args:
         program: such as `train.py`.
-        arguments: in which `<tmp>` is the working folder.
-        files: what lies in the working folder, by path.
-        environment: variables that are set.
-        absent: modules that are not installed.
+        arguments: `<tmp>` stands for the working folder.
+        files: content of files in the working folder, by path.
+        environment: environment variables.
+        absent: modules that count as not installed.
 
     Returns:
-        No code if it does not refuse them.
+        The code, which is None if the program would start to train, and the error without local paths.
     """
     missing = dict.fromkeys(absent)
     with _working_folder(files or {}) as folder, _stopping(_begin, _begin_all), _modules(missing):
@@ -108,7 +105,7 @@ def _facts(overrides: Sequence[str], label: str | None, spec: RunSpec) -> Facts:
 
 
 def _begin(spec: RunSpec) -> None:
-    """Open the data and build the model, as a run does first of all, without reading the one or filling the other."""
+    """Check the data and the model, as a run does at its start."""
     from simbal.data.store import open_source
     from simbal.training.build import check_buildable
 
@@ -133,20 +130,20 @@ def _working_folder(files: Mapping[str, str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterator[None]:
-    """Have `train` called in place of training, and `launch` in place of starting the jobs of a sweep."""
+    """Replace training by `train`, and the launch of a sweep's jobs by `launch`."""
     training = ModuleType("simbal.training.run")
     training.train = train  # type: ignore[attr-defined]
     with (
         _modules({training.__name__: training}),
-        mock.patch("simbal.sweep.resume.launch", launch),
-        mock.patch("simbal.sweep.resume.require_launch"),  # which prepares data
+        mock.patch("simbal.sweep.plan.launch", launch),
+        mock.patch("simbal.sweep.checks.prepare_launch"),  # which prepares data
     ):
         yield
 
 
 @contextlib.contextmanager
 def _modules(imported: Mapping[str, ModuleType | None]) -> Iterator[None]:
-    """Have modules by name; with None there is none. What else is imported meanwhile stays: torch takes seconds."""
+    """Replace modules by name; None means not installed. Other imports are kept, as torch takes seconds."""
     before = {name: sys.modules[name] for name in imported if name in sys.modules}
     sys.modules.update(imported)  # type: ignore[arg-type]
     try:
@@ -157,14 +154,9 @@ def _modules(imported: Mapping[str, ModuleType | None]) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def _known_mode(arguments: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-    """Spare Hydra to compose everything once more to find out `hydra.mode`, which a command line says or nobody."""
-    said = any("hydra.mode" in argument for argument in arguments)
-    return contextlib.nullcontext() if said else mock.patch.object(Hydra, "get_mode", return_value=None)
-
-
-def _parsed_once() -> contextlib.AbstractContextManager[Any]:
-    """Spare Hydra to parse the same files for each command, which is a third of the time."""
+@contextlib.contextmanager
+def cheap_hydra(arguments: Sequence[str]) -> Iterator[None]:
+    """Let Hydra parse each file once and compose once, and do not collect garbage, as configs are full of cycles."""
     load = OmegaConf.load
 
     def load_once(file: TextIO) -> Any:
@@ -173,18 +165,23 @@ def _parsed_once() -> contextlib.AbstractContextManager[Any]:
             PARSED[text] = load(io.StringIO(text))
         return copy.deepcopy(PARSED[text])
 
-    return mock.patch.object(OmegaConf, "load", load_once)
+    gc.disable()
+    try:
+        with contextlib.ExitStack() as patched:
+            patched.enter_context(mock.patch.object(OmegaConf, "load", load_once))
+            if not any("hydra.mode" in argument for argument in arguments):  # else Hydra composes once more to find it
+                patched.enter_context(mock.patch.object(Hydra, "get_mode", return_value=None))
+            yield
+    finally:
+        gc.enable()
 
 
 def _ended(program: str, arguments: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int | None, str]:
-    """The exit code and the standard error of a program; no code if it got to where it would begin to train."""
+    """Return the exit code and the standard error of a program; no code if it reached the start of training."""
     variables = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
-    gc.disable()  # a third of the time, as configs are full of cycles
     try:
-        with _known_mode(arguments), _parsed_once():
+        with cheap_hydra(arguments):
             done = run(Path.cwd(), program, *arguments, environment=variables)
     except ReachedError:
         return None, ""
-    finally:
-        gc.enable()
     return done.returncode, done.stderr

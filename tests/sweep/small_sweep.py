@@ -1,4 +1,4 @@
-"""A sweep of four runs, small enough to be broken off again and again, and what must not change by it."""
+"""A sweep of four short runs, and its results that no interruption may change."""
 
 import json
 import sys
@@ -14,14 +14,14 @@ RUNS = (
 
 
 def command(folder: Path, cache_dir: Path, *more: str) -> list[str]:
-    """What runs it; an override in `more` takes the place of the one of the same key."""
+    """Return the command; overrides in `more` replace those of the same key."""
     places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
     values = dict(override.split("=", 1) for override in (*SMALL, *MARKOV, *RUNS, *places, *more))
     return [sys.executable, str(CONF.parent / "train.py"), "-m", *(f"{key}={value}" for key, value in values.items())]
 
 
 def results(folder: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The table without its speeds, and every loss of every run."""
+    """Return the table without speeds, and all rows of all runs."""
     table = json.loads((folder / "default" / "table.json").read_text())
     for arm in table["arms"]:
         for run in arm["runs"]:
@@ -33,6 +33,6 @@ def results(folder: Path) -> tuple[list[Any], dict[str, Any]]:
 
 
 def curve(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl without their speeds."""
+    """Return the rows of a metrics.jsonl without speeds."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows]

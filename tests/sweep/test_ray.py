@@ -1,126 +1,108 @@
-"""Sweeps on Ray clusters of several nodes on this machine: a node or a job goes away, and nothing is lost."""
+"""Sweeps on a Ray cluster of two nodes on this machine: jobs fail, a node is lost, and a sweep is stopped."""
 
-import json
 import os
 import signal
-from contextlib import contextmanager, suppress
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from simbal.runs.folder import RunFolder
-from simbal.training.run import train
-from tests.child_processes import holder, wait_until
-from tests.conftest import MARKOV, SMALL
-from tests.programs import Program
-from tests.sweep.conftest import PRETENDING
-from tests.sweep.ray_cluster import cluster_of
-from tests.training.run_files import assert_same_run
+from simbal.errors import UserError
+from simbal.sweep.ray_tasks import Request, connect, count_slots
+from tests.sweep.conftest import OUR_PATH, PRETENDING
 
-pytestmark = pytest.mark.slow
-LONG = ("trainer.max_steps=300", "trainer.ckpt_every=10", "trainer.val_every=300", "trainer.log_every=1")
+REPOSITORY = Path(__file__).parents[2]
+START_SECONDS = 600.0  # however slow the machine
+NODES = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (0.0, 2.0)]
 
 
-@pytest.fixture
-def sweep(tmp_path, cache_dir):
-    """`sweep(cluster, "seed=0-1")`: the process of a sweep of small runs there."""
-
-    def start(cluster, *keys: str) -> Program:
-        places = (f"output_dir={tmp_path / 'outputs'}", f"data.cache_dir={cache_dir}")
-        ray = ("hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
-        return Program("train.py", "-m", *SMALL, *MARKOV, *places, *ray, *keys, cwd=tmp_path)
-
-    return start
+@pytest.mark.parametrize(
+    ("request_", "slots"),
+    [(Request(1, 0, 3), 8), (Request(3, 0, 3), 2), (Request(1, 1, 3), 2), (Request(0, 0.5, 3), 4)],
+)
+def test_slots_are_the_jobs_that_fit_on_all_nodes(request_, slots):
+    with mock.patch("ray.nodes", return_value=NODES):
+        assert count_slots(request_) == slots
 
 
-def starts(folder) -> list[int]:
-    """The step at which each process of a run has started."""
-    log = (folder / "train.log").read_text()
-    return [int(line.split("from step ")[1].split()[0]) for line in log.splitlines() if "from step" in line]
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (Request(64, 0, 3), "no node of the Ray cluster has 64 CPUs and 0 GPUs for a job"),
+        (Request(0, 0, 3), "hydra.launcher.num_cpus=0 and hydra.launcher.num_gpus=0 must be at least 0"),
+    ],
+)
+def test_an_impossible_request_is_refused(request_, named):
+    with mock.patch("ray.nodes", return_value=NODES), pytest.raises(UserError, match=named):
+        count_slots(request_)
 
 
-def begun(folder) -> set[str]:
-    """The runs that have a checkpoint."""
-    return {file.parts[-3] for file in folder.glob("outputs/default/*/checkpoints/step-*.ckpt")}
+def test_an_address_without_a_cluster_is_refused():
+    with pytest.raises(UserError, match=r"hydra.launcher.address=127.0.0.1:9: no Ray cluster answers"):
+        connect("127.0.0.1:9")
 
 
 @contextmanager
-def waiting(running, folder, runs: int):
-    """Within the block so many runs wait, each since its first checkpoint: none is done before others have begun."""
-    held = dict[str, int]()
-
-    def hold() -> int:
-        for run in begun(folder) - held.keys():
-            if pid := holder(folder / "outputs/default" / run / ".lock"):
-                held[run] = pid
-                os.kill(pid, signal.SIGSTOP)
-        return len(held)
-
-    try:
-        wait_until(lambda: running.poll() is not None or hold() >= runs)
-        yield
-    finally:
-        for pid in held.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+def start_cluster(python_path: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run `serve_cluster` in a process of its own, as tests fork theirs, which would lack the threads of Ray."""
+    command = [sys.executable, "-m", __name__, python_path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=REPOSITORY, text=True, **pipes) as cluster:
+        yield cluster
 
 
-def test_a_run_whose_node_is_taken_away_is_done_on_another_from_where_it_was(sweep, tmp_path, small_spec):
-    whole = small_spec(*LONG, output_dir=tmp_path / "whole")
-    train(whole)
-    with cluster_of(2) as cluster:
-        running = sweep(cluster, *LONG, "seed=0-1")
-        with waiting(running, tmp_path, runs=2):
-            cluster.lose_node()
-        out, said = running.communicate()
-    assert running.returncode == 0, out + said
-    folders = sorted(path.parent for path in tmp_path.glob("outputs/default/*/record.json"))
-    assert [RunFolder(folder).read_record()["status"] for folder in folders] == ["finished"] * 2
-    (again,) = [steps for steps in map(starts, folders) if len(steps) == 2]
-    assert again[1] > 0
-    (first,) = [folder for folder in folders if "seed0" in folder.name]
-    assert_same_run(whole, RunFolder(first).read_spec())
-    assert (folders[0].parent / "table.json").exists()
+def serve_cluster(python_path: str) -> None:
+    """Start two nodes with a CPU each and print the address of the head; lose the other node at the first line."""
+    from ray.cluster_utils import Cluster
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints to the standard output
+    node = {"num_cpus": 1, "env_vars": {"PYTHONPATH": python_path}, "wait": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    cluster.wait_for_nodes(START_SECONDS)
+    print(cluster.address, file=answers, flush=True)
+    for _ in sys.stdin:
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.shutdown()
 
 
-def refused(app, *keys, says):
-    """The sweep says why it cannot be, and leaves no run behind."""
-    before = {*app.folder.glob("outputs/*/*/config.yaml")}
-    done = app.run(*keys, "seed=0-1", "balancing=none")
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert {*app.folder.glob("outputs/*/*/config.yaml")} == before
+@pytest.mark.slow
+def test_failed_jobs_lost_nodes_and_a_stop_lose_no_run(app):
+    with start_cluster(os.pathsep.join(filter(None, (PRETENDING, OUR_PATH)))) as cluster:
+        address = cluster.stdout.readline().strip()
+        ray = ("-m", "hydra/launcher=ray", f"hydra.launcher.address={address}", "trainer.accelerator=cpu")
+
+        app.behave({1: "crash", 2: "die", 3: "locked once"})
+        done = app.start(*ray, "seed=0-3").completed()
+        assert done.stderr.endswith("2 of 4 jobs failed\n"), done.stderr
+        statuses = [app.record(seed)["status"] for seed in range(4)]
+        assert statuses == ["finished", "failed", "killed", "finished"]
+        assert {job["threads"] for job in app.jobs} == {"1"}
+
+        app.behave({1: "hang", 2: "hang"})  # one on each node
+        sweep = app.start(*ray, "seed=0-3", "retry_failed=true")
+        app.wait_until(lambda: sweep.poll() is not None or len(app.hanging) == 4)
+        print("lose a node", file=cluster.stdin, flush=True)
+        app.wait_until(lambda: sum(map(app.alive, app.hanging)) == 2)
+        app.behave()
+        out, err = sweep.communicate()
+        assert sweep.returncode == 0, out + err
+        assert out.startswith("2 finished, 2 resumed, 0 new\n")
+        assert len(app.started) == 8  # the job of the lost node twice
+
+        app.behave({4: "hang"})
+        sweep = app.start(*ray, "seed=4-5")
+        app.wait_until(lambda: sweep.poll() is not None or len(app.hanging) == 6)
+        sweep.send_signal(signal.SIGINT)
+        sweep.communicate()
+        assert sweep.returncode == 130
+        app.wait_until(lambda: not any(map(app.alive, app.hanging)))
 
 
-def test_jobs_that_crash_are_killed_or_are_stopped_leave_the_others_alone_and_are_gone_on_with(app):
-    """And what no node can do, or an address where no cluster is, is one sentence."""
-    with cluster_of(2, PYTHONPATH=PRETENDING) as cluster:
-        ray = ("-m", "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}", "trainer.accelerator=cpu")
-        refused(
-            app, *ray, "hydra.launcher.num_cpus=64", says="no node of the Ray cluster has 64 CPUs and 0 GPUs for a job"
-        )
-        both = "hydra.launcher.num_cpus=0 and hydra.launcher.num_gpus=0 must be at least 0"
-        refused(app, *ray, "hydra.launcher.num_cpus=0", says=both)
-
-        app.behave({1: "crash", 2: "die", 4: "forestalled"})
-        done = app.run(*ray, "seed=0-4")
-        assert done.returncode == 1
-        assert done.stderr.endswith("2 of 5 jobs failed\n"), done.stderr
-        ends = [app.record(seed)["status"] for seed in range(5)]
-        assert ends == ["finished", "failed", "killed", "finished", "finished"]
-        assert app.started == [0, 1, 2, 3, 4, 4]
-        assert {json.loads(line)["threads"] for line in app.lines("started")} == {"1"}
-
-        app.behave({2: "hang"})
-        hanging = app.start(*ray, "seed=0-4")
-        app.wait_until(lambda: len(app.lines("hanging")) == 2)
-        hanging.send_signal(signal.SIGINT)
-        hanging.communicate()
-        assert hanging.returncode == 130
-        app.wait_until(lambda: not any(app.alive(int(pid)) for pid in app.lines("hanging")))
-
-        app.behave({})
-        again = app.run(*ray, "seed=0-4", "retry_failed=true")
-        assert again.returncode == 0, again.stderr
-        assert again.stdout.startswith("3 finished, 2 resumed, 0 new\n")
-        assert os.fspath(app.folder) not in again.stderr
-    refused(app, *ray, says=f"{ray[2]}: no Ray cluster answers there")
+if __name__ == "__main__":
+    serve_cluster(sys.argv[1])

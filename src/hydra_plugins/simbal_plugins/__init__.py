@@ -1,1 +1,1 @@
-"""Hydra plugins of simbal: imported at every start of Hydra, hence thin."""
+"""Hydra plugins: the sweepers `grid` and `optuna`, the launchers `procs`, `ray` and `slurm`, and the search path."""

@@ -1,20 +1,24 @@
-"""The sweeper `hydra/sweeper=grid`: runs every combination of the values given, then prints the table of results."""
+"""The sweeper `hydra/sweeper=grid`: run every combination of the given values, then print the table of results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
-from hydra_plugins.simbal_plugins.sweeper import LaunchingSweeper
+from simbal.config import spans
+from simbal.config.options import split_arm
+from simbal.config.schema import integer_keys
 from simbal.errors import UserError, exit_on_user_error
-
-if TYPE_CHECKING:
-    from simbal.sweep.composer import Job
+from simbal.sweep.composer import Composer, Job
 
 
 @dataclass
@@ -22,38 +26,74 @@ class GridConf:
     """The keys of `hydra.sweeper` with `hydra/sweeper=grid`."""
 
     _target_: str = "hydra_plugins.simbal_plugins.grid.GridSweeper"
-    params: dict[str, Any] = field(default_factory=dict)  # as on the command line: `seed: 0-4`
-    arms: list[str] = field(default_factory=list)  # overrides that go together: `balancing=none model.num_experts=0`
+    params: dict[str, Any] = field(default_factory=dict)  # values by key, such as `seed: 0-4`
+    arms: list[str] = field(default_factory=list)  # lines of overrides, such as `balancing=none model.num_experts=0`
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConf, provider="simbal")
 
 
-class GridSweeper(LaunchingSweeper):
-    """A sweeper over a grid, which checks every job first; the command line wins over `params` and `arms`."""
+class ArmSweeper(Sweeper):
+    """A sweeper with `params` and `arms`. Overrides on the command line replace both."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Create the composer and the launcher."""
+        self.config, self.loader = config, hydra_context.config_loader
+        self.composer = Composer(self.loader, config)
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def parse(self, lines: list[str]) -> list[Override]:
+        """Parse lines such as `seed=0-4`, and expand their spans.
+
+        Raises:
+            ConfigError: a span is invalid.
+            OverrideParseException: a line is not in Hydra's grammar.
+        """
+        return [*map(_restore, spans.parse(lines, integer_keys(), OverridesParser.create(self.loader)))]
+
+    def print_replaced(self, arms: list[str], arguments: list[str]) -> None:
+        """Print which overrides of the arms the command line replaces."""
+        from simbal.files.console import console
+
+        given = {override.key_or_group: override for override in self.parse(arguments)}
+        replaced: dict[str, dict[str, None]] = {}
+        for override in (override for arm in arms for override in self.parse(split_arm(arm))):
+            own = given.get(override.key_or_group)
+            if own and own.value() != override.value():
+                replaced.setdefault(str(own.input_line), {})[str(override.input_line)] = None
+        for own_line, lines in replaced.items():
+            console().print(f"{own_line} replaces {', '.join(lines)} of the sweep's arms", soft_wrap=True)
+
+
+class GridSweeper(ArmSweeper):
+    """A sweeper that checks all combinations before the first one starts."""
 
     def __init__(self, params: dict[str, Any], arms: list[str]) -> None:
         self.params, self.arms = params, arms
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
-        """Run the grid and print its table; exit code 1 if a job failed or was asked for what cannot be."""
+        """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
         from simbal.report.report import report
-        from simbal.sweep.looks import require_decidable
+        from simbal.sweep import checks
+        from simbal.sweep.looks import check_decidable
 
-        assert self.config and self.launcher  # noqa: PT018
+        assert self.config
         with exit_on_user_error():
-            jobs = self._jobs(arguments)
-            self._say_what_is_replaced(arguments, jobs)
-            self._check_table(arguments, jobs)
+            jobs = self._compose(arguments)
+            self.print_replaced(self.arms, arguments)
+            checks.check_one_table(jobs)
+            checks.check_columns(jobs)
+            if any(override.key_or_group == "baseline" for override in self.parse(arguments)):
+                checks.check_baseline(jobs)
             if self.config.until == "decided":
-                require_decidable(jobs)
+                check_decidable(jobs)
             if self.config.dry_run:
-                self._show_forecast(jobs)
+                self._print_forecast(jobs)
                 return []
             if self.config.until == "decided":
-                jobs, returns = self._until_decided(arguments, jobs)
+                jobs, returns = self._run_until_decided(arguments, jobs)
             else:
-                returns = self._launch(jobs, jobs, 0)
+                returns = [*self._launch(jobs, jobs)]
             for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
                 keys = {"baseline": config.baseline, "columns": config.columns}
                 report(folder, **keys, equivalence_margin=config.equivalence_margin)
@@ -62,102 +102,83 @@ class GridSweeper(LaunchingSweeper):
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
         return returns
 
-    def _jobs(self, arguments: list[str]) -> "list[Job]":
-        """Return every run once, composed and checked; `UserError` for one that cannot be."""
-        from simbal.config.options import split_arm
-
+    def _compose(self, arguments: list[str]) -> list[Job]:
+        """Return each run once, composed and checked; `ConfigError` if one is invalid."""
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
-        lines = [job for arm in arms for job in combinations(self.overrides(arm))]
-        given = {override.key_or_group for override in self.overrides([*params, *arguments])}
-        unique: dict[Path, Job] = {}
-        for job in map(self.composer.job, self.composer.own_keys(lines, given)):
-            unique.setdefault(job.spec.path, job)
-        return [*unique.values()]
+        lines = [job for arm in arms for job in combinations(self.parse(arm))]
+        required = {override.key_or_group for override in self.parse([*params, *arguments])}
+        jobs = map(self.composer.job, self.composer.drop_inapplicable(lines, required))
+        return [*{job.spec.path: job for job in jobs}.values()]
 
-    def _say_what_is_replaced(self, arguments: list[str], jobs: "list[Job]") -> None:
-        from simbal.files.console import console
-
-        several = "" if len(self.arms) < 2 else f": {len(jobs)} different runs are left"
-        for said in self.replaced(self.arms, arguments):
-            console().print(f"{said}{several}", markup=False, highlight=False, soft_wrap=True)
-
-    def _check_table(self, arguments: list[str], jobs: "list[Job]") -> None:
-        """Raise `UserError` for what would spoil the table once all is trained.
-
-        A sweep that is narrowed on the command line may lose the arm that its file names as the baseline: that is said.
-        """
-        from simbal.files.console import console
-        from simbal.sweep.one_table import check_columns, no_such_baseline, require_one_table
-
-        require_one_table(jobs)
-        check_columns(jobs)
-        typed = any(override.key_or_group == "baseline" for override in self.overrides(arguments))
-        for baseline in dict.fromkeys(job.spec.config.baseline for job in jobs):
-            said = no_such_baseline(jobs, baseline) if typed or "=" in baseline else None
-            if said and typed:
-                raise UserError(said)
-            if said:
-                said += ": the table will show no difference"
-                console().print(said, markup=False, highlight=False, soft_wrap=True)
-
-    def _launch(self, jobs: "list[Job]", ran: "list[Job]", first: int) -> Sequence[JobReturn]:
-        """Run jobs, the newest of all that were run, and return how they ended."""
-        from simbal.sweep.resume import require_launch, write_sweep
+    def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
+        """Run jobs and return how they ended. `all_jobs` also has those of earlier looks."""
+        from simbal.sweep.checks import prepare_launch
+        from simbal.sweep.plan import write_sweep_json
 
         assert self.launcher
-        require_launch(jobs, self.launcher)
-        write_sweep(ran)
-        return self.launcher.launch(jobs, initial_job_idx=first)
+        prepare_launch(jobs, self.launcher)
+        for folder in {job.spec.path.parent for job in all_jobs}:
+            write_sweep_json(folder, [job for job in all_jobs if job.spec.path.parent == folder])
+        return self.launcher.launch(jobs, initial_job_idx=len(all_jobs) - len(jobs))
 
-    def _until_decided(self, arguments: list[str], jobs: "list[Job]") -> "tuple[list[Job], Sequence[JobReturn]]":
-        """Run the jobs, and then as many further seeds at a time as these have, until a look decides every arm.
+    def _run_until_decided(self, arguments: list[str], jobs: list[Job]) -> tuple[list[Job], list[JobReturn]]:
+        """Run the jobs, then add equally many seeds at a time until all arms are decided.
 
         Returns:
-            All jobs that were run, and how they ended.
+            All jobs, and how they ended.
         """
         from simbal.files.console import console
-        from simbal.sweep.looks import look, seeds_of_looks, sentence
+        from simbal.sweep.looks import decide, format_look, seeds_of_looks
 
         assert self.config
-        most = self.config.max_seeds
-        seeds = seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), most)
+        max_seeds = self.config.max_seeds
+        seeds = seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), max_seeds)
         looks = [*accumulate(map(len, seeds))]
-        ran: list[Job] = []
+        all_jobs: list[Job] = []
         returns: list[JobReturn] = []
-        for pairs, further in zip(looks, seeds, strict=True):
-            jobs = self._jobs([*arguments, f"seed={','.join(map(str, further))}"])
-            ran += jobs
-            returns += self._launch(jobs, ran, len(returns))
-            decisions = look(ran, looks, most)
-            console().print(sentence(decisions, pairs, most), highlight=False)
+        for num_seeds, new_seeds in zip(looks, seeds, strict=True):
+            jobs = self._compose([*arguments, f"seed={','.join(map(str, new_seeds))}"])
+            all_jobs += jobs
+            returns += self._launch(jobs, all_jobs)
+            decisions = decide(all_jobs, looks, max_seeds)
+            console().print(format_look(decisions, num_seeds, max_seeds))
             if all(decisions.values()):
                 break
-        return ran, returns
+        return all_jobs, returns
 
-    def _show_forecast(self, jobs: "list[Job]") -> None:
+    def _print_forecast(self, jobs: list[Job]) -> None:
         from simbal.files.console import console
-        from simbal.sweep.resume import plan, require_buildable, summary
+        from simbal.sweep.checks import check_all_buildable
+        from simbal.sweep.plan import plan, summary
         from simbal.sweep.view import forecast
 
-        assert self.config and self.launcher  # noqa: PT018
-        require_buildable(jobs, self.launcher)
+        assert self.config
+        assert self.launcher
+        check_all_buildable(jobs, self.launcher)
         planned = plan(jobs, self.config.retry_failed)
-        slots = getattr(self.launcher, "slots", None)  # other launchers do not say
+        slots = getattr(self.launcher, "slots", None)  # launchers of other packages have no slots
         table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)
-        console().print(table, summary(planned), sentence, sep="\n", highlight=False)
+        console().print(table, summary(planned), sentence, sep="\n")
 
 
 def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
-    """Yield one list of `key=value` lines per job; of two overrides of a key the later one counts."""
+    """Yield the `key=value` lines of each job. A later override of a key replaces earlier ones."""
     values = {}
     for override in overrides:
         key = override.get_key_element()
         if not override.is_sweep_override():
-            line = key if override.value_type is None else f"{key}={override.get_value_element_as_str()}"
-            values[key] = [line]
+            values[key] = [key if override.value_type is None else f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            raise UserError(f"{override.input_line}: a grid takes values one by one, not an interval")
+            raise UserError(f"{override.input_line}: a grid needs a list of values, not an interval")
     return map(list, product(*values.values()))
+
+
+def _restore(override: Override) -> Override:
+    """Return `key=choice(value)`, by which the command line defers a value to the sweeper, as `key=value`."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep) and len(value.list) == 1 and not value.shuffle:
+        return spans.read(f"{override.get_key_element()}={next(override.sweep_string_iterator())}")
+    return override

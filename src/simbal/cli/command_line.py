@@ -84,9 +84,9 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from simbal.cli.again import begun_from, folder_of, run_of
+    from simbal.config import spans
     from simbal.config.options import conf_here, options, sweeper_of, sweeps_here
     from simbal.config.schema import integer_keys
-    from simbal.sweep import spans
 
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print its usage

@@ -1,118 +1,119 @@
-"""A pool that runs jobs as processes, here or elsewhere, as many at once as it has slots, and polls them."""
+"""A pool of processes, on this machine or a cluster: start jobs, poll them and record how they ended."""
 
-import math
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 from simbal.errors import UserError
 from simbal.processes.start import POLL_SECONDS, Process, Starter, end
-from simbal.sweep.attempt import Attempt, State
-from simbal.sweep.ending import record_exit
+from simbal.runs.folder import CONSOLE_FILE
+from simbal.sweep.outcome import record_exit
+from simbal.sweep.plan import Attempt, State
 from simbal.sweep.view import View
-from simbal.sweep.worker import Assignment
+from simbal.sweep.worker import make_task
 
-CLAIMS = 16  # that fail at a poll: another process may hold very many folders
+MAX_REFUSALS = 16  # per poll, as each locked folder takes 0.2 s
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-PAGE_SECONDS = 30.0  # between two writings of index.html, which takes time from the jobs; as often as it reloads
+PAGE_SECONDS = 30.0  # between two updates of index.html, which reloads as often
 
 
 @dataclass
-class _Running:
+class RunningJob:
+    """A job in the pool."""
+
     attempt: Attempt
     slot: dict[str, str]
     process: Process
-    console_start: int  # bytes that its console.log had before
+    console_start: int  # size of console.log before this attempt
 
 
 class Pool:
-    """A runner that starts queued attempts, notes what has ended, and stops all of it if the sweep is stopped."""
+    """Run queued attempts, as many at once as there are slots."""
 
     def __init__(self, slots: Sequence[dict[str, str]], starter: Starter, view: View) -> None:
-        """Make a pool; each of `slots` holds the environment variables of one job at a time."""
+        """Create a pool; each slot holds the environment variables of one job at a time."""
         self.free = list(slots)
         self.starter = starter
         self.view = view
-        self.running: list[_Running] = []
-        self.waiting: deque[Attempt] = deque()  # not claimed, in the order of their next claims
-        self.page_outdated, self.page_written = False, -math.inf  # when, in seconds of the monotonic clock
+        self.running: list[RunningJob] = []
+        self.waiting: deque[Attempt] = deque()
+        self.page_is_stale = False
+        self.page_written: float | None = None  # in seconds of the monotonic clock
 
     def run(self, attempts: Sequence[Attempt]) -> None:
-        """Run the queued attempts to their end, one way or another; those of another sweep are waited for.
+        """Run the queued attempts until all have ended. Runs that another process is writing are waited for.
 
-        Ctrl-C or SIGTERM stop every job; neither marks a run as failed, so the next sweep goes on where they were.
+        Ctrl-C and SIGTERM stop all jobs. No stopped run counts as failed, so the next sweep resumes it.
         """
-        with sigterm_raises():
+        self.waiting.extend(attempts)
+        with exit_on_sigterm():
             try:
                 with self.view:
                     self._run(attempts)
             except (KeyboardInterrupt, SystemExit):
-                self.view.interrupted()
-                if self.page_written > -math.inf:
+                self.view.print_interruption()
+                if self.page_written is not None:
                     _write_pages(attempts, running=False)
                 raise
 
     def _run(self, attempts: Sequence[Attempt]) -> None:
-        self.waiting.extend(attempts)
         try:
             while self.waiting or self.running:
-                self._fill()
+                self._start_jobs()
                 time.sleep(POLL_SECONDS)
-                self._look()
+                for job in [*self.running]:
+                    if job.process.poll() is None:
+                        self._update_state(job)
+                    else:
+                        self._finish(job)
                 self.view.refresh()
-                if self.running and self.page_outdated and time.monotonic() - self.page_written >= PAGE_SECONDS:
+                is_due = self.page_written is None or time.monotonic() - self.page_written >= PAGE_SECONDS
+                if self.running and self.page_is_stale and is_due:
                     _write_pages(attempts, running=True)
-                    self.page_outdated, self.page_written = False, time.monotonic()
+                    self.page_is_stale, self.page_written = False, time.monotonic()
         finally:
             self._stop()
 
-    def _fill(self) -> None:
-        """Claim the next folders for as many jobs as there are free slots."""
-        failed = 0
+    def _start_jobs(self) -> None:
+        """Start as many waiting jobs as there are free slots."""
+        refusals = 0
         for _ in range(len(self.waiting)):
-            if not self.free or failed == CLAIMS:
+            if not self.free or refusals == MAX_REFUSALS:
                 return
             attempt = self.waiting.popleft()
-            if (outcome := attempt.claim()) is None:
+            if (outcome := attempt.prepare_folder()) is None:
                 self._start(attempt)
             else:
-                failed += 1
-                self._change(attempt, *outcome)
+                refusals += 1
+                self._change_state(attempt, *outcome)
 
     def _start(self, attempt: Attempt) -> None:
-        slot, start = self.free.pop(0), attempt.console_size()
-        process = self.starter.start(asdict(Assignment.of(attempt.job.spec, os.getpid())), slot)
-        self.running.append(_Running(attempt, slot, process, start))
-        self._note_begun(self.running[-1])
+        console, slot = attempt.folder.path / CONSOLE_FILE, self.free.pop(0)
+        console_start = console.stat().st_size if console.exists() else 0
+        process = self.starter.start(make_task(attempt.job.spec, os.getpid()), slot)
+        self.running.append(RunningJob(attempt, slot, process, console_start))
+        self._update_state(self.running[-1])
 
-    def _look(self) -> None:
-        """Note which jobs have begun, or are queued again, and what became of those whose process has ended."""
-        for running in [*self.running]:
-            if running.process.poll() is None:
-                self._note_begun(running)
-            else:
-                self._end(running)
+    def _update_state(self, job: RunningJob) -> None:
+        self._change_state(job.attempt, "running" if job.process.begun() else "queued")
 
-    def _note_begun(self, running: _Running) -> None:
-        self._change(running.attempt, "running" if running.process.begun() else "queued")
+    def _finish(self, job: RunningJob) -> None:
+        self.running.remove(job)
+        self.free.append(job.slot)
+        self.page_is_stale = True
+        job.process.signal(signal.SIGKILL)  # child processes that the job left behind
+        spec = job.attempt.job.spec
+        outcome = record_exit(job.attempt.folder, spec, job.process.wait(), job.console_start)
+        self._change_state(job.attempt, *outcome)
 
-    def _end(self, running: _Running) -> None:
-        self.running.remove(running)
-        self.page_outdated = True
-        self.free.append(running.slot)
-        running.process.signal(signal.SIGKILL)  # what the job started and left behind
-        folder, spec = running.attempt.folder, running.attempt.job.spec
-        outcome = record_exit(folder, spec, running.process.wait(), running.console_start)
-        self._change(running.attempt, *outcome)
-
-    def _change(self, attempt: Attempt, state: State, error: str = "") -> None:
-        if state == "elsewhere":
+    def _change_state(self, attempt: Attempt, state: State, error: str = "") -> None:
+        if state == "locked":
             self.waiting.append(attempt)
         if attempt.state == state:
             return
@@ -121,19 +122,20 @@ class Pool:
             attempt.started, attempt.ended = time.monotonic(), None
         else:
             attempt.ended = time.monotonic()
-        self.view.changed(attempt)
+        self.view.print_change(attempt)
 
     def _stop(self) -> None:
         if not self.running:
             return
+        # a second Ctrl-C must not interrupt the end of the jobs
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        end([running.process for running in self.running], GRACE_SECONDS)
+        end([job.process for job in self.running], GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _write_pages(attempts: Sequence[Attempt], running: bool) -> None:
-    """Write index.html of each folder of runs; an error in it does not end the sweep."""
+    """Write index.html of each folder. An error does not end the sweep."""
     from simbal.report import page
     from simbal.report.report import read_table
 
@@ -143,8 +145,8 @@ def _write_pages(attempts: Sequence[Attempt], running: bool) -> None:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that the jobs are stopped on the way out."""
+def exit_on_sigterm() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM within the block, so that the jobs are stopped as after Ctrl-C."""
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)

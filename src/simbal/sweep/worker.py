@@ -1,11 +1,10 @@
-"""The process of a job, whichever launcher has started it: it is given a folder, and does the run in it."""
+"""The process of one job: read the config from the run folder, train, and write all output to console.log."""
 
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +15,29 @@ from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.spec import RunSpec
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """A run for a job's process to do, in values that JSON can hold.
+def make_task(spec: RunSpec, sweep: int | None) -> dict[str, Any]:
+    """Return the task of training `spec`, whose folder is written, as JSON values.
 
-    Args:
-        directory: the folder that relative paths of the config start from.
-        folder: the run's; its config.yaml is what is done.
-        hash: the hash of that config.
-        sweep: the process with which the job ends; None: it may outlive the sweep.
+    The job ends with the process whose id is `sweep`; with None it may outlive the sweep.
     """
-
-    directory: str
-    folder: str
-    hash: str
-    sweep: int | None
-
-    @classmethod
-    def of(cls, spec: RunSpec, sweep: int | None) -> "Assignment":
-        """Return the assignment for a run of this process's user, whose folder is written."""
-        return cls(str(Path.cwd()), str(spec.path), spec.hash, sweep)
-
-    def read(self) -> RunSpec:
-        """Return the run in the folder, as the user's own; `UserError` if that holds another one by now."""
-        spec = RunFolder(Path(self.folder)).read_spec()
-        if spec.hash != self.hash:
-            raise UserError(f"{self.folder} belongs to another config: move it away, or choose another name=")
-        return replace(spec, trusted=True)
+    return {"directory": str(Path.cwd()), "folder": str(spec.path), "hash": spec.hash, "sweep": sweep}
 
 
-def work(assignment: Assignment) -> int:
-    """Do the run; what it prints goes to the end of its console.log, and no error leaves.
+def work(task: dict[str, Any]) -> int:
+    """Train the run of a task, and append all output to its console.log. No exception leaves this function.
 
     Returns:
-        The exit code of a program: 0; `BUSY` if another process was quicker; 128 + the signal that has stopped it; 1 if
-        it failed, when the console says why.
+        The exit code: 0, or `BUSY` if another process holds the run, 128 + the number of the signal that stopped it,
+        or 1 if it failed; then console.log has the reason.
     """
-    os.chdir(assignment.directory)
-    watched = ends_with(assignment.sweep) if assignment.sweep else nullcontext()
-    with watched, output_to(Path(assignment.folder, CONSOLE_FILE)):
+    os.chdir(task["directory"])
+    redirect_output(Path(task["folder"], CONSOLE_FILE))
+    with ends_with(task["sweep"]) if task["sweep"] else nullcontext():
         try:
             with exit_codes(), exit_on_user_error():
-                from simbal.training.run import train  # torch, which the sweep itself does without
+                from simbal.training.run import train  # imports torch, which the sweep itself does not need
 
-                train(assignment.read())
+                train(_read_spec(task))
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)
@@ -70,33 +48,23 @@ def work(assignment: Assignment) -> int:
         return 0
 
 
-def work_on(task: dict[str, Any]) -> int:
-    """Do the run of an assignment that another process has given as a task, and return what `work` does."""
-    return work(Assignment(**task))
+def _read_spec(task: dict[str, Any]) -> RunSpec:
+    """Return the run in the folder of a task as a trusted run of this user."""
+    spec = RunFolder(Path(task["folder"])).read_spec()
+    if spec.hash != task["hash"]:
+        raise UserError(f"{task['folder']} belongs to another config: move it away, or choose another name=")
+    return replace(spec, trusted=True)
 
 
-@contextmanager
-def output_to(file: Path) -> Iterator[None]:
-    """Append what this process and its children print to `file`; the process may be used again afterwards."""
+def redirect_output(file: Path) -> None:
+    """Append all further output of this process and its children to `file`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    _flush()
-    kept = {stream: os.dup(stream) for stream in (1, 2)}
-    try:
-        for stream in kept:
-            os.dup2(output, stream)
-        yield
-    finally:
-        _flush()
-        for stream, before in kept.items():
-            os.dup2(before, stream)
-            os.close(before)
-        os.close(output)
-
-
-def _flush() -> None:
-    for text in (sys.stdout, sys.stderr):
-        text.flush()
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
 
 
 if __name__ == "__main__":
-    raise SystemExit(work_on(read_task()))
+    raise SystemExit(work(read_task()))

@@ -1,200 +1,251 @@
-"""A search from the command line to its table: how many trials, which points, and what a kill or a failure changes."""
+"""Searches: how many trials run, which points they have, and what a failure, a stop or a pruner changes."""
 
 import csv
+import json
+import random
 import signal
+import time
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tests.sweep.search.app import COEF, SearchApp
+from simbal.errors import BUSY, UserError
+from simbal.runs.folder import RunFolder
+from simbal.sweep.composer import Job
+from simbal.sweep.search.search import ActiveTrial
+from tests.composing import refusal
+from tests.sweep.search.in_process import COEF, SPACE, SearchHere
+
+OPTUNA = ("-m", "hydra/sweeper=optuna", "name=s")
+PRUNING = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "trainer.val_every=5")
+COMPLETE, FAIL, PRUNED = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED
 
 
 @pytest.fixture
-def app(tmp_path):
-    return SearchApp(tmp_path)
+def search(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return SearchHere(tmp_path)
 
 
-def trials(app, *states, **where):
-    return app.study(**where).get_trials(states=states or None)
+def coefs(trials):
+    return [trial.params[COEF] for trial in trials]
 
 
-def coefs(app, *states, **where):
-    return [trial.params["balancing.simbal.coef"] for trial in trials(app, *states, **where)]
-
-
-def test_n_trials_is_the_total_and_a_finished_study_starts_nothing(app):
-    first = app.run("name=s", COEF, "hydra.sweeper.n_trials=2")
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("study s in sqlite:///outputs/s/study.db: 0 of 2 trials done, 2 to run\n")
-    more = app.run("name=s", COEF, "hydra.sweeper.n_trials=5")
-    assert "2 of 5 trials done, 3 to run" in more.stdout
-    assert len(app.started) == 5
-    again = app.run("name=s", COEF, "hydra.sweeper.n_trials=5")
-    assert again.returncode == 0
-    assert "5 of 5 trials done\n" in again.stdout
-    assert "best: trial " in again.stdout
-    assert "The best of 5 trials looks better than it is" in again.stdout
-    assert len(app.started) == 5
-    assert len({*coefs(app)}) == 5  # the sampler's seed does not repeat its points
-    rows = [*csv.DictReader((app.folder / "outputs/s/trials.csv").read_text().splitlines())]
+def test_n_trials_is_the_total_and_a_finished_study_starts_nothing(search):
+    assert search.run(n_trials=2).startswith("study s: 0 of 2 trials done, 2 to run\n")
+    assert "2 of 5 trials done, 3 to run" in search.run(n_trials=5)
+    again = search.run(n_trials=5)
+    assert "5 of 5 trials done\n" in again
+    assert "best: trial " in again
+    assert "The value of the best of 5 trials is biased" in again
+    assert len(search.launcher.launched) == 5
+    assert len({*coefs(search.trials())}) == 5  # the seed of the sampler does not repeat points
+    rows = [*csv.DictReader((search.folder / "outputs/s/trials.csv").read_text().splitlines())]
     assert [row["state"] for row in rows] == ["complete"] * 5
-    assert all((app.folder / row["runs"] / "record.json").exists() for row in rows)
-    assert (app.folder / "outputs/s/table.md").exists()
+    assert all((search.folder / row["runs"] / "record.json").exists() for row in rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_killed_search_goes_on_with_the_points_that_it_would_have_had(app, tmp_path, sampler):
-    how = ("name=s", COEF, "hydra.sweeper.n_trials=5", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.n_jobs=1")
-    app.behave(hang_after=2)
-    app.kill(app.start(*how), jobs=3)
-    app.behave()
-    assert app.run(*how).returncode == 0
-    (tmp_path / "whole").mkdir()
-    whole = SearchApp(tmp_path / "whole")
-    assert whole.run(*how).returncode == 0
-    assert coefs(app, TrialState.COMPLETE) == coefs(whole, TrialState.COMPLETE)
-    assert len(app.started) == 6  # the third job twice
-    (stale,) = trials(app, TrialState.FAIL)
-    (again,) = [trial for trial in trials(app) if trial.user_attrs.get("retry_of") == stale.number]
-    assert again.params == stale.params
-    assert again.user_attrs["runs"] == stale.user_attrs["runs"]
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)]
-)
-def test_a_stopped_search_can_go_on(app, number, code):
-    app.behave(hang_after=1)
-    process = app.start("name=s", COEF, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1")
-    app.wait_until(lambda: len(app.started) == 2)
-    process.send_signal(number)
-    _, said = process.communicate()
-    assert process.returncode == code
-    assert "Traceback" not in said
-    assert not any(app.alive(job["pid"]) for job in app.started)
-    app.behave()
-    again = app.run("name=s", COEF, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1")
-    assert "1 of 3 trials done, 2 to run" in again.stdout
-    assert len(trials(app, TrialState.COMPLETE)) == 3
-
-
-def test_every_trial_runs_all_seeds_and_is_told_their_mean(app):
-    assert app.run("name=s", COEF, "hydra.sweeper.n_trials=2", "seed=0-2").returncode == 0
-    assert sorted(job["seed"] for job in app.started) == [0, 0, 1, 1, 2, 2]
-    for trial in trials(app):
-        assert trial.value == pytest.approx(sum(row[0] for row in trial.user_attrs["replicates"]) / 3)
+def test_every_trial_runs_all_seeds_and_gets_their_mean(search):
+    search.run("seed=0-2", n_trials=2)
+    for trial in search.trials():
         assert [round(row[0] - trial.value, 6) for row in trial.user_attrs["replicates"]] == [-0.001, 0, 0.001]
 
 
-def test_only_the_failed_replicate_is_run_again(app):
-    how = ("name=s", COEF, "hydra.sweeper.n_trials=1", "seed=0-2", "hydra.sweeper.max_failure_rate=0")
-    app.behave(crash_seed=1)
-    first = app.run(*how)
-    assert first.returncode == 1
-    assert "1 of 1 trials of the study s failed, more than hydra.sweeper.max_failure_rate=0 of 1" in first.stderr
-    assert "the last: seed=1 RuntimeError" in first.stderr
-    app.behave()
-    again = app.run(*how, "retry_failed=true")
-    assert again.returncode == 0, again.stderr
-    assert sorted(job["seed"] for job in app.started) == [0, 1, 1, 2]
-    assert len({*coefs(app)}) == 1
+def test_only_the_failed_replicate_is_repeated(search):
+    how = {"n_trials": 1, "max_failure_rate": 0.0}
+    search.launcher.crash = lambda seed, _: seed == 1
+    with pytest.raises(UserError, match=r"1 of 1 trials .*max_failure_rate=0 of 1 .* seed=1 RuntimeError"):
+        search.run("seed=0-2", **how)
+    before = {path: path.stat().st_mtime_ns for path in search.folder.glob("outputs/s/*/record.json")}
+    search.launcher.crash = lambda *_: False
+    search.run("seed=0-2", "retry_failed=true", **how)
+    changed = [path for path, time_ns in before.items() if path.stat().st_mtime_ns != time_ns]
+    assert len(before) == 3
+    assert ["seed1" in str(path) for path in changed] == [True]
+    assert len({*coefs(search.trials())}) == 1
 
 
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [("crash_above", "RuntimeError: the loss is nan"), ("lacks_above", "has measured no val/ppl; it has val/min_pes")],
-)
-def test_failed_trials_are_replaced_by_others(app, how, error):
-    app.behave(**{how: 1})
-    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=4", "hydra.sweeper.max_failure_rate=1")
-    assert search.returncode == 0, search.stderr
-    failed, complete = trials(app, TrialState.FAIL), trials(app, TrialState.COMPLETE)
-    assert len(complete) == 4
+def test_failed_trials_are_replaced_up_to_the_failure_rate(search):
+    search.launcher.crash = lambda _, coef: coef > 1
+    out = search.run(n_trials=6, max_failure_rate=1.0)
+    failed = search.trials(FAIL)
     assert failed
-    assert all(error in trial.user_attrs["error"] for trial in failed)
-    assert "failed" in (app.folder / "outputs/s/trials.csv").read_text()
+    assert len(search.trials(COMPLETE)) == 6
+    assert all(trial.user_attrs["error"] == "RuntimeError: the loss is nan" for trial in failed)
+    assert "failed" in out
+    search.launcher.crash = lambda *_: True
+    with pytest.raises(UserError, match=r"4 of 4 trials of the study s failed, more than .*max_failure_rate=0.5 of 7"):
+        search.run(n_trials=7)
 
 
-def test_a_search_of_which_everything_fails_stops(app):
-    app.behave(crash_above=0)
-    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=4")
-    assert search.returncode == 1
-    assert "4 of 4 trials of the study s failed, more than hydra.sweeper.max_failure_rate=0.5 of 4" in search.stderr
-    assert "the last: RuntimeError" in search.stderr
-    assert "Traceback" not in search.stderr
+def test_several_objectives_have_a_pareto_front(search):
+    how = {"objectives": ["val/ppl", "val/min_pes"], "directions": ["minimize", "maximize"]}
+    assert "Pareto front of val/ppl, val/min_pes:" in search.run("trainer.pes_every=5", **how)
+    assert all(len(trial.values) == 2 for trial in search.trials())
 
 
-def test_several_objectives_have_a_front(app):
-    objectives = ("hydra.sweeper.objectives=[val/ppl,val/min_pes]", "hydra.sweeper.directions=[minimize,maximize]")
-    search = app.run("name=s", COEF, "hydra.sweeper.n_trials=3", *objectives, "trainer.pes_every=5")
-    assert search.returncode == 0, search.stderr
-    assert "best trials, none of which is worse than another in every one of val/ppl, val/min_pes:" in search.stdout
-    assert all(len(trial.values) == 2 for trial in trials(app))
+def test_an_objective_that_runs_did_not_measure_is_named(search):
+    with pytest.raises(UserError, match=r"did not measure val/entropy; it has val/ppl, "):
+        search.run(objectives=["val/entropy"])
 
 
-def test_an_objective_that_is_not_measured_is_one_sentence(app):
-    search = app.run(COEF, "hydra.sweeper.n_trials=1", "hydra.sweeper.objectives=[val/pp]")
-    assert search.returncode == 1
-    assert search.stderr.startswith("error: hydra.sweeper.objectives: no run measures val/pp; there is val/ppl, ")
-    assert not app.started
-
-
-def test_an_objective_that_these_runs_do_not_measure_is_one_sentence(app):
-    search = app.run(COEF, "hydra.sweeper.n_trials=1", "hydra.sweeper.objectives=[val/entropy]")
-    assert search.returncode == 1
-    assert "has measured no val/entropy; it has val/ppl, val/min_pes, val/max_vio, tokens_per_second" in search.stderr
-
-
-def test_a_grid_runs_every_point_once_and_tells_of_failed_ones(app):
-    how = ("name=s", "balancing.simbal.coef=0.1,1,10", "hydra.sweeper.sampler=grid")
-    app.behave(crash_above=5)
-    first = app.run(*how)
-    assert first.returncode == 1
-    assert first.stderr == "error: 1 points of the grid failed; retry_failed=true tries them again\n"
-    assert sorted(job["coef"] for job in app.started) == [0.1, 1, 10]
-    app.behave()
-    assert app.run(*how).returncode == 1
-    assert len(app.started) == 3
-    assert app.run(*how, "retry_failed=true").returncode == 0
-    assert [job["coef"] for job in app.started[3:]] == [10]
-
-
-def test_each_arm_has_a_study_of_its_own(app):
-    arms = (
-        '["balancing=simbal balancing.simbal.coef=tag(log,interval(1e-3,10))","balancing=lbl balancing.lbl.coef=1,2"]'
-    )
-    search = app.run("name=s", f"hydra.sweeper.arms={arms}", "hydra.sweeper.n_trials=2")
-    assert search.returncode == 0, search.stderr
-    where = {"storage": f"sqlite:///{app.folder}/outputs/s/study.db"}
-    assert len(app.study("s/balancing=simbal " + COEF, **where).trials) == 2
-    assert len(app.study("s/balancing=lbl balancing.lbl.coef=1,2", **where).trials) == 2
-
-
-def test_a_nonsense_value_is_refused_before_anything_runs(app):
-    search = app.run("name=s", COEF, "model.top_k=4,99")
-    assert search.returncode == 2
-    assert "model.top_k=99" in search.stderr
-    assert app.started == []
-    assert not (app.folder / "outputs").exists()
+def test_an_unnamed_study_is_kept_in_memory_unless_it_has_a_study_name(search):
+    search.run("name=default", n_trials=1)
+    assert not (search.folder / "outputs/default/study.db").exists()
+    search.run("name=default", n_trials=1, study_name="mine")
+    storage = f"sqlite:///{search.folder}/outputs/default/study.db"
+    assert len(optuna.load_study(study_name="mine", storage=storage).trials) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("lines", "settings", "named"),
     [
-        (["columns=[nonsense]"], "columns: nonsense is none of them"),
-        (["trainer.max_steps=12,14"], "trainer.max_steps=12 and trainer.max_steps=14 cannot stand in one table"),
-        (["hydra.launcher.gpus=[5]"], "hydra.launcher.gpus: 5 is not a GPU"),
+        ([], {"directions": ["maximize"]}, "directions=minimize .now maximize"),
+        ([f"{COEF}=interval(1,2)"], {}, "coef=FloatDistribution.high=10.0, log=True.* .now "),
+        (["optim.lr=1e-2"], {}, "optim.lr=0.002 .now 0.01.;"),
+        (["model=small"], {}, 'model="tiny" .now "small"'),
+        (["seed=3"], {}, "seed=0 .now 3.;"),
+        (["seed=0-1"], {}, "replicates= .now seed=0, seed=1"),
     ],
 )
-def test_what_would_spoil_the_table_or_cannot_be_launched_is_refused_before_anything_runs(app, arguments, said):
-    search = app.run("name=s", COEF, *arguments)
-    assert (search.returncode, app.started) == (1, [])
-    assert search.stderr.startswith(f"error: {said}")
+def test_a_study_with_other_settings_is_refused(search, lines, settings, named):
+    search.run(n_trials=1)
+    with pytest.raises(UserError, match=f"the study s was started with .*{named}"):
+        search.run(*lines, n_trials=1, **settings)
+    search.run("logger=none", n_trials=1)  # cannot change a result
+    assert len(search.launcher.launched) == 1
+
+
+@pytest.mark.parametrize("storage", ["foo", "", "x.y://a", "postgresql://ada:p@s:word@host/db"])
+def test_an_invalid_storage_is_refused(search, storage):
+    with pytest.raises(UserError, match=r"^hydra.sweeper.storage must be memory, journal:FILE, sqlite:///FILE or"):
+        search.run(storage=storage or " ")
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///broken", "journal:broken"])
+def test_a_corrupt_storage_is_refused(search, storage):
+    (search.folder / "broken").write_text("this is no study\n" * 100)
+    with pytest.raises(UserError, match="cannot use hydra.sweeper.storage: "):
+        search.run(storage=storage)
+
+
+def test_a_password_in_the_environment_is_not_shown(app):
+    address = "oracle+cx_oracle://someone:verysecret@127.0.0.1:1/db"  # its driver is not installed
+    how = (*OPTUNA, *SPACE, "hydra.sweeper.storage=${oc.env:OPTUNA_STORAGE}")
+    search = app.run(*how, OPTUNA_STORAGE=address)
+    assert search.returncode == 1
+    assert "cannot use hydra.sweeper.storage: " in search.stderr
+    assert "secret" not in search.stdout + search.stderr
+    assert all(b"secret" not in file.read_bytes() for file in app.folder.rglob("*") if file.is_file())
+
+
+def test_each_arm_has_its_own_study_and_all_share_a_table(app):
+    arms = f'["balancing=simbal {SPACE[0]}","balancing=lbl balancing.lbl.coef=1,2"]'
+    search = app.run(*OPTUNA, f"hydra.sweeper.arms={arms}", "hydra.sweeper.n_trials=2")
+    assert search.returncode == 0, search.stderr
+    assert len(app.study("s/balancing=simbal " + SPACE[0]).trials) == 2
+    assert len(app.study("s/balancing=lbl balancing.lbl.coef=1,2").trials) == 2
+    assert {arm["label"]["balancing"] for arm in app.table("s")["arms"]} == {"simbal", "lbl"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["model.top_k=4,99"], 2, "model.top_k=99"),
+        (["hydra.sweeper.objectives=[val/pp]"], 1, "the closest are val/ppl, "),
+        (["columns=[nonsense]"], 1, "columns: nonsense is none of them"),
+        (["trainer.max_steps=12,14"], 1, "trainer.max_steps=12 and trainer.max_steps=14 cannot share a table"),
+        (["hydra.launcher.gpus=[5]"], 1, "hydra.launcher.gpus: 5 is not a GPU"),
+        (["hydra.sweeper.storage=${oc.env:NO_SUCH_STORAGE}"], 2, "NO_SUCH_STORAGE is not set"),
+        (["dry_run=true"], 0, ""),
+    ],
+)
+def test_errors_and_dry_runs_start_nothing(app, arguments, code, named):
+    search = app.run(*OPTUNA, *SPACE, *arguments)
+    assert (search.returncode, app.started) == (code, [])
+    assert named in search.stderr
     assert not (app.folder / "outputs/s/sweep.json").exists()
 
 
-def test_a_dry_run_changes_nothing(app):
-    search = app.run("name=s", COEF, "dry_run=true")
-    assert search.stdout == "dry run: study s in sqlite:///outputs/s/study.db: 20 trials in all\n"
-    assert not (app.folder / "outputs").exists()
+def test_a_grid_sweeper_refuses_the_keys_of_a_search():
+    code, error = refusal("train.py", ["-m", "sweeps=coefficient_search", "hydra/sweeper=grid"])
+    assert code == 2
+    assert "n_trials" in error
+
+
+def test_a_trial_reports_every_finite_value_of_its_curve_once(small_spec):
+    def row(**values):
+        return json.dumps({"tokens": 1} | values) + "\n"
+
+    spec = small_spec()
+    RunFolder(spec.path).write_spec(spec)
+    active = ActiveTrial(optuna.create_study().ask(), [Job([], spec)])
+    active.report_curve("a")
+    curve = spec.path / "metrics.jsonl"
+    first = row(step=0, a=1.0) + row(step=5, a=2.0, b=1) + row(step=10, b=3.0) + row(step=15, a=float("inf"))
+    curve.write_text(first + '{"step": 20')  # an incomplete line
+    active.report_curve("a")
+    curve.write_text(first + row(step=20, a=3))
+    active.report_curve("a")
+    active.report_curve("a")
+    assert active.trial.study.trials[0].intermediate_values == {5: 2.0, 20: 3.0}
+
+
+def test_a_bad_curve_is_pruned_with_all_its_seeds(app):
+    app.behave(slow_above=0, endless=True)  # a bad run ends only when it is pruned
+    total = ("hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "seed=0-1")
+    how = (*OPTUNA, f"{COEF}=1,100", "hydra.sweeper.sampler=random", *total)  # samples 1, then 100
+    search = app.run(*how, *PRUNING)
+    assert search.returncode == 0, search.stderr
+    good, bad = app.study().trials
+    assert (good.state, bad.state) == (COMPLETE, PRUNED)
+    assert "val/ppl was 102 at step 5" in bad.user_attrs["error"]
+    assert [row["status"] for row in app.table("s")["without_result"]] == ["pruned", "pruned"]
+    assert not [*app.folder.glob("outputs/*/*/prune.json")]
+    assert "2 of 2 trials done" in app.run(*how, *PRUNING).stdout
+    assert len(app.started) == 4
+
+
+@pytest.mark.parametrize("pruner", ["none", "hyperband", "successive_halving"])
+def test_other_pruners_run(search, pruner):
+    search.run(pruner=pruner)
+    assert len(search.trials(COMPLETE)) == 3
+
+
+def test_a_stopped_search_resumes_and_only_one_search_uses_a_folder(app):
+    app.behave(hang_after=1)
+    how = (*OPTUNA, *SPACE, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1")
+    process = app.start(*how)
+    app.wait_until(lambda: len(app.hanging) == 2)
+    second = app.run(*how)
+    assert second.returncode == BUSY
+    assert "outputs/s is being written by another process" in second.stderr
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert not any(app.alive(pid) for pid in app.hanging)
+    app.behave()
+    assert "1 of 3 trials done, 2 to run" in app.run(*how).stdout
+    assert len(app.study().get_trials(states=(COMPLETE,))) == 3
+
+
+@pytest.mark.slow
+def test_a_search_killed_at_random_moments_has_the_same_trials(app, tmp_path_factory, monkeypatch):
+    how = (*OPTUNA, *SPACE, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler=random")
+    choice = random.Random(0)
+    for _ in range(3):
+        process, before = app.start(*how), len(app.started)
+        app.wait_until(lambda: process.poll() is not None or len(app.started) > before)  # noqa: B023
+        time.sleep(choice.random())
+        process.kill()
+        process.communicate()
+        app.wait_until(lambda: not any(app.alive(job["pid"]) for job in app.jobs))
+    assert app.run(*how).returncode == 0
+    monkeypatch.chdir(tmp_path_factory.mktemp("whole"))
+    whole = SearchHere(tmp_path_factory.getbasetemp() / "whole0")
+    whole.run(n_trials=4)
+    done = app.study().get_trials(states=(COMPLETE,))
+    assert len(done) == 4
+    assert coefs(done) == coefs(whole.trials(COMPLETE))
+    assert TrialState.RUNNING not in {trial.state for trial in app.study().trials}

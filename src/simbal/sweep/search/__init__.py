@@ -1,1 +1,1 @@
-"""Searches for the best values of keys: Optuna studies whose trials are runs."""
+"""Hyperparameter search with Optuna: a trial is one run, or one run for each seed."""

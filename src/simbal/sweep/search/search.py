@@ -1,171 +1,291 @@
-"""Searches a space: asks a study for trials, launches their jobs, and stores the results in the study.
+"""Run a search: ask Optuna for trials, launch their jobs, prune bad curves and store the results.
 
-Meanwhile the sweep's process reads the curves of the jobs, and stops those that the pruner gives up: a job needs no
-access to the study, and any launcher will do.
+The process of the sweep reads the curves of running jobs and prunes them. Jobs need no access to the study, so any
+launcher works.
 """
 
+import csv
+import json
 import math
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
+from json import JSONDecodeError
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import optuna
 from hydra.plugins.launcher import Launcher
-from optuna.trial import TrialState
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from simbal.config.schema import Config
+from simbal.config.schema import Config, can_change_result
 from simbal.errors import UserError
-from simbal.files.disk import write_json
+from simbal.files.console import new_grid
+from simbal.files.disk import write_json, write_text
+from simbal.report.arms import short_columns
+from simbal.report.report import report
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
-from simbal.runs.spec import RunSpec
+from simbal.runs.spec import RunSpec, result_keys
+from simbal.sweep.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
 from simbal.sweep.composer import Job
-from simbal.sweep.search.optuna_study import ERROR, REPLICATES, RUNS, OptunaStudy
-from simbal.sweep.search.settings import SearchSettings
+from simbal.sweep.plan import write_sweep_json
+from simbal.sweep.search.space import SearchSettings, SearchSpace
 
+UNNAMED = "default"  # the study of a sweep without name= is kept in memory
 POLL_SECONDS = 0.5
+# user attributes of a trial
+RUNS, REPLICATES = "runs", "replicates"  # its run folders, and the objectives of each run
+ERROR = "error"  # why it failed or was pruned
+RETRY_OF = "retry_of"  # the number of the interrupted or failed trial that it repeats
+STATES = {
+    TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.WAITING: "queued",
+    TrialState.RUNNING: "running",
+}  # fmt: skip
+SEARCHED = "searched"  # user attribute of a study: what it searches
+FIXED = "fixed_params"  # Optuna's system attribute: the parameters of a queued trial
+Compose = Callable[[list[str]], Job]
+
+
+def run_searches(
+    spaces: dict[str, SearchSpace], settings: SearchSettings, compose: Compose, launcher: Launcher, out: Console
+) -> None:
+    """Run the missing trials of all arms, then print their trials and the table of all runs.
+
+    All studies are checked and opened before the first job starts.
+
+    Args:
+        spaces: the search space of each arm; a single arm may have the name "".
+        settings: checked settings.
+        compose: composes and checks a job.
+        launcher: runs jobs.
+        out: where to print.
+
+    Raises:
+        UserError: the search cannot start, or too many trials failed.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    searches = [Search(arm, space, settings, compose, launcher) for arm, space in spaces.items()]
+    jobs = [job for search in searches for job in search.probe_jobs]
+    folder, config = jobs[0].spec.path.parent, jobs[0].spec.config
+    check_one_table(jobs)
+    check_columns(jobs)
+    if config.dry_run:
+        check_all_buildable(jobs, launcher)
+        for search in searches:
+            out.print(f"dry run: study {search.name}, {settings.n_trials} trials in total", soft_wrap=True)
+        return
+    in_memory = config.name == UNNAMED and settings.study_name is None
+    with RunFolder(folder).lock(), storage_errors():
+        storage = open_storage(settings.storage or ("memory" if in_memory else f"sqlite:///{folder / 'study.db'}"))
+        for search in searches:
+            search.open(storage)
+        if any(search.num_missing() for search in searches):
+            prepare_launch(jobs, launcher)
+        write_sweep_json(folder)
+        studies = [(search.study, search.space) for search in searches]
+        try:
+            for search in searches:
+                missing = f", {search.num_missing()} to run" if search.num_missing() else ""
+                done = f"{search.num_done()} of {settings.n_trials} trials done{missing}"
+                out.print(f"study {search.name}: {done}", soft_wrap=True)
+                search.run(lambda: write_trials(studies, settings, folder), out)
+        finally:
+            write_trials(studies, settings, folder)
+            for study, space in studies:
+                print_trials(study, space, settings, out)
+            out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
+    if any(folder.glob("*/config.yaml")):
+        report(folder, config.baseline, config.columns)
 
 
 @dataclass
-class Candidate:
-    """A trial and its jobs, the first of which reports for all."""
+class ActiveTrial:
+    """A trial and its jobs. The curve of the first job decides whether all of them are pruned."""
 
     trial: optuna.Trial
     jobs: list[Job]
-    step: int = 0  # the last that was reported
-    decision: str = ""  # why it is pruned
+    step: int = 0  # the last step that was reported to Optuna
+    reason: str = ""  # why the trial is pruned
 
-    def look(self, objective: str) -> None:
-        """Report new values to Optuna; if its pruner decides so, stop all jobs."""
+    def report_curve(self, objective: str) -> None:
+        """Report new values to Optuna, and ask all jobs to stop if its pruner decides so."""
         for row in readable_rows(self.jobs[0].spec.path):
-            if not self.decision and row["step"] > self.step and is_number(row.get(objective)):
+            if not self.reason and row["step"] > self.step and is_number(row.get(objective)):
                 self.step, value = row["step"], row[objective]
                 self.trial.report(value, self.step)
                 if self.trial.should_prune():
                     number = self.trial.number
-                    self.decision = f"pruned by trial {number}: {objective} was {value:.6g} at step {self.step}"
-        for path in (job.spec.path for job in self.jobs) if self.decision else ():
-            # a job that starts later removes the file, and gets a new one
+                    self.reason = f"pruned by trial {number}: {objective} was {value:.6g} at step {self.step}"
+        for path in (job.spec.path for job in self.jobs) if self.reason else ():
+            # a job that starts later removes the file, so it is written again
             if path.is_dir() and not (path / PRUNE_FILE).exists() and not (path / RECORD_FILE).exists():
-                write_json(path / PRUNE_FILE, {"reason": self.decision})
+                write_json(path / PRUNE_FILE, {"reason": self.reason})
 
 
 class Search:
-    """The search of one arm: its study, the name of its storage, and the jobs of its trials."""
+    """The search of one arm, with its own Optuna study.
+
+    Each trial has a new sampler, seeded by the number of points sampled before. A resumed search therefore samples the
+    same points as an uninterrupted one.
+    """
+
+    study: optuna.Study
 
     def __init__(
-        self, study: OptunaStudy, storage: str, compose: Callable[[list[str]], Job], launcher: Launcher
+        self, arm: str, space: SearchSpace, settings: SearchSettings, compose: Compose, launcher: Launcher
     ) -> None:
-        self.study, self.storage, self.compose, self.launcher = study, storage, compose, launcher
-        self.settings, self.space = study.settings, study.space
-        self.ended = self.failures = 0  # trials of this command
-        self.first_jobs: list[Job] = []  # the jobs of one point
+        """Compose jobs that cover all choices and ends of intervals; `ConfigError` if one is invalid."""
+        self.space, self.settings, self.compose, self.launcher = space, settings, compose, launcher
+        self.probe_jobs = [compose(lines) for point in space.probes() for lines in space.jobs(point)]
+        self.name = "/".join(filter(None, [settings.study_name or self.probe_jobs[0].spec.config.name, arm]))
+        self.num_ended = self.num_failed = 0  # trials of this command
 
-    def check(self) -> list[Job]:
-        """Return jobs with every choice and every end of an interval, or every point of a grid.
+    def open(self, storage: BaseStorage) -> None:
+        """Load or create the study and queue interrupted trials; `UserError` if it has other settings."""
+        directions = [StudyDirection[direction.upper()] for direction in self.settings.directions]
+        config = self.probe_jobs[0].spec.config
+        self.study = optuna.create_study(
+            storage=storage, study_name=self.name, directions=directions, load_if_exists=True,
+            pruner=make_pruner(self.settings, config),
+        )  # fmt: skip
+        now = {
+            "directions": ",".join(self.settings.directions),
+            "objectives": ",".join(self.settings.objectives),
+            "replicates": ", ".join(" ".join(lines) for lines in self.space.replicates),
+            **self._shared_config(),
+            **{key: str(distribution) for key, distribution in self.space.distributions.items()},
+        }
+        before = self.study.user_attrs.get(SEARCHED, now)
+        if before != now:
+            changed = [key for key in before | now if before.get(key) != now.get(key)]
+            values = "; ".join(f"{key}={before.get(key, 'unset')} (now {now.get(key, 'unset')})" for key in changed)
+            raise UserError(
+                f"the study {self.name} was started with {values}; "
+                "rerun the command that started it, or choose another hydra.sweeper.study_name"
+            )
+        self.study.set_user_attr(SEARCHED, now)
+        if self.num_missing():
+            self._queue_trials(config.retry_failed)
 
-        Raises:
-            UserError: a job cannot be run, or its folder belongs to another config.
-        """
-        points = self.space.grid() if self.study.is_grid else self.space.probes()
-        jobs = [job for point in points for job in self.jobs(point)]
-        for job in jobs:
-            RunFolder(job.spec.path).belongs_to(job.spec)
-        self.first_jobs = jobs[: len(self.space.replicates)]
-        return jobs
+    def num_done(self) -> int:
+        """Return the number of completed and pruned trials, including those of earlier commands."""
+        return len(self._trials(TrialState.COMPLETE, TrialState.PRUNED))
 
-    def state(self) -> str:
-        """Return the sentence `study coefficient in sqlite:///FILE: 3 of 20 trials done, 17 to run`."""
-        done, missing = self.study.done(), self.study.missing()
-        state = f"study {self.study.name} in {self.storage}: {done} of {self.study.n_trials} trials done"
-        return state + (f", {missing} to run" if missing else "")
-
-    def at_once(self) -> int:
-        """Return the number of trials in a batch: `n_jobs`, or as many as keep the launcher busy."""
-        if self.settings.n_jobs is not None:
-            return self.settings.n_jobs
-        slots = getattr(self.launcher, "slots", None)
-        return math.ceil((len(slots(self.first_jobs)) if slots else 2) / len(self.space.replicates))
+    def num_missing(self) -> int:
+        """Return the number of trials still to run."""
+        return max(0, self.settings.n_trials - self.num_done())
 
     def run(self, after_batch: Callable[[], None], out: Console) -> None:
-        """Run what is missing, batch by batch; `UserError` if too much fails."""
-        at_once = self.at_once()
-        while candidates := self._ask(min(at_once, self.study.missing())):
-            for candidate in candidates:
-                params = format_params(candidate.trial.params)
-                out.print(f"trial {candidate.trial.number}: {params}", soft_wrap=True)
-            self._launch(candidates)
-            for candidate in candidates:
-                self._store_result(candidate)
+        """Run the missing trials, batch by batch; `UserError` if too many fail."""
+        at_once, num_replicates = self.settings.n_jobs, len(self.space.replicates)
+        if at_once is None:
+            slots = getattr(self.launcher, "slots", None)  # launchers of other packages have no slots
+            at_once = math.ceil((len(slots(self.probe_jobs[:num_replicates])) if slots else 2) / num_replicates)
+        while batch := self._ask(min(at_once, self.num_missing())):
+            for active in batch:
+                out.print(f"trial {active.trial.number}: {_format_params(active.trial.params)}", soft_wrap=True)
+            jobs = [job for active in batch for job in active.jobs]
+            with prune_while_running(batch, self.settings):
+                self.launcher.launch(jobs, initial_job_idx=self.num_ended * num_replicates)
+            for active in batch:
+                self._store_result(active)
             after_batch()
-            self._require_success()
+            self._check_failure_rate()
 
-    def jobs(self, params: dict[str, Any]) -> list[Job]:
-        """Return the jobs of a trial with these parameters; `UserError` if one cannot be run."""
-        return [self.compose(lines) for lines in self.space.jobs(params)]
+    def _queue_trials(self, retry_failed: bool) -> None:
+        """Queue the trials that an interrupted search left running and, if asked, failed trials."""
+        repeated = {trial.user_attrs.get(RETRY_OF) for trial in self._trials()}
+        failed = self._trials(TrialState.FAIL) if retry_failed else []
+        for trial in [*failed, *self._trials(TrialState.RUNNING)]:
+            # queue first: a kill between the two steps then loses nothing
+            if trial.number not in repeated and self._is_sampled(trial):
+                self.study.enqueue_trial(_params(trial), user_attrs={RETRY_OF: trial.number})
+            if trial.state == TrialState.RUNNING:
+                self.study.tell(trial.number, state=TrialState.FAIL)
 
-    def _ask(self, count: int) -> list[Candidate]:
-        candidates = []
+    def _ask(self, count: int) -> list[ActiveTrial]:
+        """Return `count` trials, queued ones first."""
+        batch: list[ActiveTrial] = []
         for _ in range(count):
-            trial = self.study.ask()
-            if trial is None:
-                break
+            num_sampled = sum(RETRY_OF not in trial.user_attrs and self._is_sampled(trial) for trial in self._trials())
+            # with the plain sum, the second point of sampler_seed=0 would be the first one of sampler_seed=1
+            seed = random.Random(f"{self.settings.sampler_seed} {num_sampled}").getrandbits(32)
+            sampler = optuna.samplers.TPESampler if self.settings.sampler == "tpe" else optuna.samplers.RandomSampler
+            self.study.sampler = sampler(seed=seed)
+            trial = self.study.ask(fixed_distributions=dict(self.space.distributions))
             try:
-                jobs = self.jobs(trial.params)
+                jobs = [self.compose(lines) for lines in self.space.jobs(trial.params)]
             except UserError as error:
-                self.study.fail(trial, str(error))
+                self._fail(trial, str(error))
                 raise
             trial.set_user_attr(RUNS, [str(job.spec.path) for job in jobs])
-            candidates.append(Candidate(trial, jobs))
-        return candidates
+            batch.append(ActiveTrial(trial, jobs))
+        return batch
 
-    def _launch(self, candidates: Sequence[Candidate]) -> None:
-        jobs = [job for candidate in candidates for job in candidate.jobs]
-        first = self.ended * len(self.space.replicates)
-        if self.settings.pruner == "none":
-            self.launcher.launch(jobs, initial_job_idx=first)
-        else:
-            with watch(candidates, self.settings.objectives[0]):
-                self.launcher.launch(jobs, initial_job_idx=first)
-
-    def _store_result(self, candidate: Candidate) -> None:
-        trial, study = candidate.trial, self.study.inner
-        self.ended += 1
+    def _store_result(self, active: ActiveTrial) -> None:
+        self.num_ended += 1
         rows: list[list[float]] = []
-        for job, replicate in zip(candidate.jobs, self.space.replicates, strict=True):
+        for job, replicate in zip(active.jobs, self.space.replicates, strict=True):
             status, row, error = read_result(job.spec, self.settings.objectives)
             if status == "pruned":
-                trial.set_user_attr(ERROR, candidate.decision or "pruned")
-                study.tell(trial, state=TrialState.PRUNED)
+                active.trial.set_user_attr(ERROR, active.reason or "pruned")
+                self.study.tell(active.trial, state=TrialState.PRUNED)
                 return
             if error:
-                self.failures += 1
-                self.study.fail(trial, " ".join([*replicate, error]))
+                self._fail(active.trial, " ".join([*replicate, error]))
                 return
             rows.append(row)
-        trial.set_user_attr(REPLICATES, rows)
-        study.tell(trial, [fmean(column) for column in zip(*rows, strict=True)])
+        active.trial.set_user_attr(REPLICATES, rows)
+        self.study.tell(active.trial, [fmean(column) for column in zip(*rows, strict=True)])
 
-    def _require_success(self) -> None:
-        total, rate = self.study.n_trials, self.settings.max_failure_rate
-        if self.study.is_grid or self.failures <= rate * total:
+    def _fail(self, trial: optuna.Trial, error: str) -> None:
+        self.num_failed += 1
+        trial.set_user_attr(ERROR, error)
+        self.study.tell(trial, state=TrialState.FAIL)
+
+    def _check_failure_rate(self) -> None:
+        rate, total = self.settings.max_failure_rate, self.settings.n_trials
+        if self.num_failed <= rate * total:
             return
-        last = next(trial for trial in reversed(self.study.trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
+        last = next(trial for trial in reversed(self._trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
         raise UserError(
-            f"{self.failures} of {self.ended} trials of the study {self.study.name} failed, more than "
-            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows, so the search stops; "
-            f"the last: {last.user_attrs[ERROR]}"
+            f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
+            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {last.user_attrs[ERROR]}"
         )
+
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states or None)
+
+    def _is_sampled(self, trial: FrozenTrial) -> bool:
+        """Return whether all parameters of a trial were sampled before the search was killed."""
+        return _params(trial).keys() >= self.space.distributions.keys()
+
+    def _shared_config(self) -> dict[str, str]:
+        """Return the options and values that are neither searched nor replicated, as JSON by key."""
+        varied = {key.lstrip("+") for key in self.space.distributions}
+        if any(self.space.replicates) and self.settings.replicates:
+            varied.add(self.settings.replicates)
+        spec = self.probe_jobs[0].spec
+        values = {group: option for group, option in spec.choices.items() if can_change_result(group)}
+        values |= result_keys(spec.written)
+        return {key: json.dumps(value) for key, value in values.items() if key not in varied}
 
 
 def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[float], str]:
-    """Return a run's status, its value of each objective, and why it has none."""
+    """Return the status of a run, its value of each objective, and why it has none."""
     record = RunFolder(spec.path).whole_record()
     if record is None or record["config_hash"] != spec.hash:
         return "", [], f"{spec.path} has no result"
@@ -174,45 +294,138 @@ def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[flo
     metrics = {**record["metrics"], "tokens_per_second": record["tokens_per_second"]}
     for objective in objectives:
         if metrics.get(objective) is None:
-            return "finished", [], f"{spec.path} has measured no {objective}; it has {', '.join(metrics)}"
+            return "finished", [], f"{spec.path} did not measure {objective}; it has {', '.join(metrics)}"
     return "finished", [float(metrics[objective]) for objective in objectives], ""
 
 
 @contextmanager
-def watch(candidates: Sequence[Candidate], objective: str) -> Iterator[None]:
-    """Watch the candidates in a thread within the block; an error in the thread is raised at the end."""
-    over = threading.Event()
+def prune_while_running(batch: Sequence[ActiveTrial], settings: SearchSettings) -> Iterator[None]:
+    """Report the curves of a batch to the pruner from a thread within the block, and raise the thread's errors."""
+    if settings.pruner == "none":
+        yield
+        return
+    is_over = threading.Event()
 
     def poll() -> None:
-        while not over.wait(POLL_SECONDS):
-            for candidate in candidates:
-                candidate.look(objective)
+        while not is_over.wait(POLL_SECONDS):
+            for active in batch:
+                active.report_curve(settings.objectives[0])
 
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(poll)
+    with ThreadPoolExecutor(1) as threads:
+        polling = threads.submit(poll)
         try:
             yield
         finally:
-            over.set()
-    for candidate in candidates:
-        for job in candidate.jobs:
-            (job.spec.path / PRUNE_FILE).unlink(missing_ok=True)
-    watching.result()
+            is_over.set()
+    for job in (job for active in batch for job in active.jobs):
+        (job.spec.path / PRUNE_FILE).unlink(missing_ok=True)
+    polling.result()
 
 
-def format_params(params: dict[str, Any]) -> str:
+def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
+    """Return the pruner that `hydra.sweeper.pruner` names."""
+    last = config.trainer.max_steps
+    first = min(config.trainer.val_every, last)  # earlier validations say little about the final loss
+    if settings.pruner == "median":
+        return optuna.pruners.MedianPruner(settings.pruner_startup_trials, n_warmup_steps=first)
+    if settings.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=first, max_resource=last)
+    if settings.pruner == "successive_halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=first)
+    return optuna.pruners.NopPruner()
+
+
+def open_storage(setting: str) -> BaseStorage:
+    """Open the storage that `hydra.sweeper.storage` names; `UserError` if it is invalid. Passwords are not shown."""
+    if setting == "memory":
+        return InMemoryStorage()
+    if setting.startswith("journal:"):
+        return JournalStorage(JournalFileBackend(setting.removeprefix("journal:")))
+    try:
+        return RDBStorage(setting)
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
+        forms = "memory, journal:FILE, sqlite:///FILE or the URL of another database"
+        raise UserError(f"hydra.sweeper.storage must be {forms}") from None
+    except ImportError as error:
+        raise UserError(f"cannot use hydra.sweeper.storage: {error}") from None
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn errors of the storage within the block into a `UserError`."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError, JSONDecodeError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        reason = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        raise UserError(f"cannot use hydra.sweeper.storage: {reason}") from None
+
+
+def _params(trial: FrozenTrial) -> dict[str, Any]:
+    return {**trial.system_attrs.get(FIXED, {}), **trial.params}
+
+
+def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettings, out: Console) -> None:
+    """Print a table of all trials of a study, and the best one."""
+    objectives, keys = settings.objectives, [*space.distributions]
+    out.print(f"study {study.study_name}", style="bold", soft_wrap=True)
+    grid = new_grid("")
+    for heading in ("trial", "state", *objectives, *short_columns(keys), "runs", "error"):
+        grid.add_column(heading, overflow="fold")
+    for trial in study.trials:
+        row = _row(study, trial, objectives)
+        cells = (row.get(key, "") for key in ("trial", "state", *objectives, *keys, "replicates", "error"))
+        grid.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    out.print(grid)
+    num_complete = sum(trial.state == TrialState.COMPLETE for trial in study.trials)
+    if not num_complete:
+        out.print("no trial is complete")
+    elif len(objectives) > 1:
+        out.print(f"Pareto front of {', '.join(objectives)}:")
+        for trial in study.best_trials:
+            out.print(f"  {_describe(trial, objectives)}", soft_wrap=True)
+    else:
+        out.print(f"best: {_describe(study.best_trial, objectives)}", soft_wrap=True)
+        if num_complete > 1:
+            out.print(
+                f"The value of the best of {num_complete} trials is biased, because the same runs selected it. "
+                "Compare it on other seeds.",
+                soft_wrap=True,
+            )
+
+
+def write_trials(studies: Sequence[tuple[optuna.Study, SearchSpace]], settings: SearchSettings, folder: Path) -> None:
+    """Write trials.csv: one line per trial, with numbers in full precision and the folders of its runs."""
+    keys = dict.fromkeys(key for _, space in studies for key in space.distributions)
+    columns = ["study", "trial", "state", *settings.objectives, *keys, "replicates", "error", "runs"]
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for study, _ in studies:
+        writer.writerows(_row(study, trial, settings.objectives) for trial in study.trials)
+    write_text(folder / "trials.csv", text.getvalue())
+
+
+def _format_params(params: dict[str, Any]) -> str:
     """Return parameters as they are given on the command line."""
     return " ".join(f"{key}={value}" for key, value in params.items())
 
 
-def make_pruner(settings: SearchSettings, config: Config) -> optuna.pruners.BasePruner:
-    """Return the pruner that `hydra.sweeper.pruner` names, for runs with this config."""
-    first, last = config.trainer.val_every, config.trainer.max_steps
-    if settings.pruner == "median":
-        # the dense validations of the first steps say little of the last
-        return optuna.pruners.MedianPruner(settings.pruner_startup_trials, n_warmup_steps=min(first, last))
-    if settings.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=min(first, last), max_resource=last)
-    if settings.pruner == "successive_halving":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=min(first, last))
-    return optuna.pruners.NopPruner()
+def _row(study: optuna.Study, trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, Any]:
+    attrs = trial.user_attrs
+    # Optuna sets the value of a pruned trial to its last report
+    values = trial.values if trial.state == TrialState.COMPLETE else ()
+    return {
+        "study": study.study_name, "trial": trial.number,
+        "state": STATES.get(trial.state, "failed" if ERROR in attrs else "interrupted"),
+        **dict(zip(objectives, values, strict=False)), **trial.params,
+        "replicates": len(attrs.get(REPLICATES, ())), "error": attrs.get(ERROR, ""),
+        "runs": " ".join(attrs.get(RUNS, ())),
+    }  # fmt: skip
+
+
+def _describe(trial: FrozenTrial, objectives: Sequence[str]) -> str:
+    values = " ".join(f"{objective} {value:.4g}" for objective, value in zip(objectives, trial.values, strict=True))
+    n = len(trial.user_attrs[REPLICATES])
+    source = f"mean of {n} runs" if n > 1 else "one run"
+    return f"trial {trial.number}, {values} ({source}): {_format_params(trial.params)}"

@@ -1,6 +1,6 @@
-"""Has Hydra find the configs of the current folder, conf/ and sweeps/, after simbal's own, as the catalogue does."""
+"""Make Hydra find conf/ and sweeps/ of the current folder, after the configs of simbal."""
 
-from hydra._internal.core_plugins import file_config_source
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -10,38 +10,38 @@ from simbal.config.options import CONF, SWEEPS, conf_here, sweeps_here
 SCHEME = "simbal-sweeps"
 
 
-class SweepsSource(file_config_source.FileConfigSource):
-    """A folder of which Hydra sees sweeps/ alone: with its other folders, `seed/` would make a group of `seed=1`."""
+class SweepsSource(FileConfigSource):
+    """A folder of which Hydra sees only sweeps/. Any other folder, such as seed/, would become a config group."""
 
     @staticmethod
     def scheme() -> str:
-        """Return what stands before :// in Hydra's search path."""
+        """Return the part before :// in Hydra's search path."""
         return SCHEME
 
     def is_group(self, config_path: str) -> bool:
-        """Whether it is the group `sweeps`."""
+        """Return whether a path is the group `sweeps`."""
         return config_path == SWEEPS and super().is_group(config_path)
 
     def is_config(self, config_path: str) -> bool:
-        """Whether it is a named sweep."""
+        """Return whether a path is a named sweep."""
         return config_path.startswith(f"{SWEEPS}/") and super().is_config(config_path)
 
     def available(self) -> bool:
-        """Whether the folder is there."""
+        """Return whether the folder exists."""
         return super().is_group(SWEEPS)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names of what is in a group."""
+        """Return the names in a group."""
         if config_path == "":
             return [SWEEPS] if results_filter in (None, ObjectType.GROUP) else []
         return super().list(config_path, results_filter)
 
 
 class ProjectSearchPath(SearchPathPlugin):
-    """The search path of simbal's programs; other programs that use Hydra keep theirs."""
+    """The search path of simbal's programs. Other programs with Hydra keep theirs."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add conf/ and sweeps/ of the current folder."""
+        """Append conf/ and sweeps/ of the current folder."""
         if not any(place.provider == "main" and place.path == str(CONF) for place in search_path.get_path()):
             return
         for conf in conf_here():

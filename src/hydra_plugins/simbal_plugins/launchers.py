@@ -1,0 +1,200 @@
+"""The launchers `hydra/launcher=procs`, `ray` and `slurm`: run the jobs of a sweep as processes."""
+
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from simbal.processes import slots, start
+from simbal.sweep.composer import Composer, Job
+
+if TYPE_CHECKING:
+    from simbal.sweep.ray_tasks import Request
+
+IMPORTED_BY_A_RUN = ("simbal.training.run", "torch.utils.tensorboard", "s3fs")  # Lightning's logger imports two of them
+SLURM_FOLDER = ".slurm"  # in output_dir: scripts and logs
+COMMON = ("gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")  # names of submitit; others get the prefix slurm_
+
+
+class PoolLauncher(Launcher):
+    """A launcher that runs each job in its own process and takes the outcome from the record of the run.
+
+    A job that crashes or is killed does not affect other jobs.
+    """
+
+    here: ClassVar[bool] = False  # whether the jobs run on this machine
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what is needed to compose a job."""
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run all jobs that are not finished, and return how each ended."""
+        from simbal.files.console import console
+        from simbal.sweep import plan
+        from simbal.sweep.pool import Pool
+        from simbal.sweep.view import View
+
+        jobs = [*map(Composer(self.hydra_context.config_loader, self.config).job, job_overrides)]
+        environments, out = self.slots(jobs), console()
+
+        def run_attempts(attempts: Sequence[plan.Attempt]) -> None:
+            starter = self.starter(jobs, environments[0])
+            Pool(environments, starter, View(attempts, len(environments), out)).run(attempts)
+
+        returns = []
+        for attempt in plan.launch(jobs, run_attempts, out):
+            returns.append(JobReturn(overrides=[*attempt.job], working_dir=str(attempt.job.spec.path)))
+            returns[-1].status = JobStatus.FAILED if attempt.state == "failed" else JobStatus.COMPLETED
+            returns[-1].return_value = RuntimeError(attempt.error) if attempt.state == "failed" else None
+        return returns
+
+    @abstractmethod
+    def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
+        """Return the environment variables of each job that may run at once; `UserError` if a device is missing."""
+
+    @abstractmethod
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+        """Return what starts the processes of the jobs, given the environment of one slot."""
+
+
+@dataclass
+class ProcsConf:
+    """The keys of `hydra.launcher` with `hydra/launcher=procs`."""
+
+    _target_: str = "hydra_plugins.simbal_plugins.launchers.ProcsLauncher"
+    n_jobs: int | None = None  # jobs at once; null: one per core or GPU
+    threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
+    gpus: list[str] | None = None  # [0,1]: one GPU per job; [0+1,2+3]: two per job; null: all visible GPUs
+    # modules that a fork server imports once for all jobs on a CPU; null: each job is a new Python
+    preload: list[str] | None = field(default_factory=lambda: [*IMPORTED_BY_A_RUN])
+
+
+class ProcsLauncher(PoolLauncher):
+    """Run jobs as processes on this machine."""
+
+    here = True
+
+    def __init__(
+        self, n_jobs: int | None, threads: int | None, gpus: list[str] | None, preload: list[str] | None
+    ) -> None:
+        self.n_jobs, self.threads, self.gpus, self.preload = n_jobs, threads, gpus and [*gpus], preload
+
+    def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
+        """Return one slot per core or GPU."""
+        on_cpu = all(job.spec.config.trainer.accelerator == "cpu" for job in jobs)
+        visible = [] if on_cpu else slots.visible_gpus(os.environ)
+        if visible or self.gpus:
+            return slots.gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
+        return slots.cpu_slots(slots.usable_cores(), self.n_jobs, self.threads)
+
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+        """Return a fork server for CPUs. With GPUs each job is a new Python, as imports may initialize a GPU."""
+        from simbal.sweep import worker
+
+        if self.preload is None or slots.VISIBLE in slot:
+            return start.Spawn(worker)
+        return start.ForkServer(worker.work, self.preload, slot)
+
+
+@dataclass
+class RayConf:
+    """The keys of `hydra.launcher` with `hydra/launcher=ray`."""
+
+    _target_: str = "hydra_plugins.simbal_plugins.launchers.RayLauncher"
+    address: str | None = None  # host:port; auto: a cluster that runs on this machine; null: start one here
+    n_jobs: int | None = None  # jobs at once; null: as many as all nodes have room for when the sweep starts
+    num_cpus: float | None = None  # per job; null: trainer.devices
+    num_gpus: float | None = None  # per job; null: trainer.devices if trainer.accelerator=cuda, else 0
+    threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
+    max_retries: int = 3  # of a job whose node is lost; it resumes from its checkpoint
+
+
+class RayLauncher(PoolLauncher):
+    """Run jobs as tasks of a Ray cluster whose nodes share a disk."""
+
+    def __init__(
+        self,
+        address: str | None,
+        n_jobs: int | None,
+        num_cpus: float | None,
+        num_gpus: float | None,
+        threads: int | None,
+        max_retries: int,
+    ) -> None:
+        self.address, self.n_jobs, self.threads, self.max_retries = address, n_jobs, threads, max_retries
+        self.num_cpus, self.num_gpus = num_cpus, num_gpus
+
+    def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
+        """Connect to the cluster, and return one slot per job that its nodes have room for."""
+        from simbal.sweep.ray_tasks import connect, count_slots
+
+        connect(self.address)
+        request = self._request(jobs)
+        return slots.remote_slots(count_slots(request), self.n_jobs, self.threads, request.num_gpus > 0)
+
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+        """Return what submits tasks to Ray."""
+        from simbal.sweep.ray_tasks import RayStarter
+
+        return RayStarter(self._request(jobs))
+
+    def _request(self, jobs: Sequence[Job]) -> "Request":
+        from simbal.sweep.ray_tasks import Request
+
+        devices = max(job.spec.config.trainer.devices for job in jobs)
+        on_gpus = any(job.spec.config.trainer.accelerator == "cuda" for job in jobs)
+        cpus = devices if self.num_cpus is None else self.num_cpus
+        gpus = devices * on_gpus if self.num_gpus is None else self.num_gpus
+        return Request(cpus, gpus, self.max_retries)
+
+
+@dataclass
+class SlurmConf:
+    """The keys of `hydra.launcher` with `hydra/launcher=slurm`."""
+
+    _target_: str = "hydra_plugins.simbal_plugins.launchers.SlurmLauncher"
+    partition: str | None = None  # null: the default of the cluster
+    account: str | None = None  # null: the default of the user
+    gpus_per_node: int = 1  # per job; 0 to train on a CPU
+    cpus_per_task: int = 8
+    mem_gb: float | None = None  # per job; null: the default of the cluster
+    timeout_min: int = 240
+    max_num_timeout: int = 3  # how often a run that ran out of time is requeued; it resumes from its checkpoint
+    array_parallelism: int = 16  # jobs at once
+    threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # options of sbatch, such as {constraint: h200}
+
+
+class SlurmLauncher(PoolLauncher):
+    """Submit all jobs to Slurm as an array, and wait for them. All nodes share a disk."""
+
+    def __init__(self, max_num_timeout: int, threads: int | None, **parameters: Any) -> None:
+        self.max_num_timeout, self.threads, self.parameters = max_num_timeout, threads, parameters
+
+    def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
+        """Return one slot per job, as all of them are queued at once."""
+        return slots.remote_slots(len(jobs), None, self.threads, self.parameters["gpus_per_node"] > 0)
+
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+        """Return what submits jobs to Slurm; `UserError` if Slurm is not installed."""
+        from simbal.sweep.slurm_jobs import SlurmStarter
+
+        options = {"requeue": True} | dict(self.parameters["additional_parameters"])  # JobRequeue=0 may be the default
+        given = {key: value for key, value in self.parameters.items() if value} | {"additional_parameters": options}
+        named = {key if key in COMMON else f"slurm_{key}": value for key, value in given.items()}
+        config = jobs[0].spec.config
+        folder = Path(config.output_dir, SLURM_FOLDER).absolute()
+        return SlurmStarter(folder, named | {"name": config.name}, self.max_num_timeout)
+
+
+for name, conf in {"procs": ProcsConf, "ray": RayConf, "slurm": SlurmConf}.items():
+    ConfigStore.instance().store(group="hydra/launcher", name=name, node=conf, provider="simbal")

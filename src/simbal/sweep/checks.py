@@ -1,0 +1,130 @@
+"""Checks before the first job of a sweep starts: data, models, GPUs and whether all runs fit into one table."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+
+from hydra.plugins.launcher import Launcher
+
+from simbal.errors import UserError
+from simbal.report.arms import group, label_columns
+from simbal.report.collect import Run, collect
+from simbal.report.columns import choose
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
+from simbal.sweep.composer import Job
+from simbal.sweep.plan import plan
+
+STEPS = "trainer.max_steps"
+
+
+def prepare_launch(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Prepare the data of all jobs, and check that they can start.
+
+    Raises:
+        UserError: a GPU or node is missing, the data cannot be prepared, a folder belongs to another config, or the
+            runs do not fit into one table with those in their folder.
+    """
+    if slots := getattr(launcher, "slots", None):  # launchers of other packages have no slots
+        slots(jobs)
+    tokens = _prepare_data(jobs)
+    for attempt in plan(jobs, retry_failed=False):
+        if attempt.kind == "finished":
+            attempt.folder.require_same_data(attempt.tokens, tokens[attempt.folder.path])
+    check_one_table(jobs, tokens)
+
+
+def check_all_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Raise `UserError` for errors that a run would raise at its start, such as a missing file or backend.
+
+    Jobs that differ only in their seed or learning rate are checked once.
+    """
+    from simbal.data.store import open_source
+    from simbal.training.build import check_buildable  # imports torch
+
+    for job in {_data_key(job): job for job in jobs}.values():
+        open_source(job.spec.config.data).identity()
+    parts = {"model", "router", "balancing", "experts", "trainer"}
+    for job in {job.spec.config.model_dump_json(include=parts): job for job in jobs}.values():
+        check_buildable(job.spec, here=getattr(launcher, "here", True))
+
+
+def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = None) -> None:
+    """Raise `UserError` if the runs of a folder have different lengths or different data.
+
+    Args:
+        jobs: the jobs of the sweep.
+        tokens: the fingerprint of the prepared data for each run folder; None skips the check of the data.
+    """
+    by_folder: dict[Path, list[RunSpec]] = defaultdict(list)
+    for job in jobs:
+        by_folder[job.spec.path.parent].append(job.spec)
+    for folder, specs in by_folder.items():
+        steps = [*dict.fromkeys(spec.config.trainer.max_steps for spec in specs)]
+        data = {tokens[spec.path] for spec in specs} if tokens else set()
+        remedy = "choose a different name= for each"
+        if len(steps) > 1:
+            raise UserError(f"runs of {STEPS}={steps[0]} and {STEPS}={steps[1]} cannot share a table: {remedy}")
+        if len(data) > 1:
+            raise UserError(f"runs on different data cannot share a table: {remedy}")
+        ours = {spec.path for spec in specs}
+        others = (RunFolder(file.parent) for file in sorted(folder.glob("*/record.json")) if file.parent not in ours)
+        records = ((other, other.whole_record()) for other in others)
+        for other, record in records:
+            if record is None or record["status"] != "finished":
+                continue
+            remedy = f"these runs cannot share its table: choose a different name= than {folder.name}"
+            if (theirs := other.read_spec().config.trainer.max_steps) != steps[0]:
+                raise UserError(f"{folder} contains runs of {STEPS}={theirs}, not {steps[0]}; {remedy}")
+            if data and record["data"]["tokens"] not in data:
+                raise UserError(f"{folder} contains runs on other data; {remedy}")
+            break  # finished runs of a folder have passed this check, so one is enough
+
+
+def check_columns(jobs: Iterable[Job]) -> None:
+    """Raise `UserError` for a name in `columns` that neither the runs nor their analyses measure."""
+    for folder, columns in {(job.spec.path.parent, tuple(job.spec.config.columns or ())) for job in jobs}:
+        with suppress(UserError):
+            choose(columns, [])
+            continue
+        try:
+            choose(columns, _finished_runs(folder))
+        except UserError as error:
+            raise UserError(f"{error}; columns of an analysis exist once evaluate.py has measured them") from None
+
+
+def check_baseline(jobs: Sequence[Job]) -> None:
+    """Raise `UserError` if neither a job nor a finished run of its folder is the baseline."""
+    baseline = jobs[0].spec.config.baseline
+    finished = [run for folder in {job.spec.path.parent for job in jobs} for run in _finished_runs(folder)]
+    runs = [*(Run(job.spec.path, job.spec, None, {}) for job in jobs), *finished]
+    arms = group(runs, label_columns([run.spec for run in runs]))
+    if not any(arm.answers_to(baseline) for arm in arms):
+        closest = ", ".join(get_close_matches(baseline, [arm.name for arm in arms], 3, 0))
+        raise UserError(f"baseline={baseline} is not an arm of this sweep; the closest are {closest}")
+
+
+def _finished_runs(folder: Path) -> list[Run]:
+    return [run for run in collect(folder) if run.finished] if any(folder.glob("*/config.yaml")) else []
+
+
+def _data_key(job: Job) -> str:
+    """Return the keys that decide the corpus and its split as JSON. The seed only decides the order of batches."""
+    return json.dumps(job.spec.config.data.model_dump(exclude={"seed"}), sort_keys=True)
+
+
+def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:
+    """Prepare each corpus once, and return the fingerprint of the tokens for each run folder."""
+    from simbal.data.store import prepare
+
+    by_data: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        by_data[_data_key(job)].append(job)
+    tokens: dict[Path, str] = {}
+    for same in by_data.values():
+        fingerprint = prepare(same[0].spec.config.data, progress=True).fingerprints["tokens"]
+        tokens |= dict.fromkeys([job.spec.path for job in same], fingerprint)
+    return tokens
