@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from simbal.analysis.dropping import dropping
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, continue_tokens
+from simbal.analysis.generate import Sampler, continue_tokens
 from simbal.analysis.orthogonality import orthogonality
 from simbal.analysis.pruning import pruning
 from simbal.analysis.quality import quality
@@ -188,7 +188,7 @@ def test_groups_bound_how_many_experts_can_be_dropped(folder):
 def test_greedy_text_is_that_of_transformers(host):
     prompt_BS, new = batch_of(host, 256)[0][:2, :5], 8
     possible_V = torch.ones(IDS, dtype=torch.bool)
-    ours_BT, _ = continue_tokens(host.decoder(), prompt_BS, new, Drawing(0.0, 1.0, 0), possible_V)
+    ours_BT, _ = continue_tokens(host.decoder(), prompt_BS, new, Sampler(0.0, 1.0, 0), possible_V)
     mask_BS = torch.ones_like(prompt_BS)
     asked = {"max_new_tokens": new, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     theirs_BS = host.model.generate(prompt_BS, attention_mask=mask_BS, **asked)
