@@ -80,7 +80,7 @@ def test_an_existing_result_is_kept_unless_overwrite(run, capsys):
 
     capsys.readouterr()
     assert "written:" in once(False)
-    assert "exists already:" in once(False)
+    assert "already exists:" in once(False)
     assert "written:" in once(True)
     QUALITY_CHANGED = {"quality": QUALITY["quality"] | {"seed": 1}}
     evaluate(QUALITY_CHANGED, str(run.path), False, "cpu", "unused")

@@ -60,7 +60,7 @@ def dropping(
     drops = sorted(set(range(most + 1) if drops is None else drops))
     if not drops or drops[-1] > most:
         raise UserError(
-            f"analysis.dropping.drops={drops} must be null or a list of integers from 0 to {most}, so that "
+            f"analysis.dropping.drops={drops} must be null or a list of whole numbers from 0 to {most}, so that "
             f"model.top_k={subject.top_k} of {subject.choosable} experts remain"
         )
     curve = []

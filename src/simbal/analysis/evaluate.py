@@ -56,7 +56,7 @@ class Analysis:
         """
         out, file = console(), folder / "analysis" / f"{self.name}.json"
         if not overwrite and (existing := read_analysis(file)) is not None and has_settings(existing, self.settings):
-            out.print(f"exists already: {file}", soft_wrap=True)
+            out.print(f"already exists: {file}", soft_wrap=True)
             return
         arguments = {key: value for key, value in self.settings.items() if key != "_target_"}
         precisions: dict[str, str] = {}

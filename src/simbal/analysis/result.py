@@ -155,8 +155,8 @@ def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
         if key in DECIDES and existing[key] != value:
             old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (existing[key], value))
             raise UserError(
-                f"{folder} holds results with a different {key} ({str(old)[:16]} instead of {str(new)[:16]}): set "
-                "another name= or delete the folder"
+                f"{folder} holds results with another {key} ({str(old)[:16]}, not {str(new)[:16]}): choose another "
+                "name=, or delete the folder"
             )
 
 
