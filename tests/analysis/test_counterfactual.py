@@ -83,16 +83,6 @@ def test_the_standard_error_is_that_of_a_ratio_over_documents():
 
 
 @torch.no_grad()
-def test_with_identical_experts_every_choice_is_worth_nothing(run):
-    for layer in run.model.feed_forwards:
-        layer.w13_E2FD[:] = layer.w13_E2FD[:1].clone()
-        layer.w2_EFD[:] = 30 * layer.w2_EFD[:1].clone()
-    record = counterfactual(run, **KEYS).record
-    assert record["layers"]["gain"] == pytest.approx([0, 0], abs=1e-5)
-    assert record["layers"]["regret"] == pytest.approx([0, 0], abs=1e-4)
-
-
-@torch.no_grad()
 def test_a_router_that_avoids_bad_experts_gains_only_in_their_layer(run):
     """All tokens go to experts 0 and 1. In layer 1 the others are noise, in layer 0 they are equally good."""
     first, second = run.model.feed_forwards

@@ -63,6 +63,28 @@ def test_every_number_of_an_analysis_has_a_definition(tmp_path, cache_dir):
         assert [key for key in numbers if not analysed.definitions.get(key)] == []
 
 
+ANALYSIS = """
+from simbal.analysis.result import Result
+
+def head(trained, scale: float) -> Result:
+    largest = scale * trained.model.head_VD.abs().max().item()
+    return Result([], [], {"definition": {"largest_entry": "largest of all"}, "metrics": {"largest_entry": largest}})
+"""
+
+
+def test_an_own_analysis_is_one_function_and_one_yaml_file(tmp_path, trained, monkeypatch):
+    path = trained("balancing=lbl").path
+    (tmp_path / "own_analysis.py").write_text(ANALYSIS)
+    (tmp_path / "conf" / "analysis").mkdir(parents=True)
+    config = "head:\n  _target_: own_analysis.head\n  scale: 2.0\n"
+    (tmp_path / "conf" / "analysis" / "head.yaml").write_text(config)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run(tmp_path, "evaluate.py", f"run={path}", "analysis=head")
+    assert done.returncode == 0, done.stderr
+    printed = run(tmp_path, "report.py", str(path.parent), "columns=[largest_entry]", "explain=true")
+    assert "head.largest_entry: largest of all" in printed.stdout
+
+
 def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tmp_path, cache_dir, capsys):
     of_model = {"dense": ("balancing=none", "model.num_experts=0"), "moe": ("balancing=lbl", "model.top_k=1")}
     specs = {name: spec_of(tmp_path, cache_dir, "trainer.max_steps=1", *keys) for name, keys in of_model.items()}

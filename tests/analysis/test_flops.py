@@ -44,13 +44,6 @@ def test_parameters_and_flops_of_the_papers_models_are_exact(index, preset):
     assert {name: f"{found[name]:.4e}" for name in COSTS} == {name: values[index] for name, values in COSTS.items()}
 
 
-def test_training_flops_are_integers_proportional_to_the_tokens():
-    found, tokens = numbers("moe_l"), 75_000 * 2**20
-    assert found["training_flops"] == 3 * 1_290_734_592 * tokens
-    assert found["6NT"] == 6 * 607_638_528 * tokens
-    assert numbers("moe_l", steps=2)["6NT"] == 6 * 607_638_528 * 2 * 2**20
-
-
 def test_the_router_share_and_the_cost_of_all_experts_agree_with_the_paper():
     large = counted("moe_l")
     assert large.router / large.total == pytest.approx(0.00018785, abs=5e-9)

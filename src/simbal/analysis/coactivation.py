@@ -51,13 +51,14 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "companion": [companion_share(together_EE) for together_EE in together_LEE],
     }
     tokens_per_expert = [together_EE.diagonal().tolist() for together_EE in together_LEE]
+    metrics = {"largest": max(layers["largest"]), "companion": fmean(layers["companion"])}
     record = {
         "definition": DEFINITION,
         "tokens": subject.num_sequences(tokens) * subject.seq_len,
         "num_experts": num_experts,
         "top_k": top_k,
         "chance": (top_k - 1) / (num_experts - 1),
-        "metrics": {"largest": max(layers["largest"]), "companion": fmean(layers["companion"])},
+        "metrics": metrics,
         "layers": layers | {"largest_pair": [[i, j] for _, i, j in pairs], "tokens_per_expert": tokens_per_expert},
     }
     notes = [
@@ -82,7 +83,7 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "j": [j for _, _, j in pairs],
         "tokens_of_i": [counts[i] for counts, (_, i, _) in zip(tokens_per_expert, pairs, strict=True)],
     }
-    table = layer_table("experts chosen together", columns, layers | of_pairs, {"all": record["metrics"]})
+    table = layer_table("experts chosen together", columns, layers | of_pairs, {"all": metrics})
     return Result([table], notes, record)
 
 

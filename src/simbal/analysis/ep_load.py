@@ -67,7 +67,9 @@ def ep_load(
     counts_BLE = torch.cat([sequence_counts(batch.routings).cpu() for batch in batches])
     counts_TLE = step_counts(counts_BLE, step, seed)
     steps, tokens_per_step = len(counts_TLE), step * subject.seq_len
-    metrics, layers, rows = {}, {}, []
+    metrics: dict[str, float] = {}
+    layers: dict[str, list[float]] = {}
+    rows = []
     for number in sorted({*devices}):
         overload_TL, total_L = overload(counts_TLE, number), overload(counts_TLE.sum(0), number)
         means_L = overload_TL.mean(0)

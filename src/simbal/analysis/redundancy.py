@@ -46,11 +46,12 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
         seconds = _time_pass(subject, tokens, batch_size, "all experts")
     pes_L, se_L, metrics = summarize(seen.similarity_LN)
     ratios = {"seconds": seconds / plain_seconds, "flops": subject.every_expert_flops()}
+    layers = {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L}
     record = {
         "definition": DEFINITION,
         "tokens": seen.similarity_LN.shape[1],
         "metrics": metrics,
-        "layers": {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L},
+        "layers": layers,
         "cost": ratios | {"plain_seconds": plain_seconds},
     }
     columns = {"pes": ("PES", ".5f"), "pes_se": ("standard error", ".1e")}
@@ -64,7 +65,7 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
     ]
     if zeros := sum(seen.zero_outputs_L):
         notes.append(f"{zeros:,} outputs have length 0; their pairs count as cosine 0.")
-    return Result([layer_table("pairwise expert similarity (PES)", columns, record["layers"], last)], notes, record)
+    return Result([layer_table("pairwise expert similarity (PES)", columns, layers, last)], notes, record)
 
 
 def summarize(similarity_LN: Tensor) -> tuple[list[float], list[float], dict[str, float]]:
