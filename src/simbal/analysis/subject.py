@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 
+from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import HeldOut, ValidationSplit
+from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
 from simbal.model.expert_similarity import Watched
 from simbal.model.router import Groups, Routing, Steering
@@ -61,22 +61,6 @@ class Pruned(Protocol):
 
     def weights(self, weights_NK: Tensor, kept_NK: Tensor) -> Tensor:
         """Return the weights of the experts' outputs, (N, K), with 0 for experts that are not computed."""
-
-
-class TextTokenizer(Protocol):
-    """A tokenizer that encodes and decodes text."""
-
-    eot: int  # id of the end of a text
-
-    def encode(self, content: bytes) -> NDArray[np.uint32]:
-        """Return the ids of UTF-8 `content`, without `eot`."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids. Invalid UTF-8 becomes U+FFFD."""
-
-    @property
-    def drawable_V(self) -> NDArray[np.bool_]:
-        """Whether each id may be sampled: ids of text and the end of a text."""
 
 
 class Subject(ABC):
@@ -146,7 +130,7 @@ class Subject(ABC):
         """Return a context that prunes experts, and yields how many choices each layer has computed so far."""
 
     @abstractmethod
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> Tokenizer | HubTokenizer:
         """Return the tokenizer; `UserError` if the model reads no text."""
 
     @abstractmethod
