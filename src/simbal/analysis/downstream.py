@@ -26,6 +26,7 @@ from rich.table import Table
 
 from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
+from simbal.config.values import one_of
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import new_grid
@@ -106,8 +107,10 @@ def downstream(
     Raises:
         UserError: a task does not exist, the run has no text, or lm-eval or the benchmarks' items are not installed.
     """
-    if not tasks or len(set(tasks)) < len(tasks) or not {*tasks} <= {*BENCHMARKS}:
-        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks: {', '.join(BENCHMARKS)}")
+    for name in tasks:
+        one_of("analysis.downstream.tasks", name, [*BENCHMARKS])
+    if not tasks or len({*tasks}) < len(tasks):
+        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
     if trained.places.cache_dir is None:  # not the run's own: the harness executes code that its task files name
         raise UserError("analysis=downstream needs data.cache_dir= for its task files")
     benchmarks = {name: BENCHMARKS[name] for name in tasks}

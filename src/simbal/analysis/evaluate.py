@@ -59,11 +59,9 @@ class Analysis:
             out.print(f"already exists: {file}", soft_wrap=True)
             return
         arguments = {key: value for key, value in self.settings.items() if key != "_target_"}
-        precisions: dict[str, str] = {}
         subject = load_subject() if load_subject else None
-        if subject is not None and self.measures is not None:
-            arguments[self.measures] = subject
-            precisions = subject.precisions
+        if subject is not None:
+            arguments |= {str(self.measures): subject}
         start = time.perf_counter()
         result = self.function(**arguments)
         # what a number depends on besides its settings; the order of a sum depends on the number of threads
@@ -73,15 +71,15 @@ class Analysis:
             "versions": {name: importlib.metadata.version(name) for name in ("simbal", "torch")},
         }
         if subject is not None:
-            circumstances["precision"] = precisions
+            circumstances["precision"] = subject.precisions
         try:
             write_analysis(file, {"analysis": self.name, "settings": self.settings, **result.record, **circumstances})
         finally:  # a result that cannot be written is still printed
             if subject is not None:
                 out.print(f"{self.name} of {folder}", soft_wrap=True)
             result.show(out)
-            if subject is not None and len({*precisions.values()}) > 1:
-                out.print(subject.precision_note.format(**precisions))
+            if subject is not None and len({*subject.precisions.values()}) > 1:
+                out.print(subject.precision_note.format(**subject.precisions))
         out.print(f"written: {file}", soft_wrap=True)
 
 

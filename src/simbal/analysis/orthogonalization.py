@@ -4,7 +4,7 @@ Reference: arXiv 2506.14038, section 4.1 and table 2.
 Shapes: T trials, E experts, D model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, cast
 
 import torch
@@ -71,12 +71,10 @@ def orthogonalization(
     Raises:
         UserError: num_experts or final_lr is too large.
     """
-    for key, value, limit, maximum in (
-        ("num_experts", num_experts, "d_model", d_model),
-        ("final_lr", final_lr, "lr", lr),
-    ):
-        if value > maximum:
-            raise UserError(f"analysis.orthogonalization.{key}={value} must be at most {limit}={maximum}")
+    if num_experts > d_model:
+        raise UserError(f"analysis.orthogonalization.num_experts={num_experts} must be at most d_model={d_model}")
+    if final_lr > lr:
+        raise UserError(f"analysis.orthogonalization.final_lr={final_lr} must be at most lr={lr}")
 
     def generators(kind: str) -> list[torch.Generator]:
         return [generator(seed, f"orthogonalization/{kind}/{trial}") for trial in range(trials)]
@@ -100,14 +98,18 @@ def orthogonalization(
     record = {
         "definition": DEFINITION,
         "results": {
-            kind: {distance: {name: each._asdict() for name, each in spread.items()} for distance, spread in of.items()}
-            for kind, of in results.items()
+            kind: {distance: _as_dicts(spread) for distance, spread in spreads.items()}
+            for kind, spreads in results.items()
         },
         "paper": {"source": "arXiv 2506.14038, table 2", "shape": PAPER_SHAPE}
-        | {kind: {name: each._asdict() for name, each in of.items()} for kind, of in PAPER.items()},
+        | {kind: _as_dicts(spreads) for kind, spreads in PAPER.items()},
     }
     table = numbers_table(title, ("router", "distance", *headings), rows, texts=2)
     return Result([table], notes(results, comparable), record)
+
+
+def _as_dicts(spreads: Mapping[str, Spread]) -> dict[str, dict[str, float]]:
+    return {name: spread._asdict() for name, spread in spreads.items()}
 
 
 def init_orthogonal(num_experts: int, d_model: int, generators: Sequence[torch.Generator]) -> Tensor:

@@ -123,7 +123,7 @@ def plan(
     """
     for key, keys in {"model": model, "hardware": hardware}.items():
         if keys is None:
-            raise UserError(f"analysis=plan needs {key}=NAME, one of {', '.join(options(key))}")
+            raise UserError(f"analysis=plan needs {key}=NAME; `evaluate.py --help {key}` lists the names")
     typed(ModelConfig, model, "model.")
     device = typed(Hardware, hardware, "hardware.")
     gpus = 1 if gpus is None else whole_number("gpus", gpus, 1)
