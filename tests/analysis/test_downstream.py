@@ -100,6 +100,7 @@ def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
     return max(range(len(choices)), key=found.__getitem__)
 
 
+@pytest.mark.slow  # imports lm-evaluation-harness
 def test_the_harness_scores_local_items_with_our_log_likelihoods(text_run, package, capsys):
     places = DataPlaces(cache_dir=text_run.config.data.cache_dir)
     evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused", places=places)
