@@ -1,4 +1,4 @@
-"""Pairwise expert similarity (PES) against its definition."""
+"""Pairwise expert similarity (PES) against its definition, and the measures of a router's rows."""
 
 import itertools
 import math
@@ -9,8 +9,16 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics.similarity import RunningSimilarity
+from simbal.metrics.similarity import (
+    RunningSimilarity,
+    max_cosine,
+    mean_squared_cosine,
+    off_diagonal_cosines,
+    row_norms,
+)
 from tests.metrics.all_experts import pairwise_expert_similarity
+
+WEIGHT_ED = torch.tensor([[1, 0.5, 0], [0, 1, -0.5]])
 
 
 def by_pairs(outputs_END):
@@ -57,3 +65,17 @@ def test_bf16_outputs_are_compared_in_fp32():
     similarity_N = pairwise_expert_similarity(outputs_END)
     assert similarity_N.dtype == torch.float32
     torch.testing.assert_close(similarity_N, pairwise_expert_similarity(outputs_END.float()))
+
+
+def test_cosines_ignore_lengths_and_are_0_for_a_row_of_zeros_or_a_single_expert():
+    scaled_ED = WEIGHT_ED * torch.tensor([[3.0], [0.1]])
+    assert max_cosine(scaled_ED).item() == pytest.approx(0.4)
+    assert row_norms(scaled_ED).tolist() == pytest.approx([3 * 1.25**0.5, 0.1 * 1.25**0.5])
+    assert off_diagonal_cosines(torch.tensor([[1.0, 0], [0, 0]])).tolist() == [[0, 0], [0, 0]]
+    assert (max_cosine(torch.ones(1, 4)).item(), mean_squared_cosine(torch.ones(1, 4)).item()) == (0, 0)
+
+
+def test_a_batch_of_routers_is_measured_router_by_router():
+    both_LED = torch.stack([WEIGHT_ED, torch.eye(2, 3)])
+    assert max_cosine(both_LED).tolist() == pytest.approx([0.4, 0])
+    assert mean_squared_cosine(both_LED).tolist() == pytest.approx([0.16, 0])

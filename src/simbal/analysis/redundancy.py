@@ -6,6 +6,7 @@ Shapes: N tokens, L MoE layers.
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from pydantic import PositiveInt
@@ -46,7 +47,7 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
         seconds = _time_pass(subject, tokens, batch_size, "all experts")
     pes_L, se_L, metrics = summarize(seen.similarity_LN)
     ratios = {"seconds": seconds / plain_seconds, "flops": subject.every_expert_flops()}
-    layers = {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L}
+    layers: dict[str, Sequence[float]] = {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L}
     record = {
         "definition": DEFINITION,
         "tokens": seen.similarity_LN.shape[1],
