@@ -1,9 +1,9 @@
-"""Runs analyses: `simbal evaluate` of this checkout, whose program is src/simbal/cli/evaluate.py."""
+"""Run analyses of runs, of Hugging Face models, or without a model. Same as `simbal evaluate`."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+os.environ["PYTHONSAFEPATH"] = "1"  # do not import files of this folder as libraries, here and in child processes
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 

@@ -31,7 +31,7 @@ from benchmarks.composing import spec_of
 from benchmarks.step_profile import profile
 from benchmarks.step_table import report
 from benchmarks.step_turns import take_turns
-from simbal.cost.parameters import parameters
+from simbal.cost import parameters
 from simbal.data.store import Store
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.spec import RunSpec

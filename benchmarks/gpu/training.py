@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.timing import Clock
 from simbal.analysis.flops import preset_shape
 from simbal.config.schema import OptimConfig
-from simbal.cost.parameters import parameters
+from simbal.cost import parameters
 from simbal.model.head import head_loss
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.build import compile_blocks

@@ -12,22 +12,21 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("dispatch", "backends", "select"),
-    "cost": ("parameters", "memory"),
     "report": (
         "statistics", "bootstrap", "sequential", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
         "collect", "paper", "report",
     ),
 }  # fmt: skip
+MODULES = ("api", "cost")  # with a page of their own
 
 
 def api_pages(root: Path) -> dict[str, str]:
-    """Return `api/<package>.md` for each of `PACKAGES`, and `api/index.md`."""
+    """Return `api/<name>.md` for each of `PACKAGES` and `MODULES`, and `api/index.md`."""
     pages = {f"api/{package}.md": _package(root, package) for package in PACKAGES}
-    pages["api/api.md"] = "# simbal.api\n\n::: simbal.api\n"
-    about = source.docstring(root / "src/simbal/api.py").split("\n\n")[0]
-    rows = [("[simbal.api](api.md)", prose(about))] + [
-        (f"[simbal.{package}]({package}.md)", prose(_about(root, package).split("\n\n")[0])) for package in PACKAGES
-    ]
+    pages |= {f"api/{module}.md": f"# simbal.{module}\n\n::: simbal.{module}\n" for module in MODULES}
+    about = {module: source.docstring(root / f"src/simbal/{module}.py") for module in MODULES}
+    about |= {package: _about(root, package) for package in PACKAGES}
+    rows = [(f"[simbal.{name}]({name}.md)", prose(text.split("\n\n")[0])) for name, text in about.items()]
     text = (
         "# Code\n\nThe modules that strategies, metrics and tables are made of. A tensor's name ends in the letters of "
         "its shape: `B` batch, `S` sequence, `N` tokens, `V` vocabulary, `D` model width, `H` heads, `P` head width, "

@@ -1,4 +1,4 @@
-"""The load of devices: how steps are made up, and that the numbers are those of the run's own load."""
+"""The analysis `ep_load`."""
 
 import json
 
@@ -6,39 +6,38 @@ import pytest
 import torch
 
 from simbal.analysis.ep_load import ep_load, sequence_counts, step_counts
+from simbal.errors import UserError
 from simbal.metrics.routing import max_vio
 from simbal.model.router import Routing
-from tests.analysis.module_runs import trained_run
 
 KEYS = {"tokens": None, "batch_size": 4, "step": 2, "devices": None, "seed": 0}
 LOGITS_NE = torch.tensor([[2, 1, 0, -1], [1.5, -0.5, 0.5, -2], [0.2, 0.8, -1, 0.1], [1, 0.9, -0.4, -0.6]])
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, cache_dir):
-    return trained_run(tmp_path_factory, cache_dir, "balancing=simbal")
+@pytest.fixture
+def run(trained):
+    return trained("balancing=simbal")
 
 
-def test_every_sequence_has_a_load_of_its_own():
-    its = Routing.of_logits(LOGITS_NE, 2, torch.eye(4), num_sequences=2)  # {0,1}, {0,2}; {1,0}, {0,1}
-    counts_BLE = sequence_counts([its, its])
+def test_each_sequence_is_counted_separately():
+    routed = Routing.of_logits(LOGITS_NE, 2, torch.eye(4), num_sequences=2)  # {0,1}, {0,2}; {1,0}, {0,1}
+    counts_BLE = sequence_counts([routed, routed])
     assert counts_BLE[:, 0].tolist() == counts_BLE[:, 1].tolist() == [[2, 1, 1, 0], [2, 2, 0, 0]]
-    assert torch.equal(counts_BLE.sum(0)[0], its.tokens_per_expert_E)
+    assert torch.equal(counts_BLE.sum(0)[0], routed.tokens_per_expert_E)
 
 
-def test_a_step_is_of_different_sequences_in_an_order_of_the_seed_alone():
-    counts_BLE = 2 ** torch.arange(7)[:, None, None]  # a sum says whose it is
+def test_a_step_has_different_sequences_in_an_order_that_depends_only_on_the_seed():
+    counts_BLE = 2 ** torch.arange(7)[:, None, None]  # the bits of a sum are its sequences
     counts_TLE = step_counts(counts_BLE, 3, seed=0)
     assert counts_TLE.shape == (2, 1, 1)
-    whose = [f"{count:b}".count("1") for count in counts_TLE.flatten().tolist()]
-    assert whose == [3, 3]
+    assert [f"{count:b}".count("1") for count in counts_TLE.flatten().tolist()] == [3, 3]
     assert counts_TLE[0] & counts_TLE[1] == 0
-    six_BLE = counts_BLE[:6]  # of which none is left out
+    six_BLE = counts_BLE[:6]
     assert torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=0))
     assert not torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=1))
 
 
-def test_all_steps_together_have_the_load_of_the_runs_own_validation(run):
+def test_the_load_of_all_steps_is_that_of_the_runs_own_validation(run):
     record = ep_load(run, **KEYS | {"step": 1}).record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["devices"] == [2, 4]
@@ -48,7 +47,7 @@ def test_all_steps_together_have_the_load_of_the_runs_own_validation(run):
     assert record["layers"]["overload_total_4"] == pytest.approx((max_vio(counts_LE) + 1).tolist())
 
 
-def test_numbers_of_steps_are_those_of_each_step_counted_apart(run):
+def test_numbers_over_steps_match_separate_counts_of_each_step(run):
     record = ep_load(run, **KEYS | {"step": 3, "batch_size": 1}).record
     counts_BLE = torch.cat([sequence_counts(batch.routings) for batch in run.predict(16)])
     counts_TLE = step_counts(counts_BLE, 3, seed=0)
@@ -58,13 +57,17 @@ def test_numbers_of_steps_are_those_of_each_step_counted_apart(run):
     assert record["metrics"]["overload_max_4"] == pytest.approx(max(flat))
     assert record["layers"]["overload_max_4"][1] == pytest.approx(max(layers[1] for layers in overloads))
     assert record["metrics"] == ep_load(run, **KEYS | {"step": 3, "batch_size": 5}).record["metrics"]
-    assert record["metrics"]["overload_total_4"] < record["metrics"]["overload_4"]  # small steps are less even
+    assert record["metrics"]["overload_total_4"] < record["metrics"]["overload_4"]  # small steps are less balanced
 
 
-def test_sequences_that_fill_no_step_are_left_out_and_the_notes_say_so(run):
-    sequences = len(run.validation.windows_WT)
-    finding = ep_load(run, **KEYS | {"step": sequences - 1})
-    assert finding.record["steps"] == 1
-    assert finding.record["tokens"] == (sequences - 1) * 16
-    assert finding.notes[-1] == "1 sequences that fill no step are left out."
+def test_an_incomplete_step_is_ignored_and_noted(run):
+    sequences = run.num_sequences()
+    result = ep_load(run, **KEYS | {"step": sequences - 1})
+    assert result.record["steps"] == 1
+    assert result.record["tokens"] == (sequences - 1) * 16
+    assert result.notes[-1].startswith("1 sequences")
     assert len(ep_load(run, **KEYS | {"step": sequences}).notes) == 1
+    with pytest.raises(UserError, match=f"step={sequences + 1} must be at most {sequences}"):
+        ep_load(run, **KEYS | {"step": sequences + 1})
+    with pytest.raises(UserError, match=r"devices=\[3\] must be .* divisors of num_experts=4: 1, 2, 4"):
+        ep_load(run, **KEYS | {"devices": [3]})

@@ -1,4 +1,4 @@
-"""evaluate.py as a user runs it: a table and a file, or one sentence and nothing written."""
+"""evaluate.py: tables and files, or one sentence."""
 
 import json
 import subprocess
@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from hydra.utils import get_method
 
 from simbal.analysis.evaluate import evaluate
 from simbal.cli.help import help_page
 from simbal.errors import UserError
+from simbal.report.collect import collect
 from simbal.training.run import train
 from tests.composing import refusal
 from tests.conftest import spec_of
@@ -19,10 +22,15 @@ ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 NAMES = sorted(file.stem for file in (CONF / "analysis").glob("*.yaml"))
 WITHOUT_A_RUN = ("flops", "orthogonalization")
+OF_A_RUN = (
+    "quality", "redundancy", "routing", "orthogonality", "dropping", "pruning", "counterfactual", "margin",
+    "coactivation", "ep_load",
+)  # fmt: skip
+SMALL = {"batch_size": 4, "tokens": 64, "step": 2, "repeats": 2, "resamples": 10, "pairs": 16, "draws": 1}
 FEW = ("analysis.orthogonalization.trials=2", "analysis.orthogonalization.steps=2")
 
 
-def test_several_analyses_print_their_tables_and_write_their_numbers(tmp_path):
+def test_several_analyses_print_tables_and_write_numbers(tmp_path):
     done = run(tmp_path, "evaluate.py", f"analysis=[{','.join(WITHOUT_A_RUN)}]", *FEW)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -39,7 +47,45 @@ def test_several_analyses_print_their_tables_and_write_their_numbers(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
-def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path, cache_dir, capsys):
+def test_every_number_of_an_analysis_has_a_definition(tmp_path, cache_dir):
+    spec = spec_of(tmp_path, cache_dir, "trainer.max_steps=1", "balancing=lbl")
+    train(spec)
+    settings = {}
+    for name in OF_A_RUN:
+        keys = yaml.safe_load((CONF / "analysis" / f"{name}.yaml").read_text())[name]
+        settings[name] = {key: SMALL.get(key, value) for key, value in keys.items()}
+        assert get_method(keys["_target_"]).__name__ == name
+    evaluate(settings, str(spec.path), overwrite=False, accelerator="cpu", output_dir="unused")
+    analysed = collect(spec.path.parent)[0]
+    for name in OF_A_RUN:
+        numbers = [key for key in analysed.analysed if key.startswith(f"{name}.")]
+        assert numbers
+        assert [key for key in numbers if not analysed.definitions.get(key)] == []
+
+
+ANALYSIS = """
+from simbal.analysis.result import Result
+
+def head(trained, scale: float) -> Result:
+    largest = scale * trained.model.head_VD.abs().max().item()
+    return Result([], [], {"definition": {"largest_entry": "largest of all"}, "metrics": {"largest_entry": largest}})
+"""
+
+
+def test_an_own_analysis_is_one_function_and_one_yaml_file(tmp_path, trained, monkeypatch):
+    path = trained("balancing=lbl").path
+    (tmp_path / "own_analysis.py").write_text(ANALYSIS)
+    (tmp_path / "conf" / "analysis").mkdir(parents=True)
+    config = "head:\n  _target_: own_analysis.head\n  scale: 2.0\n"
+    (tmp_path / "conf" / "analysis" / "head.yaml").write_text(config)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run(tmp_path, "evaluate.py", f"run={path}", "analysis=head")
+    assert done.returncode == 0, done.stderr
+    printed = run(tmp_path, "report.py", str(path.parent), "columns=[largest_entry]", "explain=true")
+    assert "head.largest_entry: largest of all" in printed.stdout
+
+
+def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tmp_path, cache_dir, capsys):
     of_model = {"dense": ("balancing=none", "model.num_experts=0"), "moe": ("balancing=lbl", "model.top_k=1")}
     specs = {name: spec_of(tmp_path, cache_dir, "trainer.max_steps=1", *keys) for name, keys in of_model.items()}
     for spec in specs.values():
@@ -47,18 +93,18 @@ def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path,
     few = {"tokens": 160, "batch_size": 4}
     redundancy = {"_target_": "simbal.analysis.redundancy.redundancy", **few}
     evaluate({"redundancy": redundancy}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"left out: analysis.redundancy compares experts, and {specs['dense'].path} has 0" in capsys.readouterr().out
+    assert f"skipped: analysis=redundancy needs two experts, and {specs['dense'].path} has 0" in capsys.readouterr().out
     done = {name: (spec.path / "analysis" / "redundancy.json").exists() for name, spec in specs.items()}
     assert done == {"dense": False, "moe": True}
     coactivation = {"_target_": "simbal.analysis.coactivation.coactivation", **few}
-    with pytest.raises(UserError, match="analysis=coactivation has left out all of the 2 runs"):
+    with pytest.raises(UserError, match="analysis=coactivation applies to none of the 2 runs"):
         evaluate({"coactivation": coactivation}, str(specs["moe"].path.parent), False, "cpu", "")
-    with pytest.raises(UserError, match="is a dense model: analysis=coactivation"):
+    with pytest.raises(UserError, match=r"analysis=coactivation needs routers, and .* is a dense model"):
         evaluate({"coactivation": coactivation}, str(specs["dense"].path), False, "cpu", "")
     (specs["dense"].path / "checkpoints/final.ckpt").unlink()
     orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
     evaluate({"orthogonality": orthogonality}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"left out: {specs['dense'].path}/checkpoints/final.ckpt is missing" in capsys.readouterr().out
+    assert f"skipped: there is no checkpoint {specs['dense'].path}/checkpoints/final.ckpt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -72,13 +118,18 @@ def test_of_several_runs_those_that_an_analysis_is_not_of_are_left_out(tmp_path,
         (["analysis=flops", FEW[0]], "analysis=orthogonalization"),
         (["analysis=orthogonalization", "analysis.orthogonalization.trials=few"], "trials=few"),
         (["analysis=flops", "output_dri=/tmp"], "output_dir?"),
+        (
+            ["analysis=quality", "run=x", "analysis.quality.tokens=0"],
+            "tokens=0 must be greater than 0",
+        ),
+        (["analysis=pruning", "run=x", "analysis.pruning.thresholds=[2]"], "analysis.pruning.thresholds[0]=2"),
         (["analysis=flops", "balancing=lbl"], "balancing"),
         (["analysis=flops", "sweeps=significance"], "sweeps"),
         (["-m", "analysis=flops"], "-m"),
         (["analysis=flops,orthogonalization"], "analysis=[flops,orthogonalization]"),
     ],
 )
-def test_a_slip_is_one_sentence_and_exit_code_2(arguments, named):
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
     code, said = refusal("evaluate.py", arguments)
     assert code == 2
     assert named in said
@@ -92,8 +143,8 @@ def test_help_lists_the_analyses_and_no_other_group():
     assert "optim:" not in page
 
 
-@pytest.mark.slow  # a process of its own
-def test_looking_around_imports_no_torch():
+@pytest.mark.slow  # starts a process
+def test_the_program_imports_no_torch_before_it_runs():
     program = "import sys, evaluate; print(sorted({'torch', 'lightning', 'rich'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert shown.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""With a cache the model says what it says without one, and what it writes is drawn as the keys say."""
+"""The analysis `generate`."""
 
 import json
 
@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, WholePrefix, continue_tokens, decoder_of
+from simbal.analysis.generate import PrefixSteering, Sampler, cached_decoder, continue_tokens
 from simbal.analysis.trained import load
 from simbal.balancing.composition import Composition
 from simbal.model.attention import KeyValueCache
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer
-from simbal.training.run import train
-from tests.analysis.text_run import text_spec
 from tests.balancing.cases import CASES
 from tests.model.test_transformer import shape
 
@@ -31,7 +29,7 @@ def model_and_steering(case, document_end: int | None = None) -> tuple[Transform
     steering = Composition({"strategy": case.make()}, {}).eval()
     steering.prepare(model.routers)
     generator = torch.Generator().manual_seed(1)
-    for buffer in steering.buffers():  # a bias that matters
+    for buffer in steering.buffers():  # a bias that affects the choice
         if buffer.is_floating_point():
             buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return model, steering
@@ -43,13 +41,13 @@ def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
 
 def in_pieces(model, steering, tokens_BS, pieces) -> torch.Tensor:
     cache = KeyValueCache(model.shape.num_layers)
-    steering = WholePrefix(steering, cache)
+    steering = PrefixSteering(steering, cache)
     return torch.cat([model(piece, steering, cache)[0] for piece in tokens_BS.split(pieces, 1)], 1)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_with_a_cache_are_those_of_the_whole_sequence_under_every_strategy(case):
+def test_logits_with_a_cache_equal_those_of_the_whole_sequence_for_every_strategy(case):
     model, steering = model_and_steering(case)
     tokens_BS = tokens()
     whole_BSD, _ = model(tokens_BS, steering)
@@ -59,7 +57,7 @@ def test_logits_with_a_cache_are_those_of_the_whole_sequence_under_every_strateg
 
 
 @torch.no_grad()
-def test_a_new_document_forgets_the_past_with_a_cache_too():
+def test_a_new_document_hides_the_past_in_the_cache():
     model, steering = model_and_steering(CASES[0], document_end=END)
     tokens_BS = tokens()
     tokens_BS[0, 4] = tokens_BS[0, 5] = tokens_BS[1, 9] = END
@@ -70,10 +68,10 @@ def test_a_new_document_forgets_the_past_with_a_cache_too():
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in ("lbl", "lf", "uniform")], ids=str)
-def test_greedy_with_a_cache_is_greedy_by_recomputing_everything_at_each_step(case):
+def test_greedy_decoding_with_a_cache_equals_recomputing_each_step(case):
     model, steering = model_and_steering(case)
     prompt_BS = tokens(length=3)
-    ids_BT, nll_BT = continue_tokens(decoder_of(model, steering), prompt_BS, 10, Drawing(0.0, 1.0, 0), POSSIBLE)
+    ids_BT, nll_BT = continue_tokens(cached_decoder(model, steering), prompt_BS, 10, Sampler(0.0, 1.0, 0), POSSIBLE)
     sequence_BS = prompt_BS
     for step in range(10):
         logits_BV = model(sequence_BS, steering)[0][:, -1] @ model.head_VD.T
@@ -84,7 +82,7 @@ def test_greedy_with_a_cache_is_greedy_by_recomputing_everything_at_each_step(ca
         sequence_BS = torch.cat([sequence_BS, best_B[:, None]], 1)
 
 
-def test_draws_follow_the_probabilities_at_their_temperature_and_stay_in_the_nucleus():
+def test_samples_follow_temperature_and_top_p():
     logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     uniform_B = torch.arange(1000, dtype=torch.float64) / 1000
     for temperature, top_p, expected in [
@@ -95,41 +93,30 @@ def test_draws_follow_the_probabilities_at_their_temperature_and_stay_in_the_nuc
         (1e-9, 1.0, [1, 0, 0, 0]),
         (0.0, 1.0, [1, 0, 0, 0]),
     ]:
-        drawn_B = Drawing(temperature, top_p, 0).draw(logits_V.expand(1000, 4), uniform_B)
+        drawn_B = Sampler(temperature, top_p, 0).sample(logits_V.expand(1000, 4), uniform_B)
         counts = torch.bincount(drawn_B, minlength=4) / 1000
         assert counts.tolist() == pytest.approx(expected, abs=2e-3)
 
 
-def test_a_token_that_stands_for_nothing_is_never_drawn():
+def test_a_token_that_is_not_allowed_is_never_sampled():
     logits_BV = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(3, 3)
-    drawn = Drawing(1.0, 1.0, 0).draw(logits_BV, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
+    drawn = Sampler(1.0, 1.0, 0).sample(logits_BV, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
     assert drawn.tolist() == [0, 2, 2]
 
 
-def test_a_sample_does_not_depend_on_how_many_there_are_or_how_long_they_are():
-    drawing = Drawing(1.0, 1.0, 3)
-    assert torch.equal(drawing.uniform_numbers(4, 9)[:2, :5], drawing.uniform_numbers(2, 5))
-    assert len(drawing.uniform_numbers(4, 9).unique()) == 36
+def test_a_sample_does_not_depend_on_the_number_of_samples_or_tokens():
+    sampler = Sampler(1.0, 1.0, 3)
+    assert torch.equal(sampler.uniform_numbers(4, 9)[:2, :5], sampler.uniform_numbers(2, 5))
+    assert len(sampler.uniform_numbers(4, 9).unique()) == 36
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=lf_lbl")
-    train(spec)
-    return spec
-
-
-def generated(run, **changes) -> dict:
-    evaluate({"generate": KEYS | changes}, str(run.path), True, "cpu", "unused")
-    return json.loads((run.path / "analysis" / "generate.json").read_text())
-
-
-def test_a_sample_ends_where_the_document_ends(run, monkeypatch):
-    eot = load(run.path).store.meta["eot"]
+def test_a_sample_ends_at_the_end_of_a_text(text_run, monkeypatch):
+    eot = load(text_run.path).store.meta["eot"]
     ids_BT = torch.tensor([[65, 66, eot, 67], [65, 66, 67, 68]])
     answer = (ids_BT, torch.tensor([[1.0, 2, 3, 99], [1, 2, 3, 4]]))
     monkeypatch.setattr("simbal.analysis.generate.continue_tokens", lambda *_: answer)
-    found = generated(run)
+    evaluate({"generate": KEYS}, str(text_run.path), True, "cpu", "unused")
+    found = json.loads((text_run.path / "analysis" / "generate.json").read_text())
     assert [sample["ended"] for sample in found["samples"]] == [True, False]
     assert found["samples"][0]["ids"] == [65, 66]
     assert found["metrics"] == {"nll": 16 / 7, "ended": 0.5}

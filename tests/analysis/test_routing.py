@@ -1,4 +1,4 @@
-"""Routings whose numbers are known, and those of runs small enough to train in a test."""
+"""The analysis `routing`."""
 
 import json
 
@@ -13,16 +13,15 @@ from simbal.analysis.routing import (
     over_layers,
     routing,
 )
-from simbal.analysis.trained import inputs_of, load
+from simbal.errors import UserError
 from simbal.model.router import Routing, count
-from simbal.training.run import train
 
 KEYS = {"tokens": None, "batch_size": 4, "pairs": 64, "bins": 4, "seed": 0, "against": None}
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
 
 
 def routed(probs_NE, num_sequences, top_k=2):
-    """A routing with these probabilities, of a router that renormalises."""
+    """A routing with these probabilities by a router that renormalizes."""
     weights_NK, experts_NK = probs_NE.topk(top_k)
     counts_E = count(experts_NK, probs_NE.shape[1])
     weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
@@ -38,26 +37,7 @@ def totals_of(*routings, seq_len, others=None):
     return totals
 
 
-@pytest.fixture(scope="module")
-def kept():
-    return {}
-
-
-@pytest.fixture
-def trained(small_spec, kept, tmp_path_factory):
-    """`trained("balancing=lbl")`: the run, trained once in this file."""
-
-    def run(*overrides):
-        if overrides not in kept:
-            spec = small_spec("trainer.max_steps=4", *overrides, output_dir=tmp_path_factory.mktemp("runs"))
-            train(spec)
-            kept[overrides] = load(spec.path, "cpu")
-        return kept[overrides]
-
-    return run
-
-
-def test_the_stated_tensor_has_the_numbers_worked_out_by_hand():
+def test_numbers_of_four_tokens_match_hand_calculation():
     layers = totals_of(routed(PROBS_NE, num_sequences=2), seq_len=2).layers()
     assert {name: values[0] for name, values in layers.items()} == pytest.approx(
         {
@@ -69,7 +49,7 @@ def test_the_stated_tensor_has_the_numbers_worked_out_by_hand():
     )  # fmt: skip
 
 
-def test_a_collapsed_layer_uses_k_experts_and_the_counts_of_layers_are_summed():
+def test_a_collapsed_layer_uses_k_experts_and_counts_are_summed_over_layers():
     collapsed = routed(PROBS_NE[:1].repeat(4, 1), num_sequences=2)
     layers = totals_of(routed(PROBS_NE, 2), collapsed, seq_len=2).layers()
     assert layers["unique_experts"] == [4, 2]
@@ -81,8 +61,8 @@ def test_a_collapsed_layer_uses_k_experts_and_the_counts_of_layers_are_summed():
     assert over["max_vio"] == pytest.approx((0.5 + 1) / 2)
 
 
-def test_seu_of_a_length_is_that_of_whole_pieces_of_a_sequence():
-    # one expert for each token: expert 0 for 128 tokens, 1 for 128, then 2 and 3 in turn for the 44 that are left
+def test_seu_at_a_length_uses_whole_pieces_of_a_sequence():
+    # expert 0 for 128 tokens, 1 for 128, then 2 and 3 alternate
     choice_N = torch.tensor([0] * 128 + [1] * 128 + [2, 3] * 22)
     probs_NE = torch.full((300, 4), 0.1)
     probs_NE[torch.arange(300), choice_N] = 0.7
@@ -92,7 +72,7 @@ def test_seu_of_a_length_is_that_of_whole_pieces_of_a_sequence():
     assert "seu_512" not in layers
 
 
-def test_saturation_is_the_share_of_experts_that_both_choose():
+def test_saturation_is_the_share_of_common_experts():
     ours = routed(PROBS_NE, num_sequences=2)
     # {0,1}, {0,2}, {3,2}, {1,0} against {1,0}, {0,1}, {0,2}, {3,2}
     theirs = routed(PROBS_NE.roll(1, 0), num_sequences=2)
@@ -100,7 +80,7 @@ def test_saturation_is_the_share_of_experts_that_both_choose():
     assert totals_of(ours, seq_len=2, others=[theirs]).layers()["saturation"] == [(2 + 1 + 1 + 0) / 8]
 
 
-def test_sums_do_not_depend_on_how_sequences_are_batched():
+def test_sums_do_not_depend_on_batches():
     whole, parts = totals_of(routed(PROBS_NE, 2), seq_len=2), RoutingTotals(2)
     for rows_NE in PROBS_NE.split(2):
         parts.add([routed(rows_NE, 1)])
@@ -109,7 +89,7 @@ def test_sums_do_not_depend_on_how_sequences_are_batched():
     assert parts.tokens_per_expert() == whole.tokens_per_expert() == [[3, 2, 2, 1]]
 
 
-def test_pairs_are_of_different_tokens_and_depend_on_the_seed_alone():
+def test_pairs_have_different_tokens_and_depend_only_on_the_seed():
     x_ND = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     routing_N = routed(PROBS_NE.repeat(3, 1), 3)
     whole, parts, other = TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=1)
@@ -122,10 +102,10 @@ def test_pairs_are_of_different_tokens_and_depend_on_the_seed_alone():
         assert torch.equal(values_LC, again_LC)
     assert compared[0].max() < 1 - 1e-6
     assert not torch.equal(compared[0], other.compare([torch.eye(4)])[0])
-    assert torch.equal(compared[0], compared[1]), "an identity for a router keeps every cosine"
+    assert torch.equal(compared[0], compared[1])  # an identity as a router keeps every cosine
 
 
-def test_correlation_is_pearsons_and_there_is_none_with_a_constant():
+def test_correlation_is_pearsons_and_undefined_for_a_constant():
     x_C = torch.tensor([0.1, 0.4, -0.3, 0.9]).double()
     y_C = torch.tensor([0.3, 0.2, -0.1, 0.5]).double()
     assert correlation(x_C, 2 * x_C - 1) == pytest.approx(1)
@@ -134,39 +114,66 @@ def test_correlation_is_pearsons_and_there_is_none_with_a_constant():
     assert correlation(x_C, torch.full((4,), 0.1).double()) is None
 
 
-def test_bins_share_the_cosines_from_minus_one_to_one_with_both_ends():
+def test_bins_cover_cosines_from_minus_1_to_1_inclusive():
     cosines_C = torch.tensor([-1, -0.6, 0.0, 0.4, 1.0, 1.0 + 1e-12]).double()
     counts, means = mean_in_bins(cosines_C, torch.tensor([1, 0, 0.5, 0, 1, 1]), bins=4)
     assert counts == [2, 0, 2, 2]
     assert means == [0.5, None, 0.25, 1.0]
 
 
-def test_inputs_are_those_of_the_routers_and_no_hook_is_left_behind(trained):
+def test_inputs_are_those_of_the_routers_and_no_hook_remains(trained):
     run = trained("balancing=lbl")
     layers = run.model.feed_forwards
-    with inputs_of(layers) as inputs:
+    with run.inputs() as inputs:
         batch = next(run.predict(2))
-        for x_ND, layer, its in zip(inputs, layers, batch.routings, strict=True):
-            torch.testing.assert_close(x_ND @ layer.router.weight_ED.detach().T, its.logits_NE)
+        for x_ND, layer, routed_N in zip(inputs, layers, batch.routings, strict=True):
+            torch.testing.assert_close(x_ND @ layer.router.weight_ED.detach().T, routed_N.logits_NE)
     assert not any(layer._forward_pre_hooks for layer in layers)
 
 
 @pytest.mark.parametrize("overrides", [("balancing=simbal",), ("balancing=lf", "router=sigmoid")])
-def test_a_run_has_the_numbers_of_its_own_validation(trained, overrides):
+def test_numbers_equal_those_of_the_runs_own_validation_in_any_batch_size(trained, overrides):
     run = trained(*overrides)
     record = routing(run, **KEYS).record
     for name in ("seu", "entropy", "max_vio", "unique_experts"):
         assert record["metrics"][name] == pytest.approx(run.record["metrics"][f"val/{name}"], rel=1e-5)
         assert record["layers"][name] == pytest.approx(run.record["layers"][f"val/{name}"], rel=1e-5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["tokens"] == 16 * record["sequences"] == 16 * len(run.validation.windows_WT)
+    assert record["tokens"] == 16 * record["sequences"] == 16 * run.num_sequences()
     assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])
     assert all(-1 <= value <= 1 for value in record["layers"]["similarity_correlation"])
     assert sum(record["choice_overlap"]["pairs"]) == 64 * 2
+    other = routing(run, **KEYS | {"batch_size": 32}).record
+    assert other["metrics"] == pytest.approx(record["metrics"], rel=1e-6, abs=1e-6)
+    assert other["layers"]["tokens_per_expert"] == record["layers"]["tokens_per_expert"]
+    assert other["choice_overlap"] == record["choice_overlap"]
 
 
-def test_the_batch_size_decides_no_number(trained):
-    one, other = (routing(trained("balancing=simbal"), **KEYS | {"batch_size": size}).record for size in (3, 32))
-    assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-6, abs=1e-6)
-    assert one["layers"]["tokens_per_expert"] == other["layers"]["tokens_per_expert"]
-    assert one["choice_overlap"] == other["choice_overlap"]
+def saturation_of(run, against, tokens=None):
+    return routing(run, **KEYS | {"tokens": tokens, "against": str(against)}).record["metrics"]["saturation"]
+
+
+def test_saturation_is_1_against_the_same_weights_and_lower_against_earlier_ones(trained):
+    run = trained("balancing=simbal", "trainer.keep_every=2", "optim.lr=0.05")
+    kept = sorted((run.path / "checkpoints").iterdir())
+    assert [file.name for file in kept] == ["final.ckpt", "weights-00000002.ckpt", "weights-00000004.ckpt"]
+    final, second, fourth = (saturation_of(run, against) for against in kept)
+    assert final == fourth == saturation_of(run, run.path) == 1.0
+    assert 0 < second < 1
+    plain = trained("balancing=simbal", "optim.lr=0.05").module.state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in run.module.state_dict().items())
+
+
+def test_saturation_compares_the_same_windows_even_if_data_seeds_differ(trained):
+    one, other = (trained("balancing=simbal", "optim.lr=1e-12", f"data.seed={seed}") for seed in (0, 1))
+    assert one.validation.drawn(64).tolist() != other.validation.drawn(64).tolist()
+    assert saturation_of(one, other.path, tokens=64) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"), [("model.num_experts=8", "model.num_experts=8"), ("data.documents=65", "tokens=")]
+)
+def test_a_run_of_another_shape_or_on_other_data_is_rejected(trained, change, difference):
+    run, other = trained("balancing=simbal"), trained("balancing=simbal", change)
+    with pytest.raises(UserError, match=f"^analysis.routing.against={other.path} has {difference}.*{run.path} has"):
+        saturation_of(run, other.path)

@@ -1,4 +1,4 @@
-"""A trained run is read back whole, or refused by name."""
+"""Loading a finished run, with its weights and its data, or a message that names what is missing."""
 
 import json
 import shutil
@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.trained import load, runs_in
+from simbal.analysis.trained import DataPlaces, find_runs, load
+from simbal.data.store import find
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
-from tests.analysis.module_runs import trained_run
+from tests.forged_runs import forge
+from tests.in_process import run as run_program
 
 QUALITY = {
     "quality": {
@@ -20,16 +22,11 @@ QUALITY = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, cache_dir):
-    return trained_run(tmp_path_factory, cache_dir, "balancing=lf_lbl").path
-
-
 @pytest.fixture
 def run(trained, small_spec):
-    """A copy of the run, in which a test may change what it likes."""
-    spec = small_spec("balancing=lf_lbl")
-    shutil.copytree(trained, spec.path)
+    """A copy of a run, which a test may modify."""
+    spec = small_spec("balancing=lf_lbl", "trainer.max_steps=4")
+    shutil.copytree(trained("balancing=lf_lbl").path, spec.path)
     return spec
 
 
@@ -38,9 +35,13 @@ def quality_of(spec, **changes) -> dict:
     return json.loads((spec.path / "analysis" / "quality.json").read_text())
 
 
-def test_the_quality_of_a_run_is_that_of_its_record_and_no_matter_of_batches(run):
+def test_quality_equals_the_runs_record_in_any_batch_size(run):
     record = RunFolder(run.path).read_record()["metrics"]
     tokens = run.config.data.validation_tokens
+    found = quality_of(run)
+    split = load(run.path).store.meta["splits"]["validation"]
+    assert found["tokens"] == (split["tokens"] - 1) // run.config.data.seq_len * run.config.data.seq_len
+    assert found["documents"] == split["documents"]
     one, other = (quality_of(run, tokens=tokens, batch_size=size)["metrics"] for size in (3, 16))
     assert one["loss"] == pytest.approx(record["val/loss"], rel=1e-6)
     assert one["ppl"] == pytest.approx(record["val/ppl"], rel=1e-6)
@@ -49,16 +50,7 @@ def test_the_quality_of_a_run_is_that_of_its_record_and_no_matter_of_batches(run
     assert one["loss_se"] > 0
 
 
-def test_every_token_of_the_split_is_counted_once_and_belongs_to_a_document(run):
-    found, trained = quality_of(run), load(run.path)
-    seq_len = run.config.data.seq_len
-    assert found["tokens"] == (trained.store.meta["splits"]["validation"]["tokens"] - 1) // seq_len * seq_len
-    assert found["documents"] == trained.store.meta["splits"]["validation"]["documents"]
-    assert found["settings"]["seed"] == 0
-    assert found["seconds"] > 0
-
-
-def test_precisions_of_training_and_of_the_analysis_are_written_and_said_where_they_differ(run, small_spec, capsys):
+def test_precisions_of_training_and_analysis_are_saved_and_printed_if_they_differ(run, small_spec, capsys):
     assert quality_of(run)["precision"] == {"trained": "32-true", "analysed": "32-true"}
     assert "analysed in" not in capsys.readouterr().out
     spec = small_spec("trainer.precision=bf16-mixed", "trainer.force_precision=true", "trainer.max_steps=1")
@@ -67,7 +59,7 @@ def test_precisions_of_training_and_of_the_analysis_are_written_and_said_where_t
     assert "The run was trained in bf16-mixed and is analysed in 32-true." in capsys.readouterr().out
 
 
-def test_the_model_is_that_of_the_last_step_with_the_strategys_state(run):
+def test_the_model_has_the_final_weights_and_the_strategys_state(run):
     trained = load(run.path)
     saved = torch.load(run.path / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
     assert saved.keys() == trained.module.state_dict().keys()
@@ -76,44 +68,86 @@ def test_the_model_is_that_of_the_last_step_with_the_strategys_state(run):
     assert not trained.module.training
 
 
-def test_what_is_there_already_is_not_done_again_unless_told(run, capsys):
+def test_an_existing_result_is_kept_unless_overwrite(run, capsys):
     def once(overwrite: bool) -> str:
         evaluate(QUALITY, str(run.path), overwrite, "cpu", "unused")
         return capsys.readouterr().out
 
     capsys.readouterr()
     assert "written:" in once(False)
-    assert "there already:" in once(False)
+    assert "already exists:" in once(False)
     assert "written:" in once(True)
     QUALITY_CHANGED = {"quality": QUALITY["quality"] | {"seed": 1}}
     evaluate(QUALITY_CHANGED, str(run.path), False, "cpu", "unused")
     assert "written:" in capsys.readouterr().out
 
 
-def test_a_folder_of_runs_stands_for_its_finished_ones(run, small_spec):
+def test_a_folder_of_runs_means_its_finished_runs(run, small_spec):
     other = small_spec("balancing=none")
     train(other)
     unfinished = small_spec("balancing=simbal")
     RunFolder(unfinished.path).write_spec(unfinished)
-    assert runs_in(run.path.parent) == sorted([run.path, other.path])
+    assert find_runs(run.path.parent) == sorted([run.path, other.path])
     with pytest.raises(UserError, match="is not finished"):
         load(unfinished.path)
 
 
-def test_damaged_and_foreign_checkpoints_are_refused_by_name(run, small_spec):
+def test_damaged_and_wrong_checkpoints_are_rejected(run, small_spec):
     file = run.path / "checkpoints" / "final.ckpt"
     whole = file.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1  # inside a tensor, where torch.load does not see it
     for content in (whole[:-100], b"", b"no checkpoint", flipped):
         file.write_bytes(content)
-        with pytest.raises(UserError, match="final.ckpt is damaged or no checkpoint of simbal"):
+        with pytest.raises(UserError, match="final.ckpt is damaged or not a checkpoint of simbal"):
             load(run.path)
-    other = small_spec("balancing=lf_lbl", "seed=1")  # the same shapes
+    other = small_spec("balancing=lf_lbl", "seed=1", "trainer.max_steps=1")  # the same shapes
     train(other)
     file.write_bytes((other.path / "checkpoints" / "final.ckpt").read_bytes())
-    with pytest.raises(UserError, match="final.ckpt belongs to another run than the folder that it is in"):
+    with pytest.raises(UserError, match="final.ckpt belongs to another run"):
         load(run.path)
     file.unlink()
-    with pytest.raises(UserError, match="final.ckpt is missing"):
+    with pytest.raises(UserError, match="there is no checkpoint .*final.ckpt"):
         load(run.path)
+
+
+@pytest.fixture
+def moved(text_run, tmp_path):
+    """A copy of a run on text whose config names a cache that does not exist."""
+    path = shutil.copytree(text_run.path, tmp_path / "run")
+    forge(path, "data.cache_dir", str(tmp_path / "theirs"))
+    return path
+
+
+def test_missing_data_are_reported_and_nothing_is_fetched_or_created(moved, tmp_path):
+    forge(moved, "data.files", "http://localhost:9/corpus.txt")
+    (tmp_path / "here").mkdir()
+    done = run_program(tmp_path / "here", "evaluate.py", f"run={moved}", "analysis=[quality,generate]")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: the data of {moved} (data=files, tokens ")
+    assert f"are not in .cache/data or {tmp_path / 'theirs'}: run `python prepare.py data=files " in done.stderr
+    assert "or set data.cache_dir= or data.files=" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "here"}
+    assert not [*(tmp_path / "here").iterdir()]
+
+
+def test_text_that_the_user_gives_is_prepared_in_the_users_cache_and_compared(moved, text_run, tmp_path):
+    text, cache = text_run.path.parents[2] / "corpus.txt", tmp_path / "mine"
+    places = DataPlaces(cache_dir=str(cache), files=str(text))
+    tokens = load(moved, "cpu", places).store.fingerprints["tokens"]
+    assert find(cache, tokens, remember=False) is not None
+    assert not (tmp_path / "theirs").exists()
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"another text {number}" for number in range(200)))
+    with pytest.raises(UserError, match=rf"data.files= is not the text that {moved} was trained on .*{tokens[:12]}"):
+        load(moved, "cpu", DataPlaces(cache_dir=str(tmp_path / "second"), files=str(other)))
+
+
+def test_an_analysis_uses_the_users_tokenizer(moved, text_run, tmp_path):
+    keys = ("analysis=generate", "analysis.generate.tokens=4", f"data.cache_dir={text_run.config.data.cache_dir}")
+    done = run_program(tmp_path, "evaluate.py", f"run={moved}", *keys)
+    assert done.returncode == 0, done.stderr
+    done = run_program(tmp_path, "evaluate.py", f"run={moved}", *keys, "data.tokenizer_path=mine", "overwrite=true")
+    assert done.returncode == 1
+    assert "mine" in done.stderr

@@ -1,4 +1,4 @@
-"""A run on text, small enough to train in a second."""
+"""A small run on text."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tests.conftest import spec_of
 
 
 def text_spec(folder: Path, *overrides: str) -> RunSpec:
-    """A spec of a run on made-up words; everything is in `folder`."""
+    """Return the spec of a run on made-up words, with its text and cache in `folder`."""
     words = ["one", "two", "three", "four", "five"]
     texts = [" ".join(words[(a * b) % 5] for b in range(60)) for a in range(1, 40)]
     (folder / "corpus.txt").write_text("\n\n".join(texts))

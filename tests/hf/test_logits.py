@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
 
-from simbal.analysis.generate import Drawing, continue_tokens
+from simbal.analysis.generate import Sampler, continue_tokens
 
 TOLERANCE = 1e-4
 DENSE = ("balancing=none", "model.num_experts=0")
@@ -52,7 +52,7 @@ def test_greedy_generation_is_that_of_transformers(exported, overrides):
     run, folder = exported(*overrides)
     model, prompt_BS, new = AutoModelForCausalLM.from_pretrained(folder), tokens_of(run)[:, :4], 12
     possible_V = torch.ones(run.model.shape.vocab_size, dtype=torch.bool)
-    ours_BT, _ = continue_tokens(run.decoder(), prompt_BS, new, Drawing(0.0, 1.0, 0), possible_V)
+    ours_BT, _ = continue_tokens(run.decoder(), prompt_BS, new, Sampler(0.0, 1.0, 0), possible_V)
     mask_BS = torch.ones_like(prompt_BS)
     theirs_BS = model.generate(
         prompt_BS, attention_mask=mask_BS, max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0

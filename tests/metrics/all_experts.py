@@ -1,4 +1,4 @@
-"""PES from all outputs at once, for tests that have them."""
+"""Pairwise expert similarity (PES) from the outputs of all experts."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from simbal.metrics.similarity import RunningSimilarity
 
 
 def pairwise_expert_similarity(outputs_END: Tensor) -> Tensor:
-    """C of each token, (N,), from all experts' outputs at once."""
+    """Return C of each token, (N,)."""
     running = RunningSimilarity()
     for output_ND in outputs_END:
         running.add(output_ND)

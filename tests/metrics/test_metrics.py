@@ -1,5 +1,6 @@
-"""Values worked out by hand, on the tensor used throughout the tests of losses."""
+"""Metrics of routing and load against hand calculation, and the numbers of a curve of MaxVio."""
 
+import json
 import math
 
 import pytest
@@ -9,31 +10,36 @@ from hypothesis import strategies as st
 
 from simbal.metrics import routing as load
 from simbal.metrics.definitions import bits_per_byte, perplexity
-from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
+from simbal.metrics.routing import (
+    FEWEST,
+    NEAR,
+    WINDOW,
+    choice_overlap,
+    full_entropy,
+    mutual_information,
+    sequence_expert_use,
+    steps_to_settle,
+    tail,
+    topk_entropy,
+)
 from simbal.metrics.similarity import identity_deviation, mean_squared_deviation
+from simbal.training.run import train
 
 EXPERTS_NK = torch.tensor([[0, 1], [0, 2], [3, 2], [1, 0]])
 WEIGHTS_NK = torch.tensor([[0.4, 0.3], [0.5, 0.3], [0.4, 0.3], [0.4, 0.3]]).double()
-COUNTS_E = torch.tensor([3, 2, 2, 1])
 
 
 def test_sequence_expert_use_counts_distinct_experts_of_each_sequence():
     assert sequence_expert_use(EXPERTS_NK, num_sequences=2, num_experts=4).tolist() == [0.75, 1.0]
 
 
-def test_topk_entropy_is_that_of_the_renormalised_weights():
+def test_topk_entropy_renormalizes_the_weights():
     entropy_N = topk_entropy(WEIGHTS_NK)
     assert entropy_N.tolist() == pytest.approx([0.682908, 0.661563, 0.682908, 0.682908], abs=1e-6)
     assert entropy_N.mean().item() == pytest.approx(0.677572, abs=1e-6)
 
 
-def test_load_metrics():
-    assert load.max_vio(COUNTS_E).item() == pytest.approx(0.5)
-    assert load.unique_experts(COUNTS_E).item() == 4
-    assert load.max_vio(torch.tensor([10, 6, 4, 4])).item() == pytest.approx(0.6667, abs=1e-4)
-
-
-def test_overload_is_that_of_the_busiest_group_of_neighbours():
+def test_overload_is_the_load_of_the_busiest_group_divided_by_the_mean():
     counts_LE = torch.tensor([[4, 3, 1, 0], [2, 2, 2, 2], [0, 0, 0, 8]])
     assert load.overload(counts_LE, 2).tolist() == [1.75, 1, 2]
     assert load.overload(counts_LE, 4).tolist() == [2, 1, 4]
@@ -41,43 +47,35 @@ def test_overload_is_that_of_the_busiest_group_of_neighbours():
     assert load.overload(counts_LE, 1).tolist() == [1, 1, 1]
 
 
-def test_chosen_experts_are_a_row_for_each_token_and_an_index_of_all_experts_is_none():
+def test_chosen_experts_ignores_empty_slots():
     assert load.chosen_experts(EXPERTS_NK, 4).int().tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0]]
     assert load.chosen_experts(torch.tensor([[2, 4], [4, 4]]), 4).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
 
 
-def test_load_metrics_of_layers_are_those_of_each_layer_and_of_a_collapse_are_extreme():
-    counts_LE = torch.stack([COUNTS_E, torch.tensor([8, 0, 0, 0])])
-    assert load.max_vio(counts_LE).tolist() == pytest.approx([0.5, 3.0])
-    assert load.unique_experts(counts_LE).tolist() == [4, 1]
+@pytest.mark.parametrize(
+    ("measure", "some", "balanced", "collapsed"),
+    [
+        (load.max_vio, 0.5, 0, 3), (load.unique_experts, 4, 4, 1), (load.gini, 0.1875, 0, 3 / 4),
+        (load.squared_variation, 0.125, 0, 3), (load.load_entropy, 1.320888, math.log(4), 0),
+        (load.dead_experts, 0, 0, 3),
+    ],
+)  # fmt: skip
+def test_measures_of_the_load_of_each_layer_match_hand_calculation(measure, some, balanced, collapsed):
+    counts_LE = torch.tensor([[3, 2, 2, 1], [5, 5, 5, 5], [0, 8, 0, 0]])
+    assert measure(counts_LE).tolist() == pytest.approx([some, balanced, collapsed], abs=1e-6)
 
 
-def test_inequality_and_entropy_of_the_load():
-    assert load.gini(COUNTS_E).item() == pytest.approx(0.1875)
-    assert load.squared_variation(COUNTS_E).item() == pytest.approx(0.125)
-    assert load.load_entropy(COUNTS_E).item() == pytest.approx(1.320888, abs=1e-6)
-    assert load.dead_experts(COUNTS_E).item() == 0
-
-
-def test_a_balanced_load_has_no_inequality_and_a_collapsed_one_as_much_as_there_can_be():
-    counts_LE = torch.tensor([[5, 5, 5, 5], [0, 8, 0, 0]])
-    assert load.gini(counts_LE).tolist() == pytest.approx([0, 3 / 4])
-    assert load.squared_variation(counts_LE).tolist() == pytest.approx([0, 3])
-    assert load.load_entropy(counts_LE).tolist() == pytest.approx([math.log(4), 0])
-    assert load.dead_experts(counts_LE).tolist() == [0, 3]
-
-
-def test_an_expert_is_near_dead_below_a_tenth_of_the_mean_and_not_at_it():
+def test_an_expert_is_near_dead_strictly_below_a_tenth_of_the_mean():
     assert load.near_dead_experts(torch.tensor([[0, 9, 10, 381], [10, 10, 190, 190]])).tolist() == [2, 0]
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=9).filter(any))
-def test_gini_is_the_mean_difference_of_pairs(counts):
+def test_gini_equals_the_mean_difference_of_pairs(counts):
     pairs = sum(abs(a - b) for a in counts for b in counts)
     assert load.gini(torch.tensor(counts)).item() == pytest.approx(pairs / (2 * len(counts) * sum(counts)), abs=1e-12)
 
 
-def test_full_entropy_and_what_a_token_tells_about_its_expert():
+def test_full_entropy_and_mutual_information():
     probs_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
     entropy_N = full_entropy(probs_NE.double())
     assert entropy_N.mean().item() == pytest.approx(1.245421, abs=1e-6)
@@ -86,7 +84,7 @@ def test_full_entropy_and_what_a_token_tells_about_its_expert():
     assert mutual_information(mean_E, entropy_N.mean()).item() == pytest.approx(0.120444, abs=1e-6)
 
 
-def test_overlap_of_choices_counts_shared_experts_in_any_order():
+def test_choice_overlap_counts_common_experts_in_any_order():
     assert choice_overlap(EXPERTS_NK, EXPERTS_NK.flip(1), 4).tolist() == [1, 1, 1, 1]
     assert choice_overlap(EXPERTS_NK, EXPERTS_NK.roll(1, 0), 4).tolist() == [1, 0.5, 0.5, 0]
 
@@ -97,7 +95,7 @@ def test_squared_deviation_of_a_small_router():
 
 
 @pytest.mark.parametrize(("entry", "quanta"), [(0.99609375, 1), (1.0078125, 4)])
-def test_one_bf16_diagonal_entry_off_by_an_ulp_gives_the_papers_quantum(entry, quanta):
+def test_one_diagonal_entry_one_bf16_step_below_1_gives_the_papers_quantum(entry, quanta):
     rows_ED = torch.eye(32)
     rows_ED[0, 0] = 0.5
     rows_ED = torch.cat([rows_ED, torch.zeros(32, 1)], 1)
@@ -118,8 +116,57 @@ def test_bits_per_byte_and_perplexity():
 
 
 @pytest.mark.parametrize("measure", [load.max_vio, load.gini, load.squared_variation, load.load_entropy])
-def test_a_load_of_no_token_counts_as_even(measure):
-    """A ragged choice can leave a layer without any."""
+def test_a_load_of_0_tokens_counts_as_balanced(measure):
     nothing, even = torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 3)
     assert measure(nothing).tolist() == measure(even).tolist()
     assert load.overload(nothing, 2).tolist() == [1, 1]
+
+
+def curve(values):
+    return [(10 * (place + 1), value) for place, value in enumerate(values)]
+
+
+def test_the_tail_uses_only_the_second_half():
+    assert tail(curve([9.0] * 21 + [*range(21)])) == pytest.approx(19.0)
+    assert tail(curve([1.0] * (FEWEST - 1))) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        ([1.0] * 20, 10),
+        ([4.0] * 6 + [1.0] * 14, 50),  # three of the next five points are low
+        ([1.0] * 6 + [4.0, 4.0] + [1.0] * 12, 10),  # two high points do not change a median of five
+        ([1.0] * 6 + [4.0] * 3 + [1.0] * 11, 80),
+        ([2.0**value for value in range(20)], None),  # rises until the end
+        ([1.0] * 9, None),
+    ],
+)
+def test_settling_is_the_first_step_after_which_all_medians_stay_near_the_final_one(values, step):
+    assert steps_to_settle(curve(values)) == step
+
+
+@given(st.lists(st.floats(0, 100), min_size=FEWEST, max_size=60))
+def test_all_medians_after_settling_are_within_the_bound_and_the_one_before_is_not(values):
+    settled = steps_to_settle(curve(values))
+    half = sorted(values[len(values) // 2 :])
+    bound = NEAR * (half[(len(half) - 1) // 2] + half[len(half) // 2]) / 2
+    medians = [sorted(values[first : first + WINDOW])[WINDOW // 2] for first in range(len(values) - WINDOW + 1)]
+    if settled is None:
+        assert medians[-1] > bound
+    else:
+        place = settled // 10 - 1
+        assert all(value <= bound for value in medians[place:])
+        assert not place or medians[place - 1] > bound
+
+
+def test_a_run_records_tail_and_settling(small_spec):
+    spec = small_spec("trainer.log_every=1")
+    train(spec)
+    rows = [json.loads(line) for line in (spec.path / "metrics.jsonl").read_text().splitlines()]
+    found = [(row["step"], row["train/max_vio"]) for row in rows if "train/max_vio" in row]
+    record = json.loads((spec.path / "record.json").read_text())
+    assert len(found) == 12
+    assert record["metrics"]["train/max_vio_tail"] == tail(found)
+    assert record["metrics"].get("train/steps_to_settle") == steps_to_settle(found)
+    assert "95th percentile" in record["definitions"]["train/max_vio_tail"]

@@ -1,4 +1,4 @@
-"""The linear identity is the mean over pairs, at its golden values and everywhere else."""
+"""Pairwise expert similarity (PES) against its definition, and the measures of a router's rows."""
 
 import itertools
 import math
@@ -9,12 +9,20 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.metrics.similarity import RunningSimilarity
+from simbal.metrics.similarity import (
+    RunningSimilarity,
+    max_cosine,
+    mean_squared_cosine,
+    off_diagonal_cosines,
+    row_norms,
+)
 from tests.metrics.all_experts import pairwise_expert_similarity
+
+WEIGHT_ED = torch.tensor([[1, 0.5, 0], [0, 1, -0.5]])
 
 
 def by_pairs(outputs_END):
-    """The definition, pair by pair, in fp64."""
+    """The mean cosine over all pairs, in fp64."""
     pairs = list(itertools.combinations(outputs_END.double(), 2))
     return sum(F.cosine_similarity(a_ND, b_ND, dim=1, eps=0) for a_ND, b_ND in pairs) / len(pairs)
 
@@ -30,13 +38,13 @@ def by_pairs(outputs_END):
         ([[1, 0], [-1, 0]], -1.0),
     ],
 )
-def test_golden_values_at_every_scale(vectors, similarity, scale):
+def test_values_match_hand_calculation_at_every_scale(vectors, similarity, scale):
     outputs_E1D = scale * torch.tensor(vectors, dtype=torch.float32)[:, None]
     assert pairwise_expert_similarity(outputs_E1D).tolist() == pytest.approx([similarity], abs=1e-6)
 
 
 @given(st.integers(2, 7), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31))
-def test_the_identity_is_the_mean_over_pairs(num_experts, num_tokens, width, seed):
+def test_similarity_equals_the_mean_over_pairs(num_experts, num_tokens, width, seed):
     outputs_END = torch.randn(num_experts, num_tokens, width, generator=torch.Generator().manual_seed(seed))
     similarity_N = pairwise_expert_similarity(outputs_END)
     torch.testing.assert_close(similarity_N.double(), by_pairs(outputs_END), atol=1e-5, rtol=0)
@@ -44,7 +52,7 @@ def test_the_identity_is_the_mean_over_pairs(num_experts, num_tokens, width, see
     assert similarity_N.max() <= 1 + 1e-5
 
 
-def test_an_output_of_length_zero_is_counted_and_its_pairs_have_cosine_zero():
+def test_outputs_of_length_0_are_counted_and_have_cosine_0():
     running = RunningSimilarity()
     for row in ([1.0, 0.0], [1.0, 0.0], [0.0, 0.0]):
         running.add(torch.tensor([row, [1.0, 1.0]]))
@@ -57,3 +65,17 @@ def test_bf16_outputs_are_compared_in_fp32():
     similarity_N = pairwise_expert_similarity(outputs_END)
     assert similarity_N.dtype == torch.float32
     torch.testing.assert_close(similarity_N, pairwise_expert_similarity(outputs_END.float()))
+
+
+def test_cosines_ignore_lengths_and_are_0_for_a_row_of_zeros_or_a_single_expert():
+    scaled_ED = WEIGHT_ED * torch.tensor([[3.0], [0.1]])
+    assert max_cosine(scaled_ED).item() == pytest.approx(0.4)
+    assert row_norms(scaled_ED).tolist() == pytest.approx([3 * 1.25**0.5, 0.1 * 1.25**0.5])
+    assert off_diagonal_cosines(torch.tensor([[1.0, 0], [0, 0]])).tolist() == [[0, 0], [0, 0]]
+    assert (max_cosine(torch.ones(1, 4)).item(), mean_squared_cosine(torch.ones(1, 4)).item()) == (0, 0)
+
+
+def test_a_batch_of_routers_is_measured_router_by_router():
+    both_LED = torch.stack([WEIGHT_ED, torch.eye(2, 3)])
+    assert max_cosine(both_LED).tolist() == pytest.approx([0.4, 0])
+    assert mean_squared_cosine(both_LED).tolist() == pytest.approx([0.16, 0])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from simbal.analysis.flops import preset_shape
-from simbal.cost.parameters import count_parameters, parameters, weights_of
+from simbal.cost import count_parameters, parameters, weights_of
 from simbal.errors import UserError
 from simbal.experts.select import choose
 from simbal.hf.export import read_run
@@ -18,7 +18,7 @@ from simbal.model.router import Router
 from simbal.model.transformer import Transformer
 from simbal.training.optimizer import parameter_groups
 from simbal.training.run import train
-from tests.cost.test_memory import shape_of
+from tests.test_cost import shape_of
 from tests.training.run_files import weights
 
 N, D, E, F_WIDTH, K = 10, 6, 4, 5, 2

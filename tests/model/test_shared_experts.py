@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from simbal.analysis.pruning import pruned
 from simbal.conformance import batch_of, tiny_model
-from simbal.cost.parameters import count_parameters, parameters
+from simbal.cost import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.hf.export import read_run
 from simbal.model.expert_similarity import watched
@@ -19,7 +19,7 @@ from simbal.model.router import Router
 from simbal.model.transformer import Transformer
 from simbal.training.failures import layer_statistics
 from simbal.training.run import train
-from tests.cost.test_memory import shape_of
+from tests.test_cost import shape_of
 from tests.training.run_files import weights
 
 N, D, E, WIDTH, K, Z = 10, 6, 4, 5, 2, 3

@@ -1,126 +1,110 @@
 """The analysis `coactivation`: which experts of a layer are chosen together.
 
-Reference: arXiv 2409.02060 (OLMoE); the number `companion` is ours.
-Shapes: N tokens, L MoE layers, E experts.
+Reference: arXiv 2409.02060 (OLMoE). The number `companion` is ours.
+Shapes: N tokens, L MoE layers, E experts, K experts per token.
 """
 
 from statistics import fmean
-from typing import Any
 
 import torch
-from rich.progress import track
-from rich.table import Table
+from pydantic import PositiveInt
 from torch import Tensor
 
-from simbal.analysis.result import Result, numbers_table
-from simbal.analysis.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
+from simbal.analysis.result import Result, layer_table
+from simbal.analysis.subject import NotApplicableError, Subject, require_fixed_top_k
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Routing
 
-MOST = 1 << 20  # counts in a file, which a reader takes up to 16 MiB of
+MAX_COUNTS = 1 << 20  # more counts of pairs would make the file too large
 DEFINITION = {
-    "coactivation": "A_ij = tokens that chose both i and j / tokens that chose i; with K experts for every token the "
-    "A_ij of an expert i sum to K - 1 over all j but i, so that their mean is (K-1)/(E-1) whatever the router does",
-    "largest": "largest A_ij with i != j, over all experts that were chosen; largest of the layers",
-    "companion": "share of all choices whose token also chose that expert which most often goes with the chosen one, "
+    "coactivation": "A_ij = tokens that chose both i and j / tokens that chose i. With K experts per token, the A_ij "
+    "of an expert i sum to K - 1 over j != i, so their mean is (K-1)/(E-1) for any router",
+    "largest": "largest A_ij with i != j over all experts that were chosen; maximum over layers",
+    "companion": "share of all choices whose token also chose the most frequent companion of the chosen expert, "
     "sum_i max_j M_ij / sum_i M_ii, j != i; mean over layers",
-    "together": "for each layer M_ij with j >= i, row by row: tokens that chose both i and j, M_ii those that chose i; "
+    "together": "M_ij with j >= i for each layer, row by row: tokens that chose both i and j, or i for M_ii; "
     "A_ij = M_ij / M_ii",
 }
 
 
-def coactivation(subject: Subject, tokens: int | None, batch_size: int) -> Result:
-    """Count which experts the tokens of the validation windows choose together, in each layer.
+def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: PositiveInt) -> Result:
+    """Count which experts the tokens of the validation split choose together, in each layer.
 
     Args:
         subject: the model.
-        tokens: drawn from the validation split; None: all of it.
-        batch_size: sequences at once; it does not change the numbers.
+        tokens: size of the sample of the validation split; None: all of it.
+        batch_size: sequences per batch; does not affect the numbers.
 
     Raises:
-        UserError: the model is dense or gives a token any number of experts, a token has one expert, or a key is out of
-            its range.
+        NotApplicableError: the model is dense, has one expert per token, or the number of experts varies by token.
     """
-    check_pass("coactivation", tokens, batch_size)
-    fixed_choices_of(subject, "coactivation")
-    if subject.top_k < 2:
-        raise UnsuitedError(
-            f"analysis=coactivation is of experts of one token, and {subject.path} gives each token one"
-        )
-    num_batches, together_LEE = subject.num_batches(batch_size, tokens), torch.tensor(0)
-    for batch in track(subject.predict(batch_size, tokens), "coactivation", num_batches, transient=True):
-        together_LEE = together_LEE + torch.stack([together(routing) for routing in batch.routings]).cpu()
-    record = _record(subject, tokens, together_LEE)
-    num_layers, num_experts, _ = together_LEE.shape
-    if written := num_layers * num_experts * (num_experts + 1) // 2 <= MOST:
-        record["together"] = [_triangle(together_EE) for together_EE in together_LEE]
-    return Result([_table(record)], _notes(record, written), record)
-
-
-def _record(subject: Subject, tokens: int | None, together_LEE: Tensor) -> dict[str, Any]:
+    require_fixed_top_k(subject, "coactivation")
+    num_experts, top_k = subject.num_experts, subject.top_k
+    if top_k < 2:
+        raise NotApplicableError(f"analysis=coactivation needs two experts per token, and {subject.path} has one")
+    together_LEE = torch.tensor(0)
+    for batch in subject.track_predictions("coactivation", batch_size, tokens):
+        together_LEE = together_LEE + torch.stack([count_together(routing) for routing in batch.routings]).cpu()
     pairs = [closest_pair(together_EE) for together_EE in together_LEE]
-    largest, companions = [share for share, _, _ in pairs], [companion(together_EE) for together_EE in together_LEE]
-    return {
-        "definition": DEFINITION,
-        "tokens": subject.num_tokens(tokens),
-        "num_experts": subject.num_experts,
-        "top_k": subject.top_k,
-        "chance": (subject.top_k - 1) / (subject.num_experts - 1),
-        "metrics": {"largest": max(largest), "companion": fmean(companions)},
-        "layers": {
-            "largest": largest,
-            "companion": companions,
-            "largest_pair": [[i, j] for _, i, j in pairs],
-            "tokens_per_expert": [together_EE.diagonal().tolist() for together_EE in together_LEE],
-        },
+    layers = {
+        "largest": [share for share, _, _ in pairs],
+        "companion": [companion_share(together_EE) for together_EE in together_LEE],
     }
+    tokens_per_expert = [together_EE.diagonal().tolist() for together_EE in together_LEE]
+    metrics = {"largest": max(layers["largest"]), "companion": fmean(layers["companion"])}
+    record = {
+        "definition": DEFINITION,
+        "tokens": subject.num_sequences(tokens) * subject.seq_len,
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "chance": (top_k - 1) / (num_experts - 1),
+        "metrics": metrics,
+        "layers": layers | {"largest_pair": [[i, j] for _, i, j in pairs], "tokens_per_expert": tokens_per_expert},
+    }
+    notes = [
+        f"{record['tokens']:,} tokens. A_ij: share of the tokens that chose i which also chose j. With random choices "
+        f"of {top_k} of {num_experts} experts it is {record['chance']:.4f}. Experts with many tokens are companions of "
+        "all others.",
+        "companion: share of choices whose token also chose the most frequent companion. The last row holds the "
+        "largest A_ij of all layers and the mean companion share.",
+    ]
+    if len(pairs) * num_experts * (num_experts + 1) // 2 <= MAX_COUNTS:
+        record["together"] = [
+            [row_E[i:].tolist() for i, row_E in enumerate(together_EE)] for together_EE in together_LEE
+        ]
+    else:
+        notes.append(f"The counts of pairs are not saved, because there are more than {MAX_COUNTS:,}.")
+    columns = {
+        "largest": ("largest A_ij", ".4f"), "companion": ("companion", ".4f"), "i": ("i", "d"), "j": ("j", "d"),
+        "tokens_of_i": ("tokens of i", ",d"),
+    }  # fmt: skip
+    of_pairs = {
+        "i": [i for _, i, _ in pairs],
+        "j": [j for _, _, j in pairs],
+        "tokens_of_i": [counts[i] for counts, (_, i, _) in zip(tokens_per_expert, pairs, strict=True)],
+    }
+    table = layer_table("experts chosen together", columns, layers | of_pairs, {"all": metrics})
+    return Result([table], notes, record)
 
 
-def together(routing: Routing) -> Tensor:
-    """Return the tokens that chose both of two experts, (E, E) int64; on the diagonal those that chose the one."""
+def count_together(routing: Routing) -> Tensor:
+    """Return the number of tokens that chose both of two experts, (E, E) int64; the diagonal counts single experts."""
     num_experts = routing.logits_NE.shape[-1]
-    chosen_NE = chosen_experts(routing.topk_experts_NK, num_experts).double()  # whole numbers up to 2^53
+    chosen_NE = chosen_experts(routing.topk_experts_NK, num_experts).double()  # exact up to 2^53 tokens
     return (chosen_NE.T @ chosen_NE).long()
 
 
 def closest_pair(together_EE: Tensor) -> tuple[float, int, int]:
-    """Return the largest A_ij with its i and j, which differ; of equal ones the first."""
+    """Return the largest A_ij with i != j, and its i and j (the first in case of ties)."""
     counts_E1 = together_EE.diagonal()[:, None]
-    shares_EE = _of_others(together_EE).double() / counts_E1.clamp(min=1)
+    shares_EE = _off_diagonal(together_EE).double() / counts_E1.clamp(min=1)
     return (shares_EE.max().item(), *divmod(int(shares_EE.argmax()), len(shares_EE)))
 
 
-def companion(together_EE: Tensor) -> float:
-    """Return the share of choices that go with the most frequent companion of their expert."""
-    return (_of_others(together_EE).amax(1).sum() / together_EE.diagonal().sum()).item()
+def companion_share(together_EE: Tensor) -> float:
+    """Return the share of choices whose token also chose the most frequent companion of the chosen expert."""
+    return (_off_diagonal(together_EE).amax(1).sum() / together_EE.diagonal().sum()).item()
 
 
-def _of_others(together_EE: Tensor) -> Tensor:
+def _off_diagonal(together_EE: Tensor) -> Tensor:
     return together_EE - together_EE.diagonal().diag()
-
-
-def _triangle(together_EE: Tensor) -> list[list[int]]:
-    return [row_E[index:].tolist() for index, row_E in enumerate(together_EE)]
-
-
-def _table(record: dict[str, Any]) -> Table:
-    layers, metrics = record["layers"], record["metrics"]
-    rows = []
-    for layer, (i, j) in enumerate(layers["largest_pair"]):
-        tokens_of_i = f"{layers['tokens_per_expert'][layer][i]:,}"
-        shares = (f"{layers[name][layer]:.4f}" for name in ("largest", "companion"))
-        rows.append([str(layer), *shares, str(i), str(j), tokens_of_i])
-    last = ["all", f"{metrics['largest']:.4f}", f"{metrics['companion']:.4f}"]
-    headings = ("layer", "largest A_ij", "companion", "i", "j", "tokens of i")
-    return numbers_table("experts chosen together", headings, rows, [last])
-
-
-def _notes(record: dict[str, Any], written: bool) -> list[str]:
-    said = [
-        f"{record['tokens']:,} tokens. A_ij: of the tokens that chose i, the share that chose j too. {record['top_k']} "
-        f"of {record['num_experts']} experts by chance: {record['chance']:.4f} each. An expert with many tokens is "
-        "a companion of all.",
-        "companion: share of choices that go with the most frequent companion of their expert. The last line has the "
-        "largest A_ij of all layers, and the mean companion.",
-    ]
-    return said if written else [*said, f"The counts of pairs are left out: they are more than {MOST:,} numbers."]

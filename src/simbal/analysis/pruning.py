@@ -1,7 +1,8 @@
-"""The analysis `pruning`: the loss and the time of a run when experts of small weight are not computed.
+"""The analysis `pruning`: loss and time when chosen experts with small weights are not computed.
 
 Reference: dynamic-k pruning, arXiv 2506.14038, section 4.4 and table 6.
-Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, D model width, G documents.
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, R rows, D model width, G
+documents.
 """
 
 import math
@@ -10,54 +11,50 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from rich.table import Table
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.result import Result, numbers_table
-from simbal.analysis.subject import Pruned, Subject, UnsuitedError, check_pass
-from simbal.config.values import whole_number
-from simbal.errors import UserError
+from simbal.analysis.subject import Pruned, Subject, require_routers
 from simbal.experts.dispatch import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.metrics.definitions import perplexity
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Routing, Steering
 
-Forward = Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]
-
 PLAIN = "plain"
 DEFINITION = {
     "pruning": "a chosen expert is computed if its weight divided by the sum of the token's weights is at least the "
-    "threshold (rule=relative: threshold times the token's largest)",
-    "experts_prune_<threshold>": "experts computed for a token, mean over tokens and layers",
-    "seconds_prune_<threshold>": "time on a clock of a pass over all tokens, head and loss included; median",
-    "time_ratio_prune_<threshold>": "time of a pass by that of plain just before or after it, geometric mean of turns",
-    "time_ratio_low_prune_<threshold>": "the lower end of its 95% interval, by Student's t of the logarithms",
-    "time_ratio_high_prune_<threshold>": "the upper end of the same interval",
+    "threshold (rule=relative: threshold times the token's largest weight)",
+    "experts_prune_<threshold>": "experts computed per token, mean over tokens and layers",
+    "seconds_prune_<threshold>": "wall time of a pass over all tokens, including head and loss; median",
+    "time_ratio_prune_<threshold>": "time of a pass divided by the time of the adjacent plain pass, geometric mean",
+    "time_ratio_low_prune_<threshold>": "lower end of its 95% interval, from Student's t of the logarithms",
+    "time_ratio_high_prune_<threshold>": "upper end of the same interval",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
-    "ppl_prune_<threshold>": "exp of the loss; plain keeps every expert, by the same code as the others",
+    "ppl_prune_<threshold>": "exp of the loss; plain computes every chosen expert with the same code",
 }
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """The rule for which of a token's chosen experts are computed, by their weights divided by their sum, w.
+    """The rule that decides which chosen experts are computed, from their weights w divided by the token's sum.
 
-    Those with w_k >= threshold stay, or with w_k >= threshold * max_k w_k. The kept weights stay what they were, or
-    with `renorm_after` are scaled so that their sum stays what it was.
+    Experts with w_k >= threshold are kept, or with w_k >= threshold * max_k w_k. With `renorm_after` the kept weights
+    are scaled to the sum before pruning.
     """
 
     threshold: float
     rule: str  # absolute | relative
     renorm_after: bool
-    allow_none: bool  # a token may lose all its experts; else the one of the largest weight stays
+    allow_none: bool  # whether a token may lose all its experts; otherwise it keeps the one with the largest weight
 
     def kept(self, weights_NK: Tensor) -> Tensor:
-        """Return which choices stay, (N, K) bool."""
+        """Return which choices are computed, (N, K) bool."""
         sum_N1 = weights_NK.sum(1, keepdim=True)
         shares_NK = weights_NK / sum_N1.where(sum_N1 > 0, 1)  # sigmoids can all be 0
         largest_N1 = shares_NK.amax(1, keepdim=True)
@@ -68,7 +65,7 @@ class Pruning:
         return kept_NK.scatter(1, first_N1, True)
 
     def weights(self, weights_NK: Tensor, kept_NK: Tensor) -> Tensor:
-        """Return the weights of the experts' outputs, (N, K): 0 for one that is not computed."""
+        """Return the weights of the experts' outputs, (N, K), with 0 for experts that are not computed."""
         left_NK = weights_NK.masked_fill(~kept_NK, 0)
         if not self.renorm_after:
             return left_NK
@@ -78,35 +75,33 @@ class Pruning:
 
 @dataclass
 class Arm:
-    """One way to go over the tokens; `plain` has threshold 0, and the times of the others are held against it."""
+    """The measurements of one threshold, or of `plain` (threshold 0), with which the others are compared."""
 
-    name: str  # the threshold as text, or `plain`
+    name: str  # the threshold, or `plain`
     pruning: Pruning
+    tokens: int = 0
     loss: float = 0.0
-    experts_L: list[float] = field(default_factory=list)
+    experts_L: list[float] = field(default_factory=list)  # per token
     seconds: list[float] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)  # seconds of a pass by those of plain beside it
+    ratios: list[float] = field(default_factory=list)  # seconds divided by those of the adjacent plain pass
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The arm's numbers: threshold, loss, ppl, experts per token, seconds (median, min, max) and their ratio."""
-        interval = geometric_mean(self.ratios) if self.ratios else (None, None, None)
+        """The threshold, loss, perplexity, experts per token, seconds and ratio of times."""
+        mean, low, high = geometric_mean(self.ratios) if self.ratios else (None, None, None)
         return {
             "threshold": None if self.name == PLAIN else self.pruning.threshold,
             "loss": self.loss,
             "ppl": perplexity(self.loss, 1),
             "experts": sum(self.experts_L) / len(self.experts_L),
             "seconds": {"median": median(self.seconds), "min": min(self.seconds), "max": max(self.seconds)},
-            "ratio": dict(zip(("mean", "low", "high"), interval, strict=True)),
+            "ratio": {"mean": mean, "low": low, "high": high},
         }
 
 
 def geometric_mean(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the geometric mean of positive numbers, and its 95% interval by Student's t of their logarithms.
-
-    One number has no interval.
-    """
-    from scipy.special import stdtrit  # here, as most analyses do without
+    """Return the geometric mean and its 95% interval (None for one ratio), from Student's t of the logarithms."""
+    from scipy.special import stdtrit  # slow to import, and no other analysis needs it
 
     logs = [math.log(ratio) for ratio in ratios]
     mean = fmean(logs)
@@ -118,84 +113,107 @@ def geometric_mean(ratios: Sequence[float]) -> tuple[float, float | None, float 
 
 def pruning(
     subject: Subject,
-    tokens: int | None,
-    batch_size: int,
-    thresholds: list[float],
+    tokens: PositiveInt | None,
+    batch_size: PositiveInt,
+    thresholds: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)],
     rule: Literal["absolute", "relative"],
     renorm_after: bool,
     allow_none: bool,
-    repeats: int,
+    repeats: PositiveInt,
 ) -> Result:
-    """Measure perplexity, experts per token and seconds at each threshold.
+    """Measure perplexity, experts per token and time at each threshold.
 
-    Identical work takes a machine 5 to 10% more or less from one minute to the next. So each pass is timed beside one
-    that keeps every expert by the same code, in alternating order, and their ratios are what is compared.
+    The speed of a machine varies by 5 to 10% from minute to minute. So each pass is timed next to a plain pass, in
+    alternating order, and the ratios of their times are compared.
 
     Args:
         subject: the model.
-        tokens: drawn from the validation split; None: all of it.
-        batch_size: sequences at once; seconds depend on it.
-        thresholds: each between 0 and 1.
-        rule: what the threshold is held against: the weight, or its share of the token's largest.
-        renorm_after: scale the kept weights so that their sum stays what it was.
-        allow_none: a token may lose all its experts.
-        repeats: turns; each has two passes of every threshold, of which one keeps every expert.
+        tokens: size of the sample of the validation split; None: all of it.
+        batch_size: sequences per batch; affects the times only.
+        thresholds: of the weights.
+        rule: whether a threshold applies to the weight itself, or to its ratio to the token's largest weight.
+        renorm_after: whether the kept weights are scaled to the sum before pruning.
+        allow_none: whether a token may lose all its experts.
+        repeats: timed passes of each threshold, each paired with a plain pass.
 
     Raises:
-        UserError: the model is dense, or a key is out of its range.
+        NotApplicableError: the model is dense.
     """
-    _check(subject, thresholds, repeats)
-    check_pass("pruning", tokens, batch_size)
+    require_routers(subject, "pruning")
     prunings = [Pruning(threshold, rule, renorm_after, allow_none) for threshold in sorted(set(thresholds))]
     plain = Arm(PLAIN, replace(prunings[0], threshold=0.0))
     arms = [Arm(f"{each.threshold:g}", each) for each in prunings]
     for arm in (plain, *arms):
-        _pass(subject, 1, batch_size, arm)  # whatever is slow once: one window, not timed
+        run_pass(subject, 1, batch_size, arm)  # warm up on one window
         arm.seconds.clear()
-    counted = 0
     for turn in range(repeats):
-        for place, arm in enumerate(arms):
-            for each in (plain, arm) if (turn + place) % 2 == 0 else (arm, plain):
-                counted = _pass(subject, tokens, batch_size, each)
+        for index, arm in enumerate(arms):
+            for each in (plain, arm) if (turn + index) % 2 == 0 else (arm, plain):
+                run_pass(subject, tokens, batch_size, each)
             arm.ratios.append(arm.seconds[-1] / plain.seconds[-1])
     arms = [plain, *arms]
+    summaries = {arm.name: arm.summary for arm in arms}
     record = {
         "definition": DEFINITION,
-        "tokens": counted,
-        "metrics": _metrics(arms),
-        "arms": {arm.name: arm.summary for arm in arms},
+        "tokens": plain.tokens,
+        "metrics": _metrics(summaries),
+        "arms": summaries,
         "layers": {f"experts_{arm.name}": arm.experts_L for arm in arms},
         "backend": subject.backend,
     }
-    return Result([_table(arms)], _notes(counted, repeats, rule, renorm_after), record)
+    notes = [
+        f"{plain.tokens:,} tokens, {repeats} repeats; rule={rule}, renorm_after={renorm_after}. / plain: time divided "
+        "by the time of an adjacent pass that computes every chosen expert, with a 95% interval; below the noise: the "
+        "interval contains 1."
+    ]
+    if repeats < 2:
+        notes.append("One repeat gives no interval: set analysis.pruning.repeats=2 or more.")
+    headings = ("threshold", "loss", "ppl", "experts", "seconds", "/ plain", "95% interval", "")
+    rows = [_row(name, numbers) for name, numbers in summaries.items()]
+    table = numbers_table("experts with small weights are not computed", headings, rows, texts=0)
+    return Result([table], notes, record)
+
+
+def run_pass(subject: Subject, tokens: int | None, batch_size: int, arm: Arm) -> None:
+    """Measure one pass over the tokens, and add it to the arm."""
+    with subject.pruned(arm.pruning) as kept_L:
+        start = time.perf_counter()
+        sums_G3 = document_sums(subject, tokens, batch_size, title=f"pruning: {arm.name}")
+        if subject.device.type == "cuda":
+            torch.cuda.synchronize(subject.device)
+        arm.seconds.append(time.perf_counter() - start)
+    nats, counted, _ = sums_G3.sum(0).tolist()
+    arm.tokens, arm.loss = int(counted), nats / counted
+    arm.experts_L = [kept / counted for kept in kept_L]
 
 
 def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_experts: int) -> RoutingPlan:
-    """Return a plan with rows for the kept choices only, for a forward pass.
+    """Return a plan with rows for the kept choices only, for a forward pass. `weights_NK` are 0 for the others.
 
-    `weights_NK` are 0 where nothing is kept. A slot without a row points at some other's, which its weight 0 takes
-    away: backends need no case of their own, and with everything kept the plan is the usual one.
+    A choice without a row refers to an arbitrary row, which its weight 0 cancels. So backends need no special case.
     """
     plan = RoutingPlan.build(experts_NK.masked_fill(~kept_NK, num_experts), weights_NK, num_experts)
-    rows = int(plan.ends_E[-1])  # choices that are not kept were sorted behind the last expert
+    rows = int(plan.ends_E[-1])  # choices that are not kept are sorted behind the last expert
     return RoutingPlan(weights_NK, plan.order_R[:rows], plan.inverse_R.clamp(max=max(rows - 1, 0)), plan.ends_E)
 
 
 @contextmanager
 def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruned) -> Iterator[list[int]]:
-    """Make the layers prune within the block; yield how many choices each has kept so far. For inference only."""
+    """Prune experts within the block, for inference only; yield how many choices each layer has computed so far."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
     kept_L = [0] * len(layers)
     for index, layer in enumerate(layers):
-        layer.forward = _forward(layer, pruning, kept_L, index)  # type: ignore[assignment, method-assign]
+        layer.forward = _pruned_forward(layer, pruning, kept_L, index)  # type: ignore[assignment, method-assign]
     try:
         yield kept_L
     finally:
         for layer in layers:
-            del layer.forward  # the class's own is back
+            del layer.forward  # restores the method of the class
 
 
-def _forward(layer: MoELayer, pruning: Pruned, kept_L: list[int], index: int) -> Forward:
+def _pruned_forward(
+    layer: MoELayer, pruning: Pruned, kept_L: list[int], index: int
+) -> Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]:
     def forward(x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
         x_ND = x_BSD.flatten(0, 1)
         routing = layer.router(x_ND, tokens_BS, steering)
@@ -211,71 +229,24 @@ def _forward(layer: MoELayer, pruning: Pruned, kept_L: list[int], index: int) ->
     return forward
 
 
-def _pass(subject: Subject, tokens: int | None, batch_size: int, arm: Arm) -> int:
-    """Fill in the arm's numbers from one pass, and return how many tokens it was."""
-    cuda = subject.device.type == "cuda"
-    with subject.pruned(arm.pruning) as kept_L:
-        started = time.perf_counter()
-        sums_G3 = document_sums(subject, tokens, batch_size, title=f"pruning: {arm.name}")
-        if cuda:
-            torch.cuda.synchronize(subject.device)
-        arm.seconds.append(time.perf_counter() - started)
-    nats, counted = sums_G3.sum(0)[0].item(), int(sums_G3[:, 1].sum())
-    arm.loss = nats / counted
-    arm.experts_L = [kept / counted for kept in kept_L]
-    return counted
-
-
-def _metrics(arms: list[Arm]) -> dict[str, float]:
+def _metrics(summaries: dict[str, dict[str, Any]]) -> dict[str, float]:
     metrics = {}
-    for arm in arms:
-        numbers = arm.summary
-        metrics[f"ppl_prune_{arm.name}"] = numbers["ppl"]
-        metrics[f"experts_prune_{arm.name}"] = numbers["experts"]
-        metrics[f"seconds_prune_{arm.name}"] = numbers["seconds"]["median"]
-        if arm.name != PLAIN:
-            mean, low, high = numbers["ratio"].values()
-            metrics[f"time_ratio_prune_{arm.name}"] = mean
-            if low is not None:
-                metrics[f"time_ratio_low_prune_{arm.name}"] = low
-                metrics[f"time_ratio_high_prune_{arm.name}"] = high
+    for name, numbers in summaries.items():
+        metrics[f"ppl_prune_{name}"] = numbers["ppl"]
+        metrics[f"experts_prune_{name}"] = numbers["experts"]
+        metrics[f"seconds_prune_{name}"] = numbers["seconds"]["median"]
+        ratio = {"": numbers["ratio"]["mean"], "_low": numbers["ratio"]["low"], "_high": numbers["ratio"]["high"]}
+        metrics |= {f"time_ratio{end}_prune_{name}": value for end, value in ratio.items() if value is not None}
     return metrics
 
 
-def _check(subject: Subject, thresholds: list[float], repeats: int) -> None:
-    if not subject.num_experts:
-        raise UnsuitedError(f"analysis.pruning prunes experts, and {subject.path} has none: its model is dense")
-    if not (thresholds and all(0 <= threshold <= 1 for threshold in thresholds)):
-        raise UserError(f"analysis.pruning.thresholds={thresholds} must be a list of numbers between 0 and 1")
-    whole_number("analysis.pruning.repeats", repeats, 1)
-
-
-def _notes(counted: int, repeats: int, rule: str, renorm_after: bool) -> list[str]:
-    said = [
-        f"{counted:,} tokens, {repeats} turns; rule={rule}, renorm_after={renorm_after}. / plain: time by that of a "
-        "pass beside it that keeps every expert by the same code, with its 95% interval over turns; below the noise: "
-        "the interval contains 1."
-    ]
-    if repeats < 2:
-        said.append("One turn tells nothing of the noise: analysis.pruning.repeats=2 or more gives an interval.")
-    return said
-
-
-def _table(arms: list[Arm]) -> Table:
-    headings = ("threshold", "loss", "ppl", "experts", "seconds", "/ plain", "95% interval", "")
-    rows = []
-    for arm in arms:
-        numbers = arm.summary
-        rows.append([
-            arm.name, f"{numbers['loss']:.4f}", f"{numbers['ppl']:,.3f}", f"{numbers['experts']:.3f}",
-            f"{numbers['seconds']['median']:.3f}", *_ratio_cells(**numbers["ratio"]),
-        ])  # fmt: skip
-    return numbers_table("experts of small weight are not computed", headings, rows, texts=0)
-
-
-def _ratio_cells(mean: float | None, low: float | None, high: float | None) -> tuple[str, str, str]:
-    if mean is None:
-        return "", "", ""
-    if low is None or high is None:
-        return f"{mean:.3f}", "", ""
-    return f"{mean:.3f}", f"{low:.3f} to {high:.3f}", "below the noise" if low <= 1 <= high else ""
+def _row(name: str, numbers: dict[str, Any]) -> list[str]:
+    mean, low, high = numbers["ratio"].values()
+    ratio = "" if mean is None else f"{mean:.3f}"
+    interval, remark = "", ""
+    if low is not None:
+        interval = f"{low:.3f} to {high:.3f}"
+        remark = "below the noise" if low <= 1 <= high else ""
+    seconds = f"{numbers['seconds']['median']:.3f}"
+    loss, ppl, experts = f"{numbers['loss']:.4f}", f"{numbers['ppl']:,.3f}", f"{numbers['experts']:.3f}"
+    return [name, loss, ppl, experts, seconds, ratio, interval, remark]

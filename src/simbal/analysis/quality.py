@@ -1,64 +1,66 @@
-"""The analysis `quality`: how well a run predicts its validation split, with standard errors.
+"""The analysis `quality`: loss, perplexity and bits per byte on the validation split, with standard errors.
 
-Shapes: B sequences, S sequence length, N tokens, G documents, V vocabulary.
+Shapes: B sequences, S sequence length, N tokens, G documents, C numbers per document, R resamples, V vocabulary.
 """
 
 import math
+from typing import Annotated
 
 import torch
-from rich.progress import track
-from rich.table import Table
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from simbal.analysis.result import Result, numbers_table
-from simbal.analysis.subject import Subject, check_pass
-from simbal.config.values import whole_number
+from simbal.analysis.subject import Subject
 from simbal.metrics.definitions import bits_per_byte, perplexity
 from simbal.model.router import Steering
 
-FEW = 30  # documents; resamples of fewer are too much alike
+FEW_DOCUMENTS = 30  # a bootstrap over fewer documents underestimates the standard error
 DEFINITION = {
     "loss": "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
     "ppl": "exp of loss",
-    "bpb": "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
-    "<number>_se": "its standard error: standard deviation over bootstrap resamples of whole documents",
+    "bpb": "cross-entropy in bits, summed over tokens, divided by the UTF-8 bytes of the text",
+    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents",
 }
 
 
-def quality(subject: Subject, tokens: int | None, batch_size: int, resamples: int, seed: int) -> Result:
-    """Measure loss, perplexity and bits per byte, each with its standard error.
+def quality(
+    subject: Subject,
+    tokens: PositiveInt | None,
+    batch_size: PositiveInt,
+    resamples: Annotated[int, Field(ge=2)],
+    seed: NonNegativeInt,
+) -> Result:
+    """Measure loss, perplexity and bits per byte with their standard errors.
 
     Args:
         subject: the model.
-        tokens: drawn from the validation split; None: all of it.
-        batch_size: sequences at once; it does not change the numbers.
-        resamples: of the bootstrap, at least 2.
+        tokens: size of the sample of the validation split; None: all of it.
+        batch_size: sequences per batch; does not affect the numbers.
+        resamples: of the bootstrap.
         seed: of the bootstrap.
-
-    Raises:
-        UserError: a key is out of its range.
     """
-    check_pass("quality", tokens, batch_size)
-    whole_number("analysis.quality.resamples", resamples, 2)
-    whole_number("analysis.quality.seed", seed, 0)
     sums_G3 = document_sums(subject, tokens, batch_size)
-    totals_3 = sums_G3.sum(0)
-    spread = bootstrap(sums_G3, resamples, seed)
-    nats, counted, num_bytes = (totals_3[0].item(), int(totals_3[1]), int(totals_3[2]))
-    numbers = {"loss": nats / counted, "ppl": perplexity(nats, counted)}
-    notes = [f"{counted:,} tokens of {len(sums_G3):,} documents."]
+    nats, counted, num_bytes = sums_G3.sum(0).tolist()
+    numbers = {"loss": nats / counted, "ppl": perplexity(nats, int(counted))}
+    notes = [f"{int(counted):,} tokens of {len(sums_G3):,} documents."]
     if subject.bytes_of_token_V is None:
-        notes.append("Bits per byte are left out: how many bytes a token stands for is not known of this tokenizer.")
+        notes.append("No bits per byte: the bytes per token of this tokenizer are unknown.")
     else:
-        numbers["bpb"] = bits_per_byte(nats, num_bytes)
-    notes += too_few(len(sums_G3))
+        numbers["bpb"] = bits_per_byte(nats, int(num_bytes))
+    nats_R, tokens_R, bytes_R = resampled_sums(sums_G3, resamples, seed).unbind(1)
+    loss_R = nats_R / tokens_R
+    resampled_R3 = torch.stack([loss_R, loss_R.exp(), nats_R / (math.log(2) * bytes_R)], 1)
+    errors = dict(zip(("loss", "ppl", "bpb"), resampled_R3.std(0).tolist(), strict=True))
     record = {
         "definition": DEFINITION,
-        "tokens": counted,
+        "tokens": int(counted),
         "documents": len(sums_G3),
-        "metrics": numbers | {f"{name}_se": spread[name] for name in numbers},
+        "metrics": numbers | {f"{name}_se": errors[name] for name in numbers},
     }
-    return Result([_table(numbers, spread)], notes, record)
+    rows = [[name, f"{value:.4f}", f"{errors[name]:.4f}"] for name, value in numbers.items()]
+    table = numbers_table("quality on the validation split", ("", "value", "standard error"), rows)
+    return Result([table], [*notes, *few_documents_note(len(sums_G3))], record)
 
 
 def document_sums(
@@ -66,18 +68,15 @@ def document_sums(
     tokens: int | None,
     batch_size: int,
     steering: Steering | None = None,
-    title: str = "quality",  # title of the progress bar
+    title: str = "quality",
 ) -> Tensor:
-    """Return nats, tokens and bytes of each document that the validation windows touch, (G, 3), fp64.
+    """Return nats, tokens and bytes of each document in the validation windows, (G, 3), fp64.
 
-    Bytes are 0 where they are not known.
+    Bytes are 0 if the bytes per token are unknown. `title` labels the progress bar.
     """
     byte_len_V = subject.bytes_of_token_V
     sums_G3 = torch.zeros(len(subject.validation.document_ends), 3, dtype=torch.float64)
-    batches = track(
-        subject.predict(batch_size, tokens, steering), title, subject.num_batches(batch_size, tokens), transient=True
-    )
-    for batch in batches:
+    for batch in subject.track_predictions(title, batch_size, tokens, steering):
         targets_N = batch.windows_BT[:, 1:].flatten()
         bytes_N = torch.zeros_like(targets_N) if byte_len_V is None else byte_len_V[targets_N]
         values_N3 = torch.stack([batch.nll_BS.flatten(), torch.ones_like(targets_N), bytes_N], 1).double()
@@ -85,24 +84,18 @@ def document_sums(
     return sums_G3[sums_G3[:, 1] > 0]
 
 
-def bootstrap(sums_G3: Tensor, resamples: int, seed: int) -> dict[str, float]:
-    """Return the standard errors of `loss`, `ppl` and `bpb`, over resamples of the G documents."""
+def resampled_sums(values_GC: Tensor, resamples: int, seed: int) -> Tensor:
+    """Return the sums over documents in each bootstrap resample, (R, C)."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
+    num_documents = len(values_GC)
+    sums = []
     for _ in range(resamples):
-        nats, tokens, num_bytes = sums_G3[torch.randint(len(sums_G3), (len(sums_G3),), generator=generator)].sum(0)
-        loss = nats / tokens
-        drawn.append(torch.stack([loss, loss.exp(), nats / (math.log(2) * num_bytes)]))
-    loss, ppl, bpb = torch.stack(drawn).std(0).tolist()
-    return {"loss": loss, "ppl": ppl, "bpb": bpb}
+        resample_G = torch.randint(num_documents, (num_documents,), generator=generator)
+        sums.append(values_GC[resample_G].sum(0))
+    return torch.stack(sums)
 
 
-def too_few(documents: int) -> list[str]:
-    """Return the sentence that `bootstrap` needs more documents, if it does."""
-    said = f"Standard errors over {documents} documents are too small: take {FEW} or more, by more tokens."
-    return [said] if documents < FEW else []
-
-
-def _table(numbers: dict[str, float], spread: dict[str, float]) -> Table:
-    rows = ([name, f"{value:.4f}", f"{spread[name]:.4f}"] for name, value in numbers.items())
-    return numbers_table("quality on the validation split", ("", "value", "standard error"), rows)
+def few_documents_note(documents: int) -> list[str]:
+    """Return a note if the number of documents is too small for the bootstrap."""
+    note = f"Standard errors over {documents} documents are too small: use at least {FEW_DOCUMENTS} (more tokens)."
+    return [note] if documents < FEW_DOCUMENTS else []

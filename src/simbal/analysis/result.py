@@ -1,6 +1,6 @@
-"""The result of an analysis: tables for people, numbers for programs, and the files that hold them.
+"""The result of an analysis: tables for people, numbers for programs, and the JSON files that hold the numbers.
 
-No torch here: `report.py` reads these files.
+Imports no torch, because `report.py` reads these files.
 """
 
 import importlib.metadata
@@ -17,22 +17,22 @@ from simbal.files.console import new_grid
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.record import sealed, unsealed
 
-MODEL = "model.json"  # which Hugging Face model the analyses beside it have measured, on which text
-# the keys of model.json that decide the numbers
+MODEL = "model.json"  # describes the Hugging Face model and the text that the analyses in the same folder measured
+# keys of model.json that affect the numbers
 DECIDES = ("digests", "tokenizer", "context", "dtype", "data", "document_tokens", "seed")
 PACKAGES = ("simbal", "torch", "transformers")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an analysis; it prints itself only by `show`, and writes nothing."""
+    """The tables, notes and numbers of one analysis."""
 
     tables: list[Table]
     notes: list[str]
-    record: dict[str, Any]  # what JSON can hold: numbers in full precision, their definition and source
+    record: dict[str, Any]  # serializable as JSON: `definition`, `metrics`, and `layers` if measured by layer
 
     def show(self, out: Console) -> None:
-        """Print the tables, and the notes below them."""
+        """Print the tables and then the notes."""
         for table in self.tables:
             out.print(table)
         for note in self.notes:
@@ -46,10 +46,13 @@ def numbers_table(
     last: Iterable[Sequence[str]] = (),
     texts: int = 1,
 ) -> Table:
-    """Return a table whose first `texts` columns are text and whose others are numbers, with a line above `last`."""
+    """Return a table whose first `texts` columns hold text and whose other columns hold numbers.
+
+    A line separates the rows of `last` from the others.
+    """
     grid = new_grid(title)
-    for place, heading in enumerate(headings):
-        grid.add_column(heading, justify="left" if place < texts else "right", overflow="fold")
+    for index, heading in enumerate(headings):
+        grid.add_column(heading, justify="left" if index < texts else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     grid.add_section()
@@ -58,45 +61,76 @@ def numbers_table(
     return grid
 
 
+def layer_table(
+    title: str,
+    columns: Mapping[str, tuple[str, str]],
+    layers: Mapping[str, Sequence[float | None]],
+    last: Mapping[str, Mapping[str, float | None]],
+) -> Table:
+    """Return a table with one row per layer and one row for each entry of `last`.
+
+    Args:
+        title: of the table.
+        columns: heading and format of each number.
+        layers: the values of each number by layer. Columns that it lacks are omitted.
+        last: label and numbers of each row below the line. A number that it lacks leaves its cell empty.
+    """
+    columns = {name: column for name, column in columns.items() if name in layers}
+
+    def cells(numbers: Mapping[str, float | None]) -> list[str]:
+        return ["" if name not in numbers else _format(numbers[name], spec) for name, (_, spec) in columns.items()]
+
+    headings = [heading for heading, _ in columns.values()]
+    first = "\nlayer" if any("\n" in heading for heading in headings) else "layer"
+    num_layers = max(len(values) for values in layers.values())
+    rows = [[str(layer), *cells({name: layers[name][layer] for name in columns})] for layer in range(num_layers)]
+    below = [[label, *cells(numbers)] for label, numbers in last.items()]
+    return numbers_table(title, [first, *headings], rows, below)
+
+
+def _format(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
+
+
 def write_analysis(file: Path, content: Mapping[str, Any]) -> None:
-    """Replace the file of an analysis atomically.
+    """Write the file of an analysis atomically.
 
     Raises:
-        UserError: the disk refuses, or a number is infinite or NaN.
+        UserError: the file cannot be written, or a number is infinite or NaN.
     """
     try:
         content = sealed(content)
     except ValueError:
-        raise UserError(f"{file} is not written: the analysis has found a number that is infinite or NaN") from None
+        raise UserError(f"cannot write {file}: the analysis produced an infinite number or NaN") from None
     _write(file, content)
 
 
 def read_analysis(file: Path) -> dict[str, Any] | None:
-    """Return what `write_analysis` has written, or None if there is no such file; `UserError` if it is damaged."""
+    """Return the content of an analysis file, or None if it does not exist; `UserError` if it is damaged."""
     return _read(file, "delete it and run the analysis again") if file.exists() else None
 
 
 def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
-    """Yield (number, layer, value): of the model, with layer None, then of each layer.
+    """Yield (name, layer, value) of each number: first those of the model, with layer None, then those of each layer.
 
-    Lists of lists, as the tokens of every expert, are left out.
+    Lists of lists, such as the tokens per expert, are skipped.
     """
-    for number, value in analysis["metrics"].items():
+    for name, value in analysis["metrics"].items():
         if value is not None:
-            yield number, None, value
-    for number, of_layers in analysis.get("layers", {}).items():
-        for layer, value in enumerate(of_layers):
+            yield name, None, value
+    for name, values in analysis.get("layers", {}).items():
+        for layer, value in enumerate(values):
             if isinstance(value, int | float):
-                yield number, layer, value
+                yield name, layer, value
 
 
-def made_with(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether an analysis was made with these settings, as far as they are written."""
+def has_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether an analysis file was made with these settings."""
     return sealed(content["settings"]) == sealed(settings)
 
 
 def is_measured_model(folder: Path) -> bool:
-    """Whether a folder holds the analyses of a Hugging Face model."""
+    """Return whether a folder holds analyses of a Hugging Face model."""
     return (folder / MODEL).is_file()
 
 
@@ -106,23 +140,23 @@ def read_model(folder: Path) -> dict[str, Any]:
 
 
 def write_model(folder: Path, content: dict[str, Any]) -> None:
-    """Write a folder's model.json, unless it is there."""
+    """Write a folder's model.json unless it exists."""
     if not is_measured_model(folder):
         versions = {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}
         _write(folder / MODEL, sealed(content | versions))
 
 
 def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the analyses in a folder are of another model, or of another text."""
+    """Raise `UserError` if the folder holds analyses of a different model or text."""
     if not is_measured_model(folder):
         return
-    there = read_model(folder)
+    existing = read_model(folder)
     for key, value in sealed(decides).items():
-        if key in DECIDES and there[key] != value:
-            old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (there[key], value))
+        if key in DECIDES and existing[key] != value:
+            old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (existing[key], value))
             raise UserError(
-                f"{folder} holds what was measured with another {key} ({str(old)[:16]}, not {str(new)[:16]}): choose "
-                "another name=, or delete the folder"
+                f"{folder} holds results with another {key} ({str(old)[:16]}, not {str(new)[:16]}): choose another "
+                "name=, or delete the folder"
             )
 
 
@@ -136,6 +170,6 @@ def _read(file: Path, remedy: str) -> dict[str, Any]:
     try:
         return unsealed(file.read_bytes())
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{file} is broken ({error}): {remedy}") from None

@@ -32,7 +32,8 @@ def check_arguments(
         given: names of further arguments, which the caller adds.
     """
     try:
-        hints = get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
+        target = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
+        hints = get_type_hints(target, include_extras=True)
     except NameError:  # a type that is imported for the type checker alone
         hints = {}
     parameters: dict[str, Any] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from simbal.cost.parameters import count_parameters
+from simbal.cost import count_parameters
 from simbal.hf.convert import architecture
 from simbal.model.transformer import Transformer
 from simbal.runs.spec import RunSpec, result_keys

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from simbal.analysis.trained import FINAL, finished, runs_in, weights_of
+from simbal.analysis.trained import FINAL, find_runs, read_finished_run, read_weights
 from simbal.balancing.composition import Composition
 from simbal.data.store import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
@@ -63,7 +63,7 @@ def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str
     if not run or not to:
         raise UserError("give run=outputs/<name>/<run> and to=FOLDER")
     path, target = Path(run), Path(to).resolve()
-    runs, refused = runs_in(path), 0
+    runs, refused = find_runs(path), 0
     if runs == [path]:
         export_run(path, target, overwrite, tokenizer_path)
         return
@@ -108,7 +108,7 @@ def export_run(path: Path, target: Path, overwrite: bool, tokenizer_path: str | 
 
 def read_run(path: Path) -> FinishedRun:
     """Return the run in a folder; `UserError` unless it is finished and transformers can compute its model."""
-    spec, record = finished(path)
+    spec, record = read_finished_run(path)
     shape = transformer_shape(spec, end_of_text=0)  # only a document mask needs it, and that is refused
     try:
         theirs = architecture(shape)
@@ -122,7 +122,7 @@ def read_run(path: Path) -> FinishedRun:
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
     balancing.prepare(model.routers)
     module = nn.ModuleDict({"model": model, "balancing": balancing})  # the names that LitMoE gives the two
-    module.load_state_dict(weights_of(path / "checkpoints" / FINAL, spec.hash))
+    module.load_state_dict(read_weights(path / "checkpoints" / FINAL, spec.hash))
     return FinishedRun(path, spec, record, model.eval())
 
 

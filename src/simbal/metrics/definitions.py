@@ -1,15 +1,15 @@
-"""The table of metrics: each quantity that is measured of a run, its name, meaning, and how it is computed and written.
+"""The metrics of a run: name, title, meaning, unit, format and computation of each number.
 
-A key is where a quantity was measured and its name: `val/max_vio` of a validation, `train/max_vio` of a training step,
-`routing.max_vio` of the analysis `routing`. A number of the whole run has no place in front: `tokens_per_second`.
+A key is the place of the measurement and the name: `val/max_vio` for a validation, `train/max_vio` for a training step,
+`routing.max_vio` for the analysis `routing`. A number of the whole run has no prefix: `tokens_per_second`.
 
-A validation along the way is of `data.validation_tokens` tokens drawn from the validation split, and the one in a run's
-record of all of it: of the first `data.validation_document_tokens` of each document.
+Validations during training use a sample of `data.validation_tokens` tokens of the validation split. The final one, in
+the run's record, uses all of it, that is, the first `data.validation_document_tokens` of each document.
 
-A new metric of the validation is one more entry of VALIDATION: it stands in record.json and metrics.jsonl, by layer
-too, and in the tables and their definitions.
+To add a metric of the validation, add an entry to VALIDATION. It appears in record.json and metrics.jsonl, also by
+layer, and in tables and their definitions.
 
-No torch here: `report.py` reads tables without it.
+Imports no torch, because `report.py` reads this table.
 Shapes: L MoE layers, E experts, D model width.
 """
 
@@ -30,67 +30,67 @@ NATS = "nats"
 
 
 def perplexity(nats: float, tokens: int) -> float:
-    """Return exp of the mean cross-entropy per token, nats / tokens; `inf` where that overflows."""
+    """Return exp of the mean cross-entropy per token, nats / tokens; infinity on overflow."""
     loss = nats / tokens
     return math.exp(loss) if loss < math.log(1e300) else math.inf
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-    """Return the cross-entropy in bits per UTF-8 byte of text, which is comparable across vocabularies."""
+    """Return the cross-entropy in bits per UTF-8 byte of text, which is comparable between vocabularies."""
     return nats / (math.log(2) * num_bytes)
 
 
 class Sums(Protocol):
-    """The sums over validation windows from which its metrics follow; float64 and int64."""
+    """Sums over validation windows, in float64 and int64."""
 
     nats: float  # cross-entropy
     tokens: int
-    num_bytes: int  # UTF-8, of the text that the tokens stand for
+    num_bytes: int  # UTF-8 bytes of the text
     sequences: int
     counts_LE: Tensor  # tokens per expert; a token counts for each of its experts
-    seu_L: Tensor  # over sequences
-    entropy_L: Tensor  # of the top-k weights, over tokens
+    seu_L: Tensor  # sum over sequences
+    entropy_L: Tensor  # of the top-k weights, sum over tokens
     router_weights: list[Tensor]  # (E, D) of each layer
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity that is measured of a run.
+    """A number that is measured for every run.
 
-    `whole` computes it from the sums of a validation, or `by_layer` its values (L, ...), which `over_layers` reduces to
-    one number; without `over_layers` there are only the values by layer. `of_curve` computes it from the MaxVio of the
-    logged training steps.
+    `from_sums` computes it from the sums of a validation. Or `by_layer` computes one value per layer, (L, ...), and
+    `over_layers` reduces them to one number; without it only the values by layer exist. `of_curve` computes the number
+    from the MaxVio of logged training steps.
     """
 
     name: str
-    title: str  # the heading of its column
+    title: str  # of its column
     definition: str
     unit: str = ""
-    number: str = "{:.4g}"
+    number: str = "{:.4g}"  # format
     better: Literal["lower", "higher", "neither"] = "neither"
-    where: str = "val/"  # stands before the name in the key
-    column: bool = False  # among the columns of a table for which none are chosen
-    compared: bool = True  # whether its difference to the baseline is shown
-    ratio: bool = False  # whether arms differ in it by a factor: differences are then taken of its logarithms
-    margin: bool = False  # whether equivalence_margin, in nats per token, is meant for its differences
-    whole: Callable[[Sums], float] | None = None
+    where: str = "val/"  # prefix of the key
+    column: bool = False  # whether tables show it by default
+    compared: bool = True  # whether tables show its difference to the baseline
+    ratio: bool = False  # whether arms differ by a factor, so that differences are taken of its logarithms
+    margin: bool = False  # whether equivalence_margin, in nats per token, applies to its differences
+    from_sums: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
     of_curve: Callable[[routing.Curve], float | None] | None = None
 
     @property
     def key(self) -> str:
-        """The name of its numbers in files: `val/ppl`."""
+        """The key of the number in files, such as `val/ppl`."""
         return f"{self.where}{self.name}"
 
     @property
     def heading(self) -> str:
-        """The title, with an arrow to the better direction."""
+        """The title, with an arrow that points in the better direction."""
         return f"{self.title}{ARROWS[self.better]}"
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)  # as runs of all versions have it; `fmean` rounds otherwise
+    return sum(values) / len(values)  # `fmean` rounds differently from the records of earlier runs
 
 
 def _gram_deviations(sums: Sums) -> Tensor:
@@ -105,17 +105,17 @@ VALIDATION = (
     Metric(
         "loss", "validation loss",
         "cross-entropy in nats, mean over the tokens of the validation split; no auxiliary loss, no z-loss",
-        NATS, "{:.4f}", "lower", margin=True, whole=lambda sums: sums.nats / sums.tokens,
+        NATS, "{:.4f}", "lower", margin=True, from_sums=lambda sums: sums.nats / sums.tokens,
     ),
     Metric(
         "ppl", "perplexity", "exp of val/loss",
         "", "{:.3f}", "lower", column=True, ratio=True, margin=True,
-        whole=lambda sums: perplexity(sums.nats, sums.tokens),
+        from_sums=lambda sums: perplexity(sums.nats, sums.tokens),
     ),
     Metric(
-        "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, by the UTF-8 bytes they stand for",
+        "bpb", "bits/byte", "cross-entropy in bits, summed over tokens, divided by the UTF-8 bytes of the text",
         "bits per byte", "{:.4f}", "lower", column=True,
-        whole=lambda sums: bits_per_byte(sums.nats, sums.num_bytes),
+        from_sums=lambda sums: bits_per_byte(sums.nats, sums.num_bytes),
     ),
     Metric(
         "max_vio", "MaxVio", "max / mean - 1 of the tokens per expert on the validation split, mean over layers",
@@ -128,7 +128,7 @@ VALIDATION = (
     ),
     Metric(
         "experts_per_token", "experts/token",
-        "experts that a token of the validation split goes to, mean over tokens and layers",
+        "experts that compute a token of the validation split, mean over tokens and layers",
         "experts", "{:.3f}", by_layer=lambda sums: sums.counts_LE.sum(1) / sums.tokens, over_layers=_mean,
     ),
     Metric(
@@ -152,21 +152,21 @@ VALIDATION = (
         "", "{:.2e}", column=True, compared=False, by_layer=_gram_deviations, over_layers=_mean,
     ),
 )  # fmt: skip
-SIMILARITY = (  # of the PES of each layer, which `trainer.pes_every` has measured
+SIMILARITY = (  # from the PES of each layer, which trainer.pes_every measures
     Metric(
         "pes", "PES",
         "mean cosine over pairs of experts of their outputs on a token, mean over trainer.pes_tokens tokens "
-        "drawn from the validation split, by layer",
+        "sampled from the validation split, by layer",
     ),
     Metric(
         "min_pes", "min PES",
         "smallest PES of the layers: mean cosine over pairs of experts of their outputs on a token, mean over "
-        "trainer.pes_tokens tokens drawn from the validation split",
+        "trainer.pes_tokens tokens sampled from the validation split",
         "", "{:.4f}", "lower", column=True, over_layers=min,
     ),
-    Metric("mean_pes", "mean PES", "mean of the same over layers", "", "{:.4f}", "lower", over_layers=_mean),
+    Metric("mean_pes", "mean PES", "mean PES over layers", "", "{:.4f}", "lower", over_layers=_mean),
 )  # fmt: skip
-SETTLING = (  # of the whole run
+SETTLING = (  # from train/max_vio over the whole run
     Metric(
         "max_vio_tail", "MaxVio tail",
         "95th percentile of train/max_vio over the logged steps of the second half of the run",
@@ -174,34 +174,34 @@ SETTLING = (  # of the whole run
     ),
     Metric(
         "steps_to_settle", "steps to settle",
-        "first logged step from which on the median of five logged train/max_vio stays within 1.25 times the median of "
+        "first logged step after which the median of five logged train/max_vio stays within 1.25 times the median of "
         "the second half of the run",
         "steps", "{:,.0f}", "lower", where="train/", of_curve=routing.steps_to_settle,
     ),
 )  # fmt: skip
 SPEED = Metric(
-    "tokens_per_second", "tokens/s", "training tokens by the seconds of training steps, validation excluded",
+    "tokens_per_second", "tokens/s", "training tokens divided by the seconds of training steps, without validation",
     "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
 )  # fmt: skip
-TRAINING = (  # of a step, in the rows of metrics.jsonl; not in the record
-    Metric("loss", "loss", "sum of train/ce, the z-loss of the head and every train/aux/..., mean over the step", NATS,
+TRAINING = (  # of a training step, in metrics.jsonl only
+    Metric("loss", "loss", "sum of train/ce, the z-loss of the head and all train/aux/..., mean over the step", NATS,
            where="train/"),
     Metric("ce", "cross-entropy", "cross-entropy in nats, mean over the tokens of the step", NATS, where="train/"),
-    Metric("aux/<strategy>", "auxiliary loss", "the balancing strategy's term of train/loss", where="train/"),
-    Metric("grad_norm", "gradient norm", "Euclidean norm of the gradient, before it is clipped", where="train/"),
-    Metric("clipped", "clipped to", "factor by which the gradient was scaled so that its norm is at most "
-           "optim.grad_clip; 1 where it was not", where="train/"),
+    Metric("aux/<strategy>", "auxiliary loss", "the strategy's term of train/loss", where="train/"),
+    Metric("grad_norm", "gradient norm", "Euclidean norm of the gradient before clipping", where="train/"),
+    Metric("clipped", "clipped to", "factor that scales the gradient to a norm of at most optim.grad_clip; "
+           "1 without clipping", where="train/"),
     Metric("aux_grad_norm", "gradient norm of auxiliary losses",
-           "Euclidean norm of the gradient of all train/aux/... together by the routers' weights, before clipping; the "
-           "hidden states that the routers read are held fixed", where="train/"),
+           "Euclidean norm of the gradient of all train/aux/... with respect to the routers' weights, before "
+           "clipping, with constant inputs of the routers", where="train/"),
     Metric("max_vio", "MaxVio", "max / mean - 1 of the tokens per expert in the step, mean over layers",
            where="train/"),
-    Metric("skipped_steps", "skipped steps", "steps skipped so far for a loss or gradient that was not finite",
+    Metric("skipped_steps", "skipped steps", "steps skipped so far because of a loss or gradient that is not finite",
            "steps", where="train/"),
     Metric("lr", "learning rate", "learning rate after the step", where=""),
 )  # fmt: skip
-ALONG = (*VALIDATION, *SIMILARITY)  # measured along the way too
-NUMBERS = (*(metric for metric in ALONG if metric.whole or metric.over_layers), *SETTLING, SPEED)  # of a run
+_MEASURED = (*VALIDATION, *SIMILARITY)
+NUMBERS = (*(metric for metric in _MEASURED if metric.from_sums or metric.over_layers), *SETTLING, SPEED)  # of a run
 
 
 def definitions(metrics: Sequence[Metric]) -> dict[str, str]:
@@ -210,5 +210,5 @@ def definitions(metrics: Sequence[Metric]) -> dict[str, str]:
 
 
 def short_name(key: str) -> str:
-    """Return the last part of a number's key, which a user may type for it: `min_pes` of `val/min_pes`."""
+    """Return the last part of a key, which users may type instead of it: `min_pes` for `val/min_pes`."""
     return key.replace(".", "/").rpartition("/")[2]

@@ -1,12 +1,12 @@
-"""Measures of how a router spreads tokens over experts, how evenly the experts are loaded, and how that settles.
+"""Measures of a router's choices, of the load of its experts, and of how the load develops during training.
 
+Measures of the load c keep leading dimensions, such as layers. A load of 0 tokens, which is possible if the number of
+experts varies by token, counts as balanced.
+
+Imports no torch at run time, because `report.py` imports the table of metrics, which refers to these functions.
 Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts, K experts per token, R = S*K choices of a sequence, G
 groups of experts.
-The measures of load c take any leading dimensions (layers, say) and keep them; a load of no token at all, which a
-ragged choice can leave, counts as even.
-
-No torch at run time: `report.py` reads the table of metrics, which names these functions, without it.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Curve = Sequence[tuple[int, float]]
-FEWEST = 10  # points of a curve: half of them have a percentile
-WINDOW = 5  # points of a median, in which a single uneven batch does not count
-NEAR = 1.25  # of the settled value
+FEWEST = 10  # points of a curve, so that half of them have a percentile
+WINDOW = 5  # points of a median, which ignores a single unbalanced batch
+NEAR = 1.25  # times the final value
 
 
 def sequence_expert_use(topk_experts_NK: Tensor, num_sequences: int, num_experts: int) -> Tensor:
-    """Return the SEU of each sequence, (B,): distinct experts chosen in it / E. It grows with the sequence's length."""
+    """Return the SEU of each sequence, (B,): distinct experts chosen in it / E. It grows with the sequence length."""
     experts_BR = topk_experts_NK.reshape(num_sequences, -1)
     return chosen_experts(experts_BR, num_experts).double().mean(1)
 
 
 def topk_entropy(topk_probs_NK: Tensor) -> Tensor:
-    """Return each token's entropy -sum_k w_k ln w_k, (N,), in nats, w the chosen weights by their sum: at most ln K.
+    """Return the entropy of each token's chosen weights divided by their sum, (N,), in nats: at most ln K.
 
-    A token without any expert has 0.
+    It is 0 for a token without experts.
     """
     sum_N1 = topk_probs_NK.sum(-1, keepdim=True)
     return full_entropy(topk_probs_NK / sum_N1.where(sum_N1 != 0, 1))
 
 
 def full_entropy(distribution_NE: Tensor) -> Tensor:
-    """Return each token's entropy -sum_e p_e ln p_e over all experts, (N,), in nats; rows sum to 1, so at most ln E."""
+    """Return the entropy of each row, (N,), in nats: at most ln E. Rows must sum to 1."""
     return -distribution_NE.xlogy(distribution_NE).sum(-1)  # 0 ln 0 = 0
 
 
 def mutual_information(mean_distribution_E: Tensor, mean_entropy: Tensor) -> Tensor:
-    """Return the mutual information H(mean p) - mean H(p), in nats: what a token tells about its expert.
+    """Return the mutual information of tokens and experts, H(mean p) - mean H(p), in nats.
 
-    It is 0 if every token has the same p. Leading dimensions (layers, say) are kept.
+    It is 0 if every token has the same p. Leading dimensions, such as layers, are kept.
     """
     return full_entropy(mean_distribution_E) - mean_entropy
 
 
 def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> Tensor:
-    """Return the share of a token's K experts that the other choice has too, (N,); by chance it is K/E on average.
+    """Return the share of each token's K experts that the other choice also has, (N,); K/E on average by chance.
 
-    Empty slots, which hold `num_experts`, are left out; a token without any expert has 0.
+    Empty slots, which hold `num_experts`, are ignored. The share is 0 for a token without experts.
     """
     real_NK = experts_NK < num_experts
     same_NKK = (experts_NK[:, :, None] == others_NK[:, None, :]) & real_NK[:, :, None]
@@ -63,13 +63,13 @@ def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> T
 
 
 def chosen_experts(topk_experts_NK: Tensor, num_experts: int) -> Tensor:
-    """Return whether each token has chosen each expert, (N, E), bool; the index E stands for no expert."""
-    chosen = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)  # the last of empty slots
+    """Return whether each token chose each expert, (N, E) bool. Index E marks an empty slot."""
+    chosen = topk_experts_NK.new_zeros(len(topk_experts_NK), num_experts + 1)  # the last column is for empty slots
     return chosen.scatter_(1, topk_experts_NK, 1)[:, :num_experts].bool()
 
 
 def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return MaxVio of the load c, max c / mean c - 1: 0 if balanced, E - 1 if one expert takes everything.
+    """Return MaxVio of the load c, max c / mean c - 1: 0 if balanced, E - 1 if one expert gets all tokens.
 
     Reference: arXiv 2408.15664.
     """
@@ -78,43 +78,43 @@ def max_vio(tokens_per_expert_E: Tensor) -> Tensor:
 
 
 def overload(tokens_per_expert_E: Tensor, num_groups: int) -> Tensor:
-    """Return the overload of groups of experts: the largest sum of their load c over the mean of the G sums.
+    """Return the overload of groups of experts: the largest load of a group divided by the mean load of the G groups.
 
-    A group is E/G neighbours, as expert parallelism puts them on a device. It is 1 if balanced, G if one group takes
-    everything; with a group for each expert it is MaxVio + 1.
+    A group has E/G neighboring experts, as on a device of expert parallelism. The overload is 1 if balanced, G if one
+    group gets all tokens, and MaxVio + 1 if each expert is a group.
     """
     sums_G = _load(tokens_per_expert_E).reshape(*tokens_per_expert_E.shape[:-1], num_groups, -1).sum(-1)
     return sums_G.amax(-1) / sums_G.mean(-1)
 
 
 def unique_experts(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return the number of experts that are chosen at least once."""
+    """Return the number of experts that were chosen at least once."""
     return (tokens_per_expert_E > 0).sum(-1)
 
 
 def gini(tokens_per_expert_E: Tensor) -> Tensor:
     """Return the Gini coefficient of the load c, sum_ij |c_i - c_j| / (2 E sum c).
 
-    It is 0 if balanced and (E - 1)/E if one expert takes everything.
+    It is 0 if balanced, and (E - 1)/E if one expert gets all tokens.
     """
     sorted_E = _load(tokens_per_expert_E).sort(-1).values
     num_experts = sorted_E.shape[-1]
     rank_E = sorted_E.new_ones(num_experts).cumsum(0)
-    # summed over i and j, a sorted c_r is taken 2 (r - 1) times with plus, 2 (E - r) times with minus
+    # in the double sum, the r-th smallest c appears 2 (r - 1) times with plus and 2 (E - r) times with minus
     return ((2 * rank_E - num_experts - 1) * sorted_E).sum(-1) / (num_experts * sorted_E.sum(-1))
 
 
 def squared_variation(tokens_per_expert_E: Tensor) -> Tensor:
     """Return the squared coefficient of variation of the load c, CV^2 = var c / (mean c)^2.
 
-    The variance has E in its denominator: CV^2 is 0 if balanced and E - 1 if one expert takes everything.
+    The variance has E in its denominator, so CV^2 is 0 if balanced, and E - 1 if one expert gets all tokens.
     """
     counts_E = _load(tokens_per_expert_E)
     return counts_E.var(-1, correction=0) / counts_E.mean(-1).square()
 
 
 def load_entropy(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return the entropy of c / sum c in nats: ln E if balanced; its exp is the number of experts in effective use."""
+    """Return the entropy of c / sum c in nats: ln E if balanced. Its exp is the number of experts in effective use."""
     counts_E = _load(tokens_per_expert_E)
     return full_entropy(counts_E / counts_E.sum(-1, keepdim=True))
 
@@ -125,27 +125,27 @@ def _load(tokens_per_expert_E: Tensor) -> Tensor:
 
 
 def dead_experts(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return the number of experts that no token was sent to."""
+    """Return the number of experts without tokens."""
     return (tokens_per_expert_E == 0).sum(-1)
 
 
 def near_dead_experts(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return the number of experts with less than a tenth of the mean load, dead ones among them."""
-    # in whole numbers, c < sum c / (10 E): no rounding decides
+    """Return the number of experts with less than a tenth of the mean load, including dead ones."""
+    # c < sum c / (10 E) in integers, without rounding
     counts_E = tokens_per_expert_E.long()
     return (10 * counts_E.shape[-1] * counts_E < counts_E.sum(-1, keepdim=True)).sum(-1)
 
 
 def tail(curve: Curve) -> float | None:
-    """Return the 95th percentile of the second half of the curve, by linear interpolation; None for a short one."""
+    """Return the 95th percentile of the second half of a curve, with linear interpolation; None if it is too short."""
     return quantiles(_second_half(curve), n=20, method="inclusive")[-1] if len(curve) >= FEWEST else None
 
 
 def steps_to_settle(curve: Curve) -> int | None:
-    """Return the first step from which on the load is about as even as it gets, or None for a short curve.
+    """Return the first step after which the load stays about as balanced as at the end of the run.
 
-    At that step, and at every later one, the median of five points that begins there is at most 1.25 times the median
-    of the second half. None also for a curve that rises steeply to its end.
+    From this step on, the median of each five consecutive points is at most 1.25 times the median of the second half.
+    None if the curve is too short, or rises steeply at its end.
     """
     if len(curve) < FEWEST:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from simbal import __name__ as package
-from simbal.cost.parameters import count_parameters
+from simbal.cost import count_parameters
 from simbal.data.loader import TokenData
 from simbal.metrics.definitions import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
 from simbal.runs.record import now

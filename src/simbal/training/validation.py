@@ -106,8 +106,8 @@ class ValidationTotals:
         metrics: dict[str, float | None] = {}
         layers: dict[str, list[Any]] = {}
         for metric in VALIDATION:
-            if metric.whole:
-                metrics[metric.key] = metric.whole(self)
+            if metric.from_sums:
+                metrics[metric.key] = metric.from_sums(self)
             if metric.by_layer and router_weights:
                 layers[metric.key] = metric.by_layer(self).tolist()
             if metric.over_layers:

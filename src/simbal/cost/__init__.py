@@ -1,1 +1,0 @@
-"""The cost of a model, without making it: parameters, FLOPs and memory."""
