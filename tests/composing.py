@@ -109,7 +109,7 @@ def _facts(overrides: Sequence[str], label: str | None, spec: RunSpec) -> Facts:
 
 def _begin(spec: RunSpec) -> None:
     """Open the data and build the model, as a run does first of all, without reading the one or filling the other."""
-    from simbal.data.store import open_source
+    from simbal.data.prepare import open_source
     from simbal.training.build import check_buildable
 
     open_source(spec.config.data).identity()

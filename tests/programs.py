@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from simbal.processes import start
+from simbal import processes
 from tests.child_processes import DEADLINE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -87,9 +87,9 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
-def server() -> start.ForkServer:
+def server() -> processes.ForkServer:
     """Return the server of this process, which is the same one as long as it lives."""
-    return start.ForkServer(_be, PRELOAD, ONE_THREAD)
+    return processes.ForkServer(_be, PRELOAD, ONE_THREAD)
 
 
 def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -107,7 +107,7 @@ def _be(task: Mapping[str, Any]) -> int:
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv, sys.orig_argv = [*task["args"]], [sys.executable, *task["args"]]
-    start.ForkServer = _Fork  # type: ignore[misc]
+    processes.ForkServer = _Fork  # type: ignore[misc]
     _customize()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -131,17 +131,17 @@ def _customize() -> None:
             return
 
 
-class _Fork(start.ForkServer):
+class _Fork(processes.ForkServer):
     """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
 
-    def __init__(self, work: Callable[[start.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
+    def __init__(self, work: Callable[[processes.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
         for name in preload:
             import_module(name)
         self.work, self.environment = partial(_as_of_a_server, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
 
 
-def _as_of_a_server(work: Callable[[start.Task], int], task: start.Task) -> int:
+def _as_of_a_server(work: Callable[[processes.Task], int], task: processes.Task) -> int:
     """Do the work without what the sweep has asked for: its handlers of signals, and what it does at its end."""
     atexit._clear()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

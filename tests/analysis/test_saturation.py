@@ -39,7 +39,7 @@ def test_it_is_1_against_the_run_itself_and_its_last_weights_and_less_against_ea
 
 def test_both_choose_for_the_same_windows_where_another_data_seed_would_draw_others(trained):
     one, other = (trained("balancing=simbal", "optim.lr=1e-12", f"data.seed={seed}") for seed in (0, 1))
-    assert one.validation.drawn(64).tolist() != other.validation.drawn(64).tolist()
+    assert one.validation.sample(64).tolist() != other.validation.sample(64).tolist()
     finding = routing(one, **KEYS | {"tokens": 64}, against=str(other.path))
     assert finding.record["metrics"]["saturation"] == 1.0
 

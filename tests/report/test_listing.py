@@ -57,7 +57,7 @@ def test_why_and_how_far_is_said(every_kind):
     found = {one.path.name: one for one in runs_below([every_kind])}
     assert found["failed"].error == "out of memory"
     assert found["diverged"].error == "diverged at step 7: the loss was NaN"
-    assert "it is no JSON" in found["damaged"].error
+    assert "not JSON" in found["damaged"].error
     steps = {name: found[name].step for name in ("finished", "diverged", "unfinished", "failed")}
     assert steps == {"finished": 400, "diverged": 7, "unfinished": 40, "failed": None}
 

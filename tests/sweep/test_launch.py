@@ -82,7 +82,7 @@ def test_a_run_finished_on_data_that_have_changed_since_is_refused_before_any_jo
     again = app.run("-m", "seed=0-1")
     assert again.returncode == 1
     assert (app.folder / "outputs/default/sweep.json").read_bytes() == said
-    assert "was finished on other data (tokens b, now c): move it away, or choose another name=" in again.stderr
+    assert "was trained on other data (tokens b, now c): move it away, or choose another name=" in again.stderr
     assert app.started == [0]
 
 

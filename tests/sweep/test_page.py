@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from simbal.processes.start import Local
+from simbal.processes import LocalProcess
 from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
 from simbal.sweep.pool import Pool
@@ -24,7 +24,7 @@ class Code:
 
     def start(self, task, environment):
         program = [sys.executable, "-c", self.programs[task["hash"]]]
-        return Local(subprocess.Popen(program, start_new_session=True))
+        return LocalProcess(subprocess.Popen(program, start_new_session=True))
 
 
 def test_the_page_is_written_when_a_job_ends_and_reloads_until_the_sweep_is_stopped(small_spec):

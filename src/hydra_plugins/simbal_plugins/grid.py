@@ -75,7 +75,7 @@ class GridSweeper(LaunchingSweeper):
         return [*unique.values()]
 
     def _say_what_is_replaced(self, arguments: list[str], jobs: "list[Job]") -> None:
-        from simbal.files.console import console
+        from simbal.console import console
 
         several = "" if len(self.arms) < 2 else f": {len(jobs)} different runs are left"
         for said in self.replaced(self.arms, arguments):
@@ -86,7 +86,7 @@ class GridSweeper(LaunchingSweeper):
 
         A sweep that is narrowed on the command line may lose the arm that its file names as the baseline: that is said.
         """
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.one_table import check_columns, no_such_baseline, require_one_table
 
         require_one_table(jobs)
@@ -115,7 +115,7 @@ class GridSweeper(LaunchingSweeper):
         Returns:
             All jobs that were run, and how they ended.
         """
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.looks import look, seeds_of_looks, sentence
 
         assert self.config
@@ -135,7 +135,7 @@ class GridSweeper(LaunchingSweeper):
         return ran, returns
 
     def _show_forecast(self, jobs: "list[Job]") -> None:
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.resume import plan, require_buildable, summary
         from simbal.sweep.view import forecast
 

@@ -10,7 +10,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from simbal.processes.start import Starter
+    from simbal.processes import Starter
     from simbal.sweep.attempt import Attempt
     from simbal.sweep.composer import Job
     from simbal.sweep.pool import Pool
@@ -31,7 +31,7 @@ class PoolLauncher(Launcher):
         Raises:
             UserError: before any job starts.
         """
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.composer import Composer
         from simbal.sweep.pool import Pool
         from simbal.sweep.resume import launch

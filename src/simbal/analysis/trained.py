@@ -20,7 +20,8 @@ from simbal.config.compose import typed
 from simbal.config.schema import DataConfig, Group
 from simbal.cost.parameters import parameters
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store, find, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store, find
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
 from simbal.model.expert_similarity import Watched, watched
@@ -268,7 +269,7 @@ def runs_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"there is no folder {path}: give run=outputs/<name>/<run>, or run=outputs/<name>")
     found = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
-    finished = [folder for folder in found if (RunFolder(folder).whole_record() or {}).get("status") == "finished"]
+    finished = [folder for folder in found if (RunFolder(folder).valid_record() or {}).get("status") == "finished"]
     if not finished:
         raise UserError(f"{path} holds no finished run")
     return finished

@@ -21,7 +21,7 @@ def prepare_composed(cfg: Any) -> None:
     """Prepare the data that `cfg` describes, unless they are there, and say what they hold; or check them."""
     with exit_on_user_error():
         from simbal.config.compose import resolved
-        from simbal.data.check import prepare_or_check
+        from simbal.data.prepare import prepare_or_check
 
         config = resolved(cfg)
         for line in prepare_or_check(config["data"], config["check"]):

@@ -65,7 +65,7 @@ class Run:
     @cached_property
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens, read when it is first asked for; `UserError` if it is broken."""
-        return curve(self.path, "val/loss", "curves" in self.result)
+        return curve(self.path, "val/loss")
 
     @cached_property
     def documents(self) -> DocumentSums | None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import Metric
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
@@ -17,6 +16,7 @@ from simbal.report.sections import Section, absence, sections
 from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
+from simbal.runs.atomic import write_json, write_text
 
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 MEAN = ("mean", "sd", "n", "seeds")

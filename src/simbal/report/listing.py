@@ -92,7 +92,7 @@ def look(path: Path) -> Listed:
         record = folder.read_record()
     except UserError as error:
         return Listed(path, "damaged", str(error), spec)
-    if (record is None or record["status"] == "killed") and folder.looks_busy():
+    if (record is None or record["status"] == "killed") and folder.is_locked():
         return Listed(path, "running", spec=spec)
     if record is None:
         return Listed(path, "unfinished", spec=spec)

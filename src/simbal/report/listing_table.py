@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from simbal.files.console import clock, new_grid
+from simbal.console import clock, new_grid
 
 STYLES = {
     "running": "cyan", "finished": "green", "unfinished": "yellow", "killed": "yellow", "pruned": "yellow",

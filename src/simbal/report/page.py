@@ -20,7 +20,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from simbal.files.disk import replace_text, write_text
+from simbal.errors import UserError
 from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Forest, Lines
@@ -30,6 +30,7 @@ from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.sections import Section
 from simbal.report.table import LastSweep, Table
+from simbal.runs.atomic import write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
@@ -120,9 +121,9 @@ def _bundle() -> str:
     import vl_convert
 
     made = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
-    with suppress(OSError):  # a page needs no cache
+    with suppress(OSError, UserError):  # a page needs no cache
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, made)
+        write_text(file, made)
     return made
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from simbal.console import console
 from simbal.errors import UserError
-from simbal.files.console import console
 from simbal.metrics.definitions import Metric
 from simbal.report import export, two_folders
 from simbal.report.collect import Run, collect

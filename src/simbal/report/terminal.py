@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from simbal.commands import as_typed
-from simbal.files.console import new_grid
+from simbal.console import new_grid
 from simbal.report import sections
 from simbal.report.columns import Cell
 from simbal.report.notes import explanations, remarks

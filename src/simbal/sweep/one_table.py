@@ -56,7 +56,7 @@ def _other(folder: Path, ours: Collection[Path]) -> tuple[RunSpec, dict[str, Any
     """
     for file in sorted(folder.glob("*/record.json")):
         run = RunFolder(file.parent)
-        record = run.whole_record() if file.parent not in ours else None
+        record = run.valid_record() if file.parent not in ours else None
         if record is not None and record["status"] == "finished":
             return run.read_spec(), record
     return None

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from simbal.errors import UserError
-from simbal.processes.start import POLL_SECONDS, Process, Starter, end
+from simbal.processes import POLL_SECONDS, Process, Starter, stop_processes
 from simbal.sweep.attempt import Attempt, State
 from simbal.sweep.ending import record_exit
 from simbal.sweep.view import View
@@ -127,7 +127,7 @@ class Pool:
         if not self.running:
             return
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        end([running.process for running in self.running], GRACE_SECONDS)
+        stop_processes([running.process for running in self.running], GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

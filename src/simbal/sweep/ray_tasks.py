@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCrashedError
 
 from simbal.errors import UserError
-from simbal.processes.start import POLL_SECONDS, Spawn, Task, end
+from simbal.processes import POLL_SECONDS, Spawn, Task, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 
@@ -151,7 +151,7 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
             time.sleep(POLL_SECONDS)
     finally:
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # by which Ray would break this off at a next cancellation
-        end([process], GRACE_SECONDS)
+        stop_processes([process], GRACE_SECONDS)
         signal.signal(signal.SIGINT, heard)
     if os.getppid() != raylet:
         os._exit(1)  # a worker hands over a result also without its node, and the run would count as ended by SIGTERM

@@ -10,7 +10,7 @@ from hydra.plugins.launcher import Launcher
 from rich.console import Console
 
 from simbal.commands import typed
-from simbal.files.disk import refusals_of_disk, write_json
+from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
 from simbal.sweep.attempt import Attempt, Kind
@@ -71,7 +71,7 @@ def require_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
 
     Jobs that differ in their seed or learning rate alone are built once.
     """
-    from simbal.data.store import open_source
+    from simbal.data.prepare import open_source
     from simbal.training.build import check_buildable  # torch
 
     for job in {_data(job): job for job in jobs}.values():
@@ -110,7 +110,7 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
 
     A search gives no runs, as it finds out on the way what it will run.
     """
-    with refusals_of_disk(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(typed())
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
@@ -152,7 +152,7 @@ def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:
     Returns:
         The fingerprint of the tokens, by the folder of the run.
     """
-    from simbal.data.store import prepare
+    from simbal.data.prepare import prepare
 
     by_data: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:

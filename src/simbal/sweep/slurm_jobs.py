@@ -17,7 +17,7 @@ from typing import Any
 import submitit
 
 from simbal.errors import BUSY, UserError
-from simbal.processes.start import Task
+from simbal.processes import Task
 from simbal.sweep.worker import work_on
 
 LOOK_SECONDS = 5.0  # between two questions to Slurm

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simbal.files.console import clock, new_grid
+from simbal.console import clock, new_grid
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, config_hash
 from simbal.sweep.attempt import Attempt, State
@@ -210,7 +210,7 @@ def _add_durations(durations: Durations, folder: Path) -> None:
     """Add the seconds of the finished runs in outputs/<name>."""
     for file in folder.glob("*/record.json"):
         run = RunFolder(file.parent)
-        record = run.whole_record()
+        record = run.valid_record()
         if record is not None and record["status"] == "finished" and "seconds" in record:
             durations[_arm(run.read_spec())].append(float(record["seconds"]))
 

@@ -64,7 +64,7 @@ def finish(spec):
 
     folder, seed = RunFolder(spec.path), spec.config.seed
     with folder.lock():
-        if folder.finished(spec):
+        if folder.is_finished(spec):
             return
         folder.write_spec(spec)
         note("finished", seed)
@@ -104,7 +104,7 @@ def customize_further():
 pretend("simbal.training.run", train=train)
 pretend("simbal.training.build", check_buildable=lambda spec, here: None)
 pretend(
-    "simbal.data.store",
+    "simbal.data.prepare",
     prepare=prepare,
     open_source=lambda data: types.SimpleNamespace(identity=lambda: None),
 )

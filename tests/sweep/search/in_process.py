@@ -37,7 +37,7 @@ class Records:
             assert isinstance(job, Job)
             folder, number = RunFolder(job.spec.path), len(self.launched)
             self.launched.append(folder.path)
-            if folder.finished(job.spec):
+            if folder.is_finished(job.spec):
                 continue
             folder.write_spec(job.spec)
             status = self.statuses.get(number, "finished")
@@ -74,7 +74,7 @@ class SearchHere:
         searched = space.build(overrides, "seed", integer_keys(), grid=given.sampler == "grid")
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
-        with mock.patch("simbal.data.store.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})):
+        with mock.patch("simbal.data.prepare.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})):
             run_searches({"": searched}, given, composer().job, self.launcher, console)
         return out.getvalue()
 

@@ -14,12 +14,11 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from simbal.config.schema import can_change_result
+from simbal.console import new_grid
 from simbal.errors import BusyError, UserError
-from simbal.files.console import new_grid
-from simbal.files.disk import refusals_of_disk, write_text
-from simbal.files.locks import LockedError, lock
 from simbal.report.arms import short_columns
 from simbal.report.report import report
+from simbal.runs.atomic import LockedError, explain_write_errors, lock, write_text
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.composer import Job
 from simbal.sweep.one_table import check_columns, require_one_table
@@ -162,7 +161,7 @@ def _shared_config(spec: RunSpec, space: SearchSpace, replicates: str | None) ->
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keep other searches out of the sweep's folder within the block; `BusyError` if one is running."""
-    with refusals_of_disk(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         with lock(folder / ".search.lock"):

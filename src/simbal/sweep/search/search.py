@@ -20,8 +20,8 @@ from rich.console import Console
 
 from simbal.config.schema import Config
 from simbal.errors import UserError
-from simbal.files.disk import write_json
-from simbal.runs.curves import readable_rows
+from simbal.runs.atomic import write_json
+from simbal.runs.curves import rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec
@@ -43,7 +43,7 @@ class Candidate:
 
     def look(self, objective: str) -> None:
         """Report new values to Optuna; if its pruner decides so, stop all jobs."""
-        for row in readable_rows(self.jobs[0].spec.path):
+        for row in rows(self.jobs[0].spec.path, skip_damaged=True):
             if not self.decision and row["step"] > self.step and is_number(row.get(objective)):
                 self.step, value = row["step"], row[objective]
                 self.trial.report(value, self.step)
@@ -166,7 +166,7 @@ class Search:
 
 def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[float], str]:
     """Return a run's status, its value of each objective, and why it has none."""
-    record = RunFolder(spec.path).whole_record()
+    record = RunFolder(spec.path).valid_record()
     if record is None or record["config_hash"] != spec.hash:
         return "", [], f"{spec.path} has no result"
     if record["status"] != "finished":

@@ -70,7 +70,7 @@ def pretend(name, **functions):
 pretend("simbal.training.run", train=train)
 pretend("simbal.training.build", check_buildable=lambda spec, here: None)
 pretend(
-    "simbal.data.store",
+    "simbal.data.prepare",
     prepare=prepare,
     open_source=lambda data: types.SimpleNamespace(identity=lambda: None),
 )
