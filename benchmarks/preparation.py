@@ -109,7 +109,7 @@ def package_texts() -> list[str]:
     from simbal.data.prepare import open_source
 
     source = open_source(keys("pysource"))
-    return [document.content.decode() for unit in source.units() for document in source.read(unit, Counter())]
+    return [document.content.decode() for name in source.inputs() for document in source.read(name, Counter())]
 
 
 def keys(source: str, **changed: Any) -> "DataConfig":

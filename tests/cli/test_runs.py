@@ -57,10 +57,10 @@ def test_a_script_reads_all_that_is_known(outputs, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["outputs/none"], "error: outputs/none is not a folder"),
+        (["outputs/none"], "error: there is no folder outputs/none"),
         (["--sort", "los"], "error: runs have no los; did you mean val/loss?"),
         (["--limit", "0"], "error: --limit 0 must be at least 1"),
-        (["delete", "outputs/none"], "error: outputs/none is not a folder"),
+        (["delete", "outputs/none"], "error: there is no folder outputs/none"),
         (["delete", "outputs"], "error: outputs contains no run"),
         (["delete", "outputs/fake"], "error: 4 runs would be deleted: give --yes where nobody can be asked"),
     ],

@@ -50,7 +50,8 @@ class InputFile(NamedTuple):
     @property
     def extension(self) -> str:
         """The member of EXTENSIONS that the path ends in, or ""."""
-        return next((extension for extension in EXTENSIONS if self.path.lower().endswith(extension)), "")
+        path = self.path.lower()
+        return next((extension for extension in EXTENSIONS if path.endswith(extension)), "")
 
     @property
     def is_url_glob(self) -> bool:
@@ -80,7 +81,7 @@ class Files(Source):
     def identity(self) -> dict[str, Any]:
         """Return the keys that determine the documents, and each file with its size and modification time."""
         keys = ("text_key", "encoding", "txt_split", "on_bad_record", "validation_one_in")
-        files = [[*file] if file.mtime is not None else [file.split, file.location] for file in self._find_files()]
+        files = [[*file] if file.mtime is not None else [file.split, file.location] for file in self._found]
         return {"files": files} | {key: getattr(self, key) for key in keys}
 
     def inputs(self, splits: Sequence[str] = SPLITS) -> list[str]:
@@ -190,7 +191,7 @@ class Files(Source):
     def _files(self) -> dict[str, InputFile]:
         """All files by location, with globs of URLs expanded."""
         files: dict[str, InputFile] = {}
-        for found in self._find_files():
+        for found in self._found:
             urls = expand_url(found.location, self.key) if found.is_url_glob else [found.location]
             for file in (_with_known_extension(found._replace(location=url)) for url in urls):
                 if file.location in files:
@@ -198,8 +199,9 @@ class Files(Source):
                 files[file.location] = file
         return files
 
-    def _find_files(self) -> list[InputFile]:
-        """Return all files; globs of URLs are not expanded, as that needs a network."""
+    @cached_property
+    def _found(self) -> list[InputFile]:
+        """All files; globs of URLs are not expanded, as that needs a network."""
         if not self.files:
             raise UserError(f"{self.key} is empty: give a path, a URL, a glob or a list of them")
         return find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])

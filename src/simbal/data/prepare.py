@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -47,8 +47,19 @@ FORMAT = 4  # increase it when the same config would give other files
 PROGRESS, DIGESTS = "progress.json", "digests.bin"  # removed when the build is complete
 GROUP_BYTES = 1 << 20  # text that a thread encodes at once
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk
-DECODED_DOCUMENTS = 100  # of each split, by check=true
-Group = list[tuple[Document, NDArray[np.uint32], int]]  # documents with their ids and the bytes of text in these
+SAMPLE_TOKENS = 64  # of each split, which check=true shows
+
+
+class Encoded(NamedTuple):
+    """A document with its ids, including end of text."""
+
+    document: Document
+    ids: NDArray[np.uint32]
+    num_bytes: int  # of text that the ids encode
+
+
+Item = Document | Counter[str]  # a Counter at the end of each input, with the counts to add
+EncodedItem = Encoded | Counter[str]
 
 
 @dataclass(frozen=True)
@@ -239,23 +250,23 @@ def write_documents(
     with ExitStack() as stack:
         writers = {split: SplitWriter(folder / split, encoder.vocab_size, counts, stack) for split in SPLITS}
         bar = stack.enter_context(_ProgressBar(len(inputs), visible=progress))
-        groups = _groups(source, inputs[counts["inputs"] :], splits)
-        for group, end_of_input in _encode(groups, encoder, threads or os.cpu_count() or 1):
-            for document, ids, num_bytes in group:
-                writers[document.split].write(ids, document.digest)
-                for kind, count in (("documents", 1), ("tokens", len(ids)), ("bytes", num_bytes)):
-                    counts[f"{document.split} {kind}"] += count
-            if end_of_input is None:
-                bar.show(counts, group[-1][0].progress)
-                continue
-            counts.update(end_of_input)
-            bar.show(counts)
-            if time.monotonic() - commit_time >= COMMIT_SECONDS:
-                for writer in writers.values():
-                    writer.sync()
-                with atomic_write(folder / PROGRESS) as file:
-                    file.write(json.dumps({"key": key, "counts": counts}).encode())
-                commit_time = time.monotonic()
+        items = _read_items(source, inputs[counts["inputs"] :], splits)
+        for group in _encode(items, encoder, threads or os.cpu_count() or 1):
+            for item in group:
+                if isinstance(item, Encoded):
+                    split = item.document.split
+                    writers[split].write(item.ids, item.document.digest)
+                    counts.update({f"{split} documents": 1, f"{split} tokens": len(item.ids)})
+                    counts[f"{split} bytes"] += item.num_bytes
+                    continue
+                counts.update(item)
+                if time.monotonic() - commit_time >= COMMIT_SECONDS:
+                    for writer in writers.values():
+                        writer.sync()
+                    with atomic_write(folder / PROGRESS) as file:
+                        file.write(json.dumps({"key": key, "counts": counts}).encode())
+                    commit_time = time.monotonic()
+            bar.show(counts, item.document.progress if isinstance(item, Encoded) else 0.0)
     return counts
 
 
@@ -271,44 +282,49 @@ def _read_progress(folder: Path, key: str) -> Counter[str]:
     return Counter()
 
 
-def _encode(
-    groups: Iterable[tuple[list[Document], Counter[str] | None]], encoder: Encoder, threads: int
-) -> Iterator[tuple[Group, Counter[str] | None]]:
-    """Encode groups of documents in threads, and yield them in order."""
-    waiting: deque[tuple[Future[Group], Counter[str] | None]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for documents, end_of_input in groups:
-            waiting.append((pool.submit(_encode_group, encoder, documents), end_of_input))
-            while len(waiting) > 2 * threads or (waiting and waiting[0][0].done()):
-                future, end = waiting.popleft()
-                yield future.result(), end
-        for future, end in waiting:
-            yield future.result(), end
-
-
-def _groups(
-    source: Source, inputs: Sequence[str], splits: Sequence[str]
-) -> Iterator[tuple[list[Document], Counter[str] | None]]:
-    """Yield groups of about `GROUP_BYTES` of text, the last one of each input with the counts to add at its end."""
+def _read_items(source: Source, inputs: Sequence[str], splits: Sequence[str]) -> Iterator[Item]:
+    """Yield the documents of `splits`, and at the end of each input the counts to add."""
     for name in inputs:
-        skipped, group, size = Counter[str](), list[Document](), 0
-        for document in source.read(name, skipped):
-            if document.split in splits:
-                group.append(document)
-                size += len(document.content)
-            if size >= GROUP_BYTES:
-                yield group, None
-                group, size = [], 0
-        yield group, Counter({"inputs": 1} | {f"skipped: {reason}": count for reason, count in skipped.items()})
+        skipped = Counter[str]()
+        yield from (document for document in source.read(name, skipped) if document.split in splits)
+        yield Counter({"inputs": 1} | {f"skipped: {reason}": count for reason, count in skipped.items()})
 
 
-def _encode_group(encoder: Encoder, documents: Sequence[Document]) -> Group:
+def _encode(items: Iterable[Item], encoder: Encoder, threads: int) -> Iterator[list[EncodedItem]]:
+    """Encode documents in threads, and yield groups of items in order."""
+    waiting: deque[Future[list[EncodedItem]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for group in _groups(items):
+            waiting.append(pool.submit(_encode_group, encoder, group))
+            while len(waiting) > 2 * threads or (waiting and waiting[0].done()):
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
+
+
+def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield groups of items with about `GROUP_BYTES` of text, as smaller tasks would slow down threads."""
+    group, size = list[Item](), 0
+    for item in items:
+        group.append(item)
+        size += len(item.content) if isinstance(item, Document) else 0
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _encode_group(encoder: Encoder, group: list[Item]) -> list[EncodedItem]:
     """Encode documents; `IndexError` for an id outside the vocabulary, which a narrower type would wrap around."""
-    eot, group = np.uint32(encoder.eot), Group()
-    for document in documents:
-        ids = np.append(encoder.encode(document.content), eot)
-        group.append((document, ids, int(encoder.byte_len[ids].sum())))
-    return group
+    eot, encoded = np.uint32(encoder.eot), list[EncodedItem]()
+    for item in group:
+        if isinstance(item, Document):
+            ids = np.append(encoder.encode(item.content), eot)
+            encoded.append(Encoded(item, ids, int(encoder.byte_len[ids].sum())))
+        else:
+            encoded.append(item)
+    return encoded
 
 
 class _ProgressBar(Progress):
@@ -348,22 +364,9 @@ def prepare_or_check(plain: Any, check: bool) -> list[str]:
     store = Store.open(path, rehash=True)
     lines = [store.summary(), f"verified the sha256 of all {len(store.meta['files'])} files"]
     if data.source != "synthetic":
+        encoding = load_tokenizer(data.vocab_size, data.tokenizer_path).encoding
         for split in SPLITS:
-            lines += _check_documents(store, split, data)
+            first = store.tokens(split)[: int(store.document_ends(split)[0]) - 1]
+            # repr, as text may contain control characters
+            lines.append(f"{split} starts with {encoding.decode(first[:SAMPLE_TOKENS].tolist())!r}")
     return lines
-
-
-def _check_documents(store: Store, split: str, data: DataConfig) -> list[str]:
-    """Check that the text of some documents still gives the same ids; return their number and a sample."""
-    encoder = load_tokenizer(data.vocab_size, data.tokenizer_path)
-    ends, tokens = store.document_ends(split), store.tokens(split)
-    size, sample = min(DECODED_DOCUMENTS, len(ends)), ""
-    for index in np.sort(np.random.default_rng(0).choice(len(ends), size, replace=False)).tolist():
-        ids = tokens[int(ends[index - 1]) if index else 0 : int(ends[index]) - 1]
-        content = encoder.encoding.decode_bytes(ids.tolist())
-        if not np.array_equal(encoder.encode(content), ids):
-            file = store.path / split / "tokens.bin"
-            raise UserError(f"{file}: the installed tokenizer encodes document {index} differently: prepare it again")
-        # repr, as the text may contain control characters
-        sample = sample or f"{split} document {index}: {content.decode()[:200]!r}"
-    return [f"decoded {size} of {len(ends):,} {split} documents", sample]

@@ -219,7 +219,7 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path} is not a folder")
+            raise UserError(f"there is no folder {path}")
         runs = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         if not runs:
             raise UserError(f"{path} contains no run: give outputs/<name>/<run>, or outputs/<name>")
