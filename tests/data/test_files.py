@@ -74,7 +74,7 @@ def test_every_frame_and_member_of_a_compressed_file_is_read(texts):
 
 def test_line_ends_blank_lines_and_a_byte_order_mark_are_handled(texts):
     content = codecs.BOM_UTF8 + b'{"text": "a"}\r\n\r\n   \n{"text": "b"}\n\n{"text": "c"}'
-    assert texts("a.jsonl", content)[0] == ["a", "b", "c"]
+    assert texts("a.jsonl", content) == texts("a.jsonl.zst", zstandard.compress(content)) == (["a", "b", "c"], {})
     assert texts("a.txt", codecs.BOM_UTF8 + b"a\r\nb")[0] == ["a\r\nb"]
     line = json.dumps({"text": "one\u2028\u0085two"}, ensure_ascii=False).encode()
     assert texts("b.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
@@ -89,8 +89,8 @@ def test_a_txt_is_one_document_or_one_per_block_of_lines(texts):
 def test_empty_texts_and_replaced_surrogates_are_counted(texts):
     content = b'{"text": ""}\n{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n'
     found, skipped = texts("a.jsonl", content)
-    assert (found, skipped["surrogates replaced"]) == (["a\ufffd", "😀"], 1)
-    assert skipped["empty text"] == 1
+    assert found == ["a\ufffd", "😀"]
+    assert skipped == {"empty text": 1, "surrogates replaced": 1}
 
 
 def test_other_keys_encodings_and_kinds_of_columns_can_be_read(texts):

@@ -135,13 +135,14 @@ class Files(Source):
             if file.extension == ".txt":
                 yield from self._read_txt(opened)
                 return
-            if file.extension == ".parquet":
-                kind, parse, records = "row", self._decode, read_parquet(opened, self.text_key)
-            else:
-                kind, parse, records = "line", self._parse_json, read_lines(opened, file.extension)
+            is_parquet = file.extension == ".parquet"
+            kind = "row" if is_parquet else "line"
+            records = read_parquet(opened, self.text_key) if is_parquet else read_lines(opened, file.extension)
             for number, record in enumerate(records, 1):
+                if not is_parquet and not record.strip():  # a blank line
+                    continue
                 try:
-                    yield parse(record)
+                    yield self._decode(record) if is_parquet else self._parse_json(record)
                 except BadRecordError as error:
                     bad.append(f"{file.location}, {kind} {number}: {error}")
                     if self.on_bad_record == "error":
@@ -162,22 +163,22 @@ class Files(Source):
             yield text
             return
         for part in BLANK_LINES.split(f"\n{text}\n"):
-            yield from filter(None, [part.strip("\n").removesuffix("\r")])
+            document = part.strip("\n").removesuffix("\r")
+            if document:
+                yield document
 
-    def _parse_json(self, line: bytes | None) -> str:
-        line_text = self._decode(line)
-        if not line_text.strip():
-            return ""
+    def _parse_json(self, line: bytes) -> str:
+        text = self._decode(line)
         try:
-            record = json.loads(line_text)  # orjson rejects lone surrogates, which occur in web text
+            record = json.loads(text)  # orjson rejects lone surrogates, which occur in web text
         except (ValueError, RecursionError) as error:
             raise BadRecordError(f"not JSON ({error})") from None
         if not isinstance(record, dict):
             raise BadRecordError(f"not a JSON object but {type(record).__name__}")
-        text = record.get(self.text_key)
-        if not isinstance(text, str):
+        value = record.get(self.text_key)
+        if not isinstance(value, str):
             raise BadRecordError(f"no text under {self.text_key!r} (keys: {_first_names(record)}): set data.text_key")
-        return text
+        return value
 
     def _decode(self, content: bytes | None) -> str:
         if content is None:
