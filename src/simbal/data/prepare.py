@@ -72,6 +72,11 @@ class Plan:
     path: Path  # named by everything that determines the files
     encoder: Encoder | None = None  # replaces the config's; the store then contains the validation split only
 
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that the store contains."""
+        return (VALIDATION,) if self.encoder else SPLITS
+
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
         """Return the plan of `data`, from the names, sizes and versions of its inputs; `UserError` for a bad one."""
@@ -138,7 +143,7 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
 def _build(plan: Plan, progress: bool) -> None:
     """Build the store in a folder of its own and rename it, so that it appears complete."""
     partial = plan.path.with_name(f"{plan.path.name}.partial")
-    encoder, splits = plan.encoder or open_encoder(plan.data), (VALIDATION,) if plan.encoder else SPLITS
+    encoder, splits = plan.encoder or open_encoder(plan.data), plan.splits
     try:
         counts = write_documents(partial, plan.source, encoder, plan.data.threads, progress, splits)
         by_ends, ends_held_out = plan.source.with_ends_held_out(), False
@@ -160,10 +165,26 @@ def _build(plan: Plan, progress: bool) -> None:
         shutil.rmtree(partial)
         raise UserError(f"the input of data={plan.data.source} changed while it was read: rerun the command")
     encoder.byte_len.astype("<u2").tofile(partial / "byte_len.bin")
-    files = {name: hash_file(partial / name) for name in FILES}
-    text = "\n".join(f"{split} {hash_file(partial / split / DIGESTS)}" for split in SPLITS)
+    meta = _describe(partial, plan, encoder, counts) | {"ends_held_out": ends_held_out}
+    (partial / META).write_bytes(orjson.dumps(with_checksum(meta), option=orjson.OPT_INDENT_2))
+    for file in (partial / PROGRESS, *(partial / split / DIGESTS for split in SPLITS)):
+        file.unlink(missing_ok=True)  # progress first: it must not outlive the files that it describes
+    for path in (*partial.rglob("*"), partial):
+        sync_to_disk(path)
+    write_verified(partial)
+    partial.rename(plan.path)
+    sync_to_disk(plan.path.parent)
+    if ends_held_out:
+        print(f"{plan.path.name}: {Store(plan.path, meta).describe_held_out_ends()}", file=sys.stderr)
+
+
+def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) -> dict[str, Any]:
+    """Return the content of meta.json."""
+    splits = plan.splits
+    files = {name: hash_file(folder / name) for name in FILES}
+    text = "\n".join(f"{split} {hash_file(folder / split / DIGESTS)}" for split in SPLITS)
     tokens = "\n".join(f"{split} {files[f'{split}/tokens.bin']}" for split in SPLITS)
-    meta = {
+    return {
         "format": FORMAT,
         "source": plan.description,
         "dtype": token_dtype(encoder.vocab_size),
@@ -175,8 +196,7 @@ def _build(plan: Plan, progress: bool) -> None:
         },
         "inputs": plan.source.inputs(splits),
         "skipped": {key.removeprefix("skipped: "): counts[key] for key in counts if key.startswith("skipped: ")},
-        "ends_held_out": ends_held_out,
-        "validation_overlap": None if plan.encoder else _overlap(partial, encoder, counts, plan.data.threads),
+        "validation_overlap": None if plan.encoder else _overlap(folder, encoder, counts, plan.data.threads),
         # independent of paths, times, machines and compression
         "fingerprints": {
             "text": sha256(text.encode()).hexdigest(),
@@ -185,16 +205,6 @@ def _build(plan: Plan, progress: bool) -> None:
         "versions": {package: version(package) for package in ("simbal", "tiktoken", "numpy")},
         "files": files,
     }
-    (partial / META).write_bytes(orjson.dumps(with_checksum(meta), option=orjson.OPT_INDENT_2))
-    for file in (partial / PROGRESS, *(partial / split / DIGESTS for split in SPLITS)):
-        file.unlink(missing_ok=True)  # progress first: it must not outlive the files that it describes
-    for path in (*partial.rglob("*"), partial):
-        sync_to_disk(path)
-    write_verified(partial)
-    partial.rename(plan.path)
-    sync_to_disk(plan.path.parent)
-    if ends_held_out:
-        print(f"{plan.path.name}: {Store(plan.path, meta).describe_held_out_ends()}", file=sys.stderr)
 
 
 def _overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int | None) -> dict[str, int]:

@@ -70,7 +70,7 @@ class Source:
         raise NotImplementedError
 
     def with_ends_held_out(self) -> "Source | None":
-        """Return the same source with the end of each document held out, or None if it can hold out whole ones only."""
+        """Return the same source with the end of each document held out, or None if that is not possible."""
         return None
 
 
