@@ -67,7 +67,7 @@ def gpu_slots(
         slots = [",".join(by_position[number] for number in slot.split("+")) for slot in gpus or by_position]
     except KeyError as missing:
         allowed = f"0 to {len(visible) - 1}" if visible else "none, as no GPU is visible"
-        raise UserError(f"hydra.launcher.gpus: there is no GPU {missing}, allowed: {allowed}") from None
+        raise UserError(f"hydra.launcher.gpus: {missing.args[0]} is not a GPU; allowed: {allowed}") from None
     environment = dict.fromkeys(THREADS, str(threads)) if threads else {}
     return [{VISIBLE: slots[number % len(slots)], **environment} for number in range(n_jobs or len(slots))]
 
