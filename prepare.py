@@ -1,9 +1,9 @@
-"""Prepares data: `simbal prepare` of this checkout, whose program is src/simbal/cli/prepare.py."""
+"""Prepare data: the same as `simbal prepare`, from this checkout (src/simbal/cli/prepare.py)."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+os.environ["PYTHONSAFEPATH"] = "1"  # files next to a program are not importable, nor for programs that it starts
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 

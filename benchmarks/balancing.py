@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.composing import spec_of
 from simbal.config.options import options
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.training.build import build_data, build_module
 from simbal.training.module import LitMoE
 

@@ -33,7 +33,7 @@ from benchmarks.step_table import report
 from benchmarks.step_turns import take_turns
 from simbal.cost import parameters
 from simbal.data.store import Store
-from simbal.processes.heap import keep_freed_memory
+from simbal.processes import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.module import LitMoE

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.composing import spec_of
 from simbal.config.values import with_values
-from simbal.files.disk import write_json
+from simbal.runs.atomic import write_json
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec

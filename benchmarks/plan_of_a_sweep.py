@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from simbal.processes.slots import usable_cores
+from simbal.processes import usable_cores
 
 REPOSITORY = Path(__file__).parents[1]
 ARMS, SEEDS = ("simbal", "lbl"), ("0", "1")

@@ -106,10 +106,10 @@ def write_corpora(folder: Path) -> None:
 
 def package_texts() -> list[str]:
     """Return the documents of data=pysource."""
-    from simbal.data.store import open_source
+    from simbal.data.prepare import open_source
 
     source = open_source(keys("pysource"))
-    return [document.content.decode() for unit in source.units() for document in source.read(unit, Counter())]
+    return [document.content.decode() for name in source.inputs() for document in source.read(name, Counter())]
 
 
 def keys(source: str, **changed: Any) -> "DataConfig":
@@ -138,7 +138,7 @@ def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
 
 def prepare_files(folder: Path, files: str, vocab_size: int) -> Figures:
     """Prepare a store in `folder/cache`, as `python prepare.py` does; imports are not counted."""
-    from simbal.data.store import prepare
+    from simbal.data.prepare import prepare
 
     shutil.rmtree(folder / "cache", ignore_errors=True)
     cache = str(folder / "cache")

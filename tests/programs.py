@@ -4,7 +4,6 @@ A fork is a process like any other: it has arguments, an environment and an exit
 """
 
 import atexit
-import faulthandler
 import gc
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -22,7 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from simbal.processes import start
+from simbal import processes
 from tests.child_processes import DEADLINE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -30,9 +28,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # what train.py and report.py import, with what a job does
 PRELOAD = (
     "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
-    "hydra_plugins.simbal_plugins.launchers", "hydra_plugins.simbal_plugins.optuna", "jinja2",
+    "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
     "numpy.random", "s3fs", "simbal.cli.again",
-    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.search", "simbal.training.run",
+    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.run", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip
 
@@ -89,9 +87,9 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
-def server() -> start.ForkServer:
+def server() -> processes.ForkServer:
     """Return the server of this process, which is the same one as long as it lives."""
-    return start.ForkServer(_be, PRELOAD, ONE_THREAD)
+    return processes.ForkServer(_be, PRELOAD, ONE_THREAD)
 
 
 def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -109,7 +107,7 @@ def _be(task: Mapping[str, Any]) -> int:
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv, sys.orig_argv = [*task["args"]], [sys.executable, *task["args"]]
-    start.ForkServer = ForkHere  # type: ignore[misc]
+    processes.ForkServer = _Fork  # type: ignore[misc]
     _customize()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -133,27 +131,19 @@ def _customize() -> None:
             return
 
 
-class ForkHere(start.ForkServer):
-    """In place of a sweep's fork server: fork each job from this process, which has imported everything."""
+class _Fork(processes.ForkServer):
+    """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
 
-    def __init__(self, work: Callable[[start.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
+    def __init__(self, work: Callable[[processes.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
         for name in preload:
             import_module(name)
-        self.work, self.environment = partial(_work_in_fork, work), dict(environment)
+        self.work, self.environment = partial(_as_of_a_server, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
 
-    def start(self, task: start.Task, environment: Mapping[str, str]) -> start.Local:
-        """Fork a process for the task."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the fork uses none of our threads
-            return super().start(task, environment)
 
-
-def _work_in_fork(work: Callable[[start.Task], int], task: start.Task) -> int:
-    """Do the work without the signal handlers, exit functions and redirected output of the sweep."""
+def _as_of_a_server(work: Callable[[processes.Task], int], task: processes.Task) -> int:
+    """Do the work without what the sweep has asked for: its handlers of signals, and what it does at its end."""
     atexit._clear()
-    faulthandler.disable()  # of pytest
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     return work(task)

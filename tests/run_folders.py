@@ -1,4 +1,4 @@
-"""Run folders without a run."""
+"""Run folders and configs for tests, without training."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -26,7 +26,7 @@ def base_spec() -> RunSpec:
 
 @pytest.fixture
 def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
-    """Writes one finished run folder, its record with a checksum, to tmp_path/outputs/fake and returns its path."""
+    """`write_run("lbl", seed=1)`: write the folder of a finished run to tmp_path/outputs/fake, and return its path."""
 
     def write(balancing: str = "simbal", seed: int = 0, status: str | None = "finished", **fields: Any) -> Path:
         spec = fake_spec(base_spec, tmp_path, balancing, seed, fields.pop("keys", {}))
@@ -52,7 +52,7 @@ def write_run(base_spec: RunSpec, tmp_path: Path) -> Callable[..., Path]:
 
 
 def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: dict[str, Any]) -> RunSpec:
-    """The base run as a run of tmp_path/outputs/fake; a key without a dot is a group's option where there is one."""
+    """Return a run in tmp_path/outputs/fake; a key without a dot chooses the option of a group, if there is one."""
     options = {key: value for key, value in keys.items() if key in base.choices and isinstance(value, str)}
     values = {
         "balancing": {balancing: {"_target_": "simbal.balancing.weight_losses.SimBal", "coef": 0.1}},
@@ -62,17 +62,17 @@ def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: di
     } | {key: value for key, value in keys.items() if key not in options}
     choices = base.choices | {"balancing": balancing} | options
     plain = changed(base.written, values)
-    return RunSpec(typed(Config, plain), choices, plain)  # a folder may be anybody's: not checked
+    return RunSpec(typed(Config, plain), choices, plain)  # not validated, as a folder may be anybody's
 
 
 def changed_spec(base: RunSpec, keys: dict[str, Any], **options: str) -> RunSpec:
-    """The base run with other values by dotted key, and other options by group."""
+    """Return the base run with other values by dotted key and other options by group."""
     plain = changed(base.written, keys)
     return RunSpec(checked(plain), base.choices | options, plain)
 
 
 def changed(plain: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """A copy of nested dicts with other values by dotted key."""
+    """Return a copy of nested dicts with other values by dotted key."""
     copy = deepcopy(plain)
     for key, value in keys.items():
         *parents, last = key.split(".")

@@ -41,7 +41,7 @@ def test_a_run_is_trained_as_by_the_command(overrides):
     assert (str(run.path.parent), run.status) == ("outputs/default", "finished")
     assert (run.config.seed, run.config.trainer.max_steps, [*run.config.balancing]) == (3, 2, ["lbl"])
     assert run.record["choices"]["balancing"] == "lbl"
-    assert RunFolder(run.path).finished(RunFolder(run.path).read_spec())
+    assert RunFolder(run.path).is_finished(RunFolder(run.path).read_spec())
     losses = [row["val/loss"] for row in run.curve if row["val/loss"] is not None]
     assert len(losses) == 3
     assert losses[-1] > 0

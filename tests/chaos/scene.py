@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simbal.processes.slots import THREADS
+from simbal.processes import THREADS
 from tests.chaos.small_disk import SmallDisk
 from tests.child_processes import alive, holder
 from tests.sweep.small_sweep import command

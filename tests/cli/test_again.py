@@ -49,7 +49,7 @@ def test_a_killed_run_that_was_moved_goes_on_to_the_bits_of_one_that_was_left_al
     assert curve(moved / "metrics.jsonl") == curve(whole / "metrics.jsonl")
     starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
     assert "from step 0 " not in starts[-1]
-    assert RunFolder(moved).finished(RunFolder(moved).read_spec())
+    assert RunFolder(moved).is_finished(RunFolder(moved).read_spec())
     said = programs.run("train.py", *asked, cwd=places["killed"])
     assert (said.returncode, said.stdout) == (0, f"finished before: {moved}\n")
 

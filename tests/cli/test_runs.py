@@ -61,7 +61,7 @@ def test_a_script_reads_all_that_is_known(outputs, capsys):
         (["--sort", "los"], "error: runs have no los; did you mean val/loss?"),
         (["--limit", "0"], "error: --limit 0 must be at least 1"),
         (["delete", "outputs/none"], "error: there is no folder outputs/none"),
-        (["delete", "outputs"], "error: outputs is no run, and holds none"),
+        (["delete", "outputs"], "error: outputs contains no run"),
         (["delete", "outputs/fake"], "error: 4 runs would be deleted: give --yes where nobody can be asked"),
     ],
 )

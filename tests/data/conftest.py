@@ -1,4 +1,4 @@
-"""What the tests of the data share: checked keys of the data and small files to read."""
+"""Fixtures of the tests of the data: validated keys of conf/data and small files to read."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ import yaml
 
 from simbal.config.compose import checked_data
 from simbal.config.schema import DataConfig
-from simbal.data.store import open_source
+from simbal.data.prepare import open_source
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
@@ -27,13 +27,13 @@ def load_keys():
 
 @pytest.fixture
 def keys(load_keys, tmp_path):
-    """The same, with a cache of the test's own: `tmp_path / "cache"`."""
+    """The same with the test's own cache, `tmp_path / "cache"`."""
     return lambda source, **changed: load_keys(source, tmp_path / "cache", **changed)
 
 
 @pytest.fixture
 def jsonl(tmp_path):
-    """`jsonl(["one", "two"])`: a file with these texts, one record each."""
+    """`jsonl(["one", "two"])`: a file with one record for each text."""
 
     def write(texts, name="corpus.jsonl") -> Path:
         path = tmp_path / name
@@ -51,23 +51,17 @@ def texts(tmp_path, keys):
         (tmp_path / name).write_bytes(content)
         skipped = Counter()
         source = open_source(keys("files", files=str(tmp_path / name), **changed))
-        return [document.content.decode() for document in source.read(*source.units(), skipped)], skipped
+        return [document.content.decode() for document in source.read(*source.inputs(), skipped)], skipped
 
     return read
 
 
 @pytest.fixture
 def read_url(keys):
-    """`read_url(url)`: the texts behind it."""
+    """`read_url(url)`: the texts of the files behind it."""
 
-    def read(url, **changed):
-        source = open_source(keys("files", files=url, **changed))
-        return [document.content for unit in source.units() for document in source.read(unit, Counter())]
+    def read(url):
+        source = open_source(keys("files", files=url))
+        return [document.content for name in source.inputs() for document in source.read(name, Counter())]
 
     return read
-
-
-@pytest.fixture
-def no_pauses(monkeypatch):
-    """A connection that is lost is tried again at once."""
-    monkeypatch.setattr("simbal.data.sources.remote.PAUSES", (0, 0, 0))

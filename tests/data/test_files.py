@@ -1,4 +1,4 @@
-"""The source `files`: what is read, and what is refused with its place."""
+"""The sources `files` and `dclm`: what is read, and what is refused with its position."""
 
 import codecs
 import gzip
@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.data.document import split_of
-from simbal.data.store import open_source, prepare
+from simbal.data.prepare import open_source, prepare
+from simbal.data.sources import split_of
 from simbal.data.tokenizer import load_tokenizer
 from simbal.errors import UserError
 
@@ -36,57 +36,51 @@ BAD_FILES = {
     "empty": (".txt", b"", "empty"),
     "empty zstd": (".jsonl.zst", b"", "empty"),
     "only empty texts": (".jsonl", b'{"text": ""}\n', "empty"),
-    "text not UTF-8": (".txt", codecs.BOM_UTF8 + b"caf\xe9 au lait", "byte 3 .*data.encoding"),
-    "line not UTF-8": (".jsonl", RECORD + b'{"text": "caf\xe9"}\n', "line 2: byte 13 .*data.encoding"),
+    "text not UTF-8": (".txt", codecs.BOM_UTF8 + b"caf\xe9 au lait", "position 3.*data.encoding"),
+    "line not UTF-8": (".jsonl", RECORD + b'{"text": "caf\xe9"}\n', "line 2: .*position 13.*data.encoding"),
     "not JSON": (".jsonl", RECORD + b'{"text": "a"\n', "line 2: .*JSON"),
     "deep JSON": (".jsonl", b"[" * 100_000, "line 1: .*JSON"),
     "not an object": (".jsonl", b"[1]\n", "line 1: .*list"),
     "no text": (".jsonl", RECORD + b'{"body": 1, "id": 1}', "line 2: .*'body', 'id'.*data.text_key"),
-    "null text": (".jsonl", b'\n{"text": null}\n', "line 2: .*null"),
-    "zstd cut in half": (".jsonl.zst", ZST[: len(ZST) // 2], "line 1: .*cut short"),
-    "zstd cut by a byte": (".jsonl.zst", ZST[:-1], "line 1: .*cut short"),
-    "second frame cut": (".jsonl.zst", ZST + ZST[:-1], "line 1001: .*cut short"),
-    "no zstd": (".jsonl.zst", RECORD, "line 1: .*not zstd"),
-    "junk after zstd": (".jsonl.zst", ZST + b"junk!", "line 1001: .*not zstd"),
-    "gzip cut by a byte": (".jsonl.gz", GZ[:-1], "line 1001: .*cut short"),
-    "junk after gzip": (".jsonl.gz", GZ + b"junk!", "line 1001: .*not gzip"),
-    "flipped byte in gzip": (".jsonl.gz", GZ[:20] + bytes([GZ[20] ^ 255]) + GZ[21:], "line 1: .*not gzip"),
-    "no such column": (".parquet", parquet(["a"], name="body"), "'id', 'body'.*data.text_key"),
-    "column of numbers": (".parquet", parquet([1, 2]), "int64.*data.text_key"),
-    "null in a column": (".parquet", parquet(["a"] * 5 + [None]), "record 6: .*null"),
-    "column not UTF-8": (".parquet", parquet([b"cafe", b"caf\xe9"]), "record 2: byte 3 .*data.encoding"),
-    "parquet cut short": (".parquet", TABLE[:-9], "not parquet, or damaged"),
-    "no parquet": (".parquet", RECORD, "not parquet, or damaged"),
+    "null text": (".jsonl", b'\n{"text": null}\n', "line 2: no text under 'text'"),
+    "zstd cut by a byte": (".jsonl.zst", ZST[:-1], "truncated"),
+    "second frame cut": (".jsonl.zst", ZST + ZST[:-1], "after line 1000: .*truncated"),
+    "no zstd": (".jsonl.zst", RECORD, "after line 0: zstd"),
+    "gzip cut by a byte": (".jsonl.gz", GZ[:-1], "after line .*end-of-stream"),
+    "no gzip": (".jsonl.gz", RECORD, "after line 0: Not a gzipped file"),
+    "no column": (".parquet", parquet(["a"], "body"), "no column 'text' .*'id', 'body'.*data.text_key"),
+    "column of numbers": (".parquet", parquet([1, 2]), "'text' must contain text: set data.text_key"),
+    "null in a column": (".parquet", parquet(["a"] * 5 + [None]), "row 6: .*null"),
+    "column not UTF-8": (".parquet", parquet([b"cafe", b"caf\xe9"]), "row 2: .*data.encoding"),
+    "parquet cut short": (".parquet", TABLE[:-9], "cannot be read"),
+    "no parquet": (".parquet", RECORD, "cannot be read"),
     "unknown extension": (".csv", b"a,b\n", "must end in one of .txt .jsonl .jsonl.gz .jsonl.zst .parquet"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("extension", "content", "what"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_bad_file_stops_with_its_place_and_leaves_no_folder(keys, tmp_path, extension, content, what):
+@pytest.mark.parametrize(("extension", "content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_is_refused_with_its_position_and_leaves_no_folder(keys, tmp_path, extension, content, message):
     path = tmp_path / f"bad{extension}"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"^{path}(, |: ).*{what}"):
+    with pytest.raises(UserError, match=f"^{path}.*{message}"):
         prepare(keys("files", files=str(path), vocab_size=300), progress=False)
     assert not [entry for entry in (tmp_path / "cache").glob("*") if entry.is_dir()]
 
 
-def test_every_frame_and_member_is_read(texts):
+def test_every_frame_and_member_of_a_compressed_file_is_read(texts):
     for extension, pack in PACK.items():
         assert texts(f"a{extension}", pack(RECORD) + pack(RECORD * 2))[0] == ["a text"] * 3
 
 
-def test_windows_line_ends_blank_lines_a_mark_and_no_last_line_end_are_fine(texts):
+def test_line_ends_blank_lines_and_a_byte_order_mark_are_handled(texts):
     content = codecs.BOM_UTF8 + b'{"text": "a"}\r\n\r\n   \n{"text": "b"}\n\n{"text": "c"}'
-    assert texts("a.jsonl", content)[0] == ["a", "b", "c"]
+    assert texts("a.jsonl", content) == texts("a.jsonl.zst", zstandard.compress(content)) == (["a", "b", "c"], {})
     assert texts("a.txt", codecs.BOM_UTF8 + b"a\r\nb")[0] == ["a\r\nb"]
-
-
-def test_only_a_line_feed_ends_a_record(texts):
     line = json.dumps({"text": "one\u2028\u0085two"}, ensure_ascii=False).encode()
-    assert texts("a.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
+    assert texts("b.jsonl", line + b"\n" + line)[0] == ["one\u2028\u0085two"] * 2
 
 
-def test_a_document_of_a_txt_is_the_file_or_each_run_of_lines_without_a_blank_one(texts):
+def test_a_txt_is_one_document_or_one_per_block_of_lines(texts):
     content = codecs.BOM_UTF8 + b"\n\none\r\ntwo\r\n \t\n\nthree\xc2\xa0\n"
     assert texts("a.txt", content)[0] == [content.decode("utf-8-sig")]
     assert texts("a.txt", content, txt_split="blank_lines")[0] == ["one\r\ntwo", "three\xa0"]
@@ -94,26 +88,25 @@ def test_a_document_of_a_txt_is_the_file_or_each_run_of_lines_without_a_blank_on
 
 def test_empty_texts_and_replaced_surrogates_are_counted(texts):
     content = b'{"text": ""}\n{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n'
-    assert texts("a.jsonl", content) == (["a\ufffd", "😀"], {"empty text": 1, "surrogates replaced": 1})
+    found, skipped = texts("a.jsonl", content)
+    assert found == ["a\ufffd", "😀"]
+    assert skipped == {"empty text": 1, "surrogates replaced": 1}
 
 
-def test_another_key_and_encoding_can_be_named(texts):
+def test_other_keys_encodings_and_kinds_of_columns_can_be_read(texts):
     assert texts("a.jsonl", '{"body": "café"}'.encode("latin-1"), encoding="latin-1", text_key="body")[0] == ["café"]
     assert texts("a.parquet", parquet([b"caf\xe9"]), encoding="latin-1")[0] == ["café"]
-    with pytest.raises(UserError, match="data.encoding=klingon"):
+    assert texts("a.parquet", parquet([b"a \xc3\xa9\0"]))[0] == ["a é\0"]
+    assert texts("a.parquet", parquet(pa.array(["a", "b", "a"]).dictionary_encode()))[0] == ["a", "b", "a"]
+    with pytest.raises(UserError, match="unknown encoding: klingon"):
         texts("a.txt", b"a", encoding="klingon")
 
 
-def test_bytes_and_categories_are_columns_of_text(texts):
-    assert texts("a.parquet", parquet([b"a \xc3\xa9\0"]))[0] == ["a é\0"]
-    assert texts("a.parquet", parquet(pa.array(["a", "b", "a"]).dictionary_encode()))[0] == ["a", "b", "a"]
-
-
 @pytest.mark.parametrize("line", [b"no json", b"{}", b'{"text": 1}', b'{"text": "caf\xe9"}'])
-def test_one_bad_record_in_a_thousand_is_skipped_and_counted_and_no_more(texts, line):
+def test_at_most_one_bad_record_in_a_thousand_is_skipped(texts, line):
     found, skipped = texts("a.jsonl", RECORD * 500 + line + b"\n" + RECORD * 499, on_bad_record="skip")
-    assert (len(found), [*skipped.values()]) == (999, [1])
-    with pytest.raises(UserError, match="a.jsonl, line 501: .*1 bad records among 999.*data.on_bad_record=skip"):
+    assert (len(found), skipped["bad record"]) == (999, 1)
+    with pytest.raises(UserError, match="a.jsonl, line 501: .*1 of 999 records.*data.on_bad_record=skip"):
         texts("a.jsonl", RECORD * 500 + line + b"\n" + RECORD * 498, on_bad_record="skip")
 
 
@@ -129,7 +122,7 @@ def replaced(text):
 
 
 @given(texts=TEXTS, extension=st.sampled_from([*PACK, ".parquet"]))
-def test_any_text_comes_back_from_the_store(load_keys, tmp_path_factory, texts, extension):
+def test_any_text_is_recovered_from_the_store(load_keys, tmp_path_factory, texts, extension):
     folder = tmp_path_factory.mktemp("any")
     train, validation = folder / f"train{extension}", folder / "validation.txt"
     train.write_bytes(packed([*texts, "last"], extension))
@@ -165,45 +158,81 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
     assert split_of(bytes(32), 50) == "validation"
 
 
-def test_a_file_is_a_unit_and_a_document_says_how_much_is_read(keys, jsonl):
-    source = open_source(keys("files", files=[str(jsonl(["a"] * 3, "a.jsonl")), str(jsonl(["b"], "b.jsonl"))]))
-    first, second = source.units()
-    assert [document.done for document in source.read(second, Counter())] == [1.0]
-    assert [document.done for document in source.read(first, Counter())] == [0.75] * 3
-
-
 @pytest.mark.parametrize(
-    ("files", "what"),
+    ("files", "message"),
     [
         ("{tmp}/missing.txt", "data.files: no file matches"),
         ("{tmp}/*.jsonl.zst", "data.files: no file matches"),
-        ("~nobody-of-this-name/a.txt", "data.files: no file matches"),
         ("{tmp}", "data.files: .* is a folder"),
-        ("{tmp}/folder.txt", "data.files: .* is a folder"),
-        (3, "data.files=3"),
         ([], "data.files is empty"),
         (["{tmp}/a.jsonl", "{tmp}/*.jsonl"], "given twice"),
-        ("{tmp}/olmo_eval/*", "evaluation only"),
     ],
 )
-def test_names_that_stand_for_no_text_stop(keys, jsonl, tmp_path, files, what):
+def test_names_without_text_are_refused(keys, jsonl, tmp_path, files, message):
     jsonl(["a text"], "a.jsonl")
-    (tmp_path / "folder.txt").mkdir()
-    (tmp_path / "olmo_eval").mkdir()
-    (tmp_path / "olmo_eval/requests.jsonl.gz").write_bytes(GZ)
-    fill = lambda name: name.replace("{tmp}", str(tmp_path)) if isinstance(name, str) else name  # noqa: E731
-    files = [*map(fill, files)] if isinstance(files, list) else fill(files)
-    with pytest.raises(UserError, match=what) as caught:
-        prepare(keys("files", files=files), progress=False)
-    assert "\n" not in str(caught.value)
+    names = [name.replace("{tmp}", str(tmp_path)) for name in ([files] if isinstance(files, str) else files)]
+    with pytest.raises(UserError, match=message):
+        prepare(keys("files", files=names), progress=False)
 
 
-def test_files_of_any_name_are_prepared_and_opened_again(keys, tmp_path):
+def test_files_of_any_name_are_prepared_and_found_again(keys, tmp_path):
     for number, name in enumerate((b"caf\xe9", "café".encode(), b"a\nb", b".hidden")):
         path = tmp_path / os.fsdecode(name + b".jsonl")
         path.write_text("".join(json.dumps({"text": f"text {n} of {number}"}) + "\n" for n in range(20)))
     data = keys("files", files=f"{tmp_path}/*.jsonl", vocab_size=300, validation_one_in=4)
     store = prepare(data, progress=False)
-    assert len(store.meta["inputs"]) == 3
     assert sum(split["documents"] for split in store.meta["splits"].values()) == 60
-    assert prepare(data, progress=False) == store
+    assert prepare(data, progress=False).path == store.path
+
+
+@pytest.fixture
+def shards(tmp_path, jsonl, keys):
+    """`shards(num_shards=2)`: the keys of shards 0 to 4, each of which has ten texts that name it."""
+    for shard in range(5):
+        jsonl([f"text {number} of shard {shard}" for number in range(10)], f"CC_shard_{shard:04d}.jsonl")
+    location = f"{tmp_path}/CC_shard_{{shard:04d}}.jsonl"
+    return lambda **changed: keys("dclm", **{"location": location, "vocab_size": 300, **changed})
+
+
+def test_dclm_reads_the_shards_and_holds_out_the_validation_shard(shards):
+    store = prepare(shards(first_shard=1, num_shards=2, validation_shard=4), progress=False)
+    assert [name[-10:] for name in store.meta["inputs"]] == ["0001.jsonl", "0002.jsonl", "0004.jsonl"]
+    assert [len(store.document_ends(split)) for split in ("train", "validation")] == [20, 10]
+
+
+def test_shards_are_named_by_their_number(keys):
+    start = "hf://datasets/mlfoundations/dclm-pool-400m-1x@main/CC_shard_0000"
+    source = open_source(keys("dclm", num_shards=2))
+    assert source.inputs() == [f"{start}{number}.jsonl.zst" for number in ("0000", "0001", "2827")]
+    with pytest.raises(UserError, match="must contain {shard}"):
+        open_source(keys("dclm", location="s3://bucket/a.jsonl"))
+
+
+def test_the_identity_of_dclm_needs_no_network_and_depends_on_the_shards(keys, shards):
+    default = open_source(keys("dclm")).identity()
+    assert len(default["files"]) == 259
+    local = [open_source(shards(num_shards=n, validation_shard=v)).identity() for n, v in ((1, 3), (2, 3), (1, 4))]
+    assert len({str(identity) for identity in [default, *local]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_shards": 0}, "data.num_shards=0 must be at least 1"),
+        ({"validation_shard": 2828}, "data.validation_shard=2828 must be at most 2827"),
+        ({"first_shard": 2800, "num_shards": 29}, "data.first_shard=2800 and data.num_shards=29 end at shard 2828"),
+        ({"validation_shard": 257}, "data.validation_shard=257 is one of the training shards, 0 to 257"),
+    ],
+)
+def test_shards_that_do_not_exist_or_overlap_are_refused(keys, changed, message):
+    keys("dclm", validation_shard=258)
+    with pytest.raises(UserError, match=message):
+        keys("dclm", **changed)
+
+
+def test_a_source_reports_how_much_of_an_input_it_has_read(keys, jsonl):
+    source = open_source(keys("files", files=str(jsonl(["a"] * 40))))
+    progress = [document.progress for document in source.read(*source.inputs(), Counter())]
+    assert progress == sorted(progress)
+    assert 0 < progress[0] < 0.1
+    assert 0.7 < progress[-1] <= 1

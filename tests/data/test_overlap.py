@@ -38,7 +38,7 @@ def write_digests(path, numbers):
 )
 @example(train=[], validation=[], width=13, chunk=3, dtype=np.uint16, threads=2)
 @example(train=[[0, 1] * 20], validation=[[0, 1] * 9, [1] * 20], width=13, chunk=5, dtype=np.uint16, threads=2)
-def test_shared_windows_are_those_of_a_set_of_tuples(train, validation, width, chunk, dtype, threads):
+def test_shared_windows_equal_a_set_of_tuples(train, validation, width, chunk, dtype, threads):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "CHUNK", chunk)
         counted = shared_windows(tokens_of(train, dtype), tokens_of(validation, dtype), EOT, width, threads)
@@ -47,22 +47,13 @@ def test_shared_windows_are_those_of_a_set_of_tuples(train, validation, width, c
     assert counted == (sum(window in known for window in held_out), len(held_out))
 
 
-def test_windows_differ_if_one_token_or_the_order_does():
-    ids = list(range(3, 30))
-    others = [[*ids[:at], 1, *ids[at + 1 :]] for at in range(13)] + [[ids[1], ids[0], *ids[2:13]]]
-    first = np.array(ids[:13], np.uint16)
-    for other in others:
-        assert shared_windows(np.array(other[:13], np.uint16), first, EOT) == (0, 1)
-    assert shared_windows(first, first, EOT) == (1, 1)
-
-
 def test_a_window_is_thirteen_tokens_of_one_document():
     train = tokens_of([[0, 1] * 10])
     assert shared_windows(train, tokens_of([[0, 1] * 6, [0, 1] * 6]), EOT) == (0, 0)
     assert shared_windows(train, tokens_of([[0, 1] * 6 + [0]]), EOT) == (1, 1)
 
 
-def test_ids_of_65535_and_above_are_told_apart():
+def test_ids_of_65535_and_above_are_distinguished():
     for ids in ([65_535] * 13, [65_536] * 13):
         window = np.array(ids, np.uint32)
         assert shared_windows(window + 1, window, 100_257) == (0, 1)
@@ -70,10 +61,8 @@ def test_ids_of_65535_and_above_are_told_apart():
     assert shared_windows(np.full(13, 65_534, np.uint16), np.full(13, 65_535, np.uint16), EOT) == (0, 1)
 
 
-@given(train=NUMBERS, validation=NUMBERS, chunk=st.integers(1, 4))
-def test_shared_documents_are_counted_as_often_as_validation_has_them(tmp_path_factory, train, validation, chunk):
+@given(train=NUMBERS, validation=NUMBERS)
+def test_shared_documents_are_counted_as_often_as_validation_has_them(tmp_path_factory, train, validation):
     folder = tmp_path_factory.mktemp("digests")
     files = write_digests(folder / "train", train), write_digests(folder / "validation", validation)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "CHUNK", chunk)
-        assert shared_documents(*files) == sum(number in train for number in validation)
+    assert shared_documents(*files) == sum(number in train for number in validation)

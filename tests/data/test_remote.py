@@ -13,17 +13,21 @@ import fsspec.core
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from simbal.data.sources import remote
-from simbal.data.store import open_source, prepare
+from simbal.data import files
+from simbal.data.prepare import open_source, prepare
 from simbal.errors import UserError
 
 CONTENT = b"".join(json.dumps({"text": f"text {n} " * 9}).encode() + b"\n" for n in range(60))
 TEXTS = [json.loads(line)["text"].encode() for line in CONTENT.splitlines()]
-pytestmark = pytest.mark.usefixtures("no_pauses")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(files, "RETRY_SECONDS", (0, 0, 0))
 
 
 class Flaky(fsspec.AbstractFileSystem):
-    """Holds one file; fails as often as it is told, and then works."""
+    """Has one file; raises the given failures, then works."""
 
     protocol = "flaky"
     cachable = False
@@ -31,6 +35,9 @@ class Flaky(fsspec.AbstractFileSystem):
 
     def info(self, path, **_):
         return {"name": path, "size": len(CONTENT), "type": "file"}
+
+    def isdir(self, path):
+        return False
 
     def open(self, path, mode="rb", **_):
         failure = self.failures.pop(0) if self.failures else None
@@ -66,21 +73,21 @@ def test_a_remote_file_gives_the_same_documents_as_a_local_one(read_url, memory,
     assert read_url(f"memory://folder/a{extension}") == TEXTS
 
 
-def test_a_glob_in_a_url_stands_for_files_by_name(keys, memory):
+def test_a_glob_in_a_url_is_expanded_and_sorted(keys, memory):
     for name in ("b", "a", "c"):
         memory.pipe(f"/folder/{name}.jsonl", CONTENT)
-    memory.pipe("/folder/notes.md", b"no text of the corpus")
+    memory.pipe("/folder/notes.md", b"not text of the corpus")
     memory.mkdir("/folder/d.jsonl")
-    units = open_source(keys("files", files="memory://folder/*.jsonl")).units()
-    assert [unit[-7:] for unit in units] == ["a.jsonl", "b.jsonl", "c.jsonl"]
-    for files, what in {
+    names = open_source(keys("files", files="memory://folder/*.jsonl")).inputs()
+    assert [name[-7:] for name in names] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    for urls, message in {
         "memory://folder/*": "notes.md: .*must end in one of",
         "memory://folder/?.txt": "data.files: no file matches",
     }.items():
-        with pytest.raises(UserError, match=what):
-            open_source(keys("files", files=files)).units()
-    with pytest.raises(UserError, match="b.jsonl: .*given twice"):
-        open_source(keys("files", files=["memory://folder/*.jsonl", units[1]])).units()
+        with pytest.raises(UserError, match=message):
+            open_source(keys("files", files=urls)).inputs()
+    with pytest.raises(UserError, match="b.jsonl .*given twice"):
+        open_source(keys("files", files=["memory://folder/*.jsonl", names[1]])).inputs()
 
 
 def test_a_prepared_store_is_found_again_without_its_source(keys, memory):
@@ -93,30 +100,30 @@ def test_a_prepared_store_is_found_again_without_its_source(keys, memory):
 
 
 @pytest.mark.parametrize("failure", [ConnectionResetError("gone"), TimeoutError(), RuntimeError("of a package"), 1000])
-def test_a_lost_connection_or_a_short_copy_is_tried_again_three_times(read_url, flaky, failure):
+def test_a_lost_connection_or_a_short_copy_is_retried_three_times(read_url, flaky, failure):
     flaky(failure, failure, failure)
     assert read_url("flaky://a.jsonl") == TEXTS
     flaky(*[failure] * 4)
-    with pytest.raises(UserError, match="^flaky://a.jsonl cannot be downloaded .*4 attempts.*give its path"):
+    with pytest.raises(UserError, match="cannot read flaky://a.jsonl .*give its path"):
         read_url("flaky://a.jsonl")
 
 
-def test_a_list_of_files_is_tried_again_too(keys, flaky):
+def test_listing_files_is_retried_too(keys, flaky):
     flaky(*[ConnectionResetError("gone")] * 3)
-    assert open_source(keys("files", files="flaky://*.jsonl")).units() == ["flaky://a.jsonl", "flaky://b.jsonl"]
+    assert open_source(keys("files", files="flaky://*.jsonl")).inputs() == ["flaky://a.jsonl", "flaky://b.jsonl"]
     flaky(*[ConnectionResetError("gone")] * 4)
-    with pytest.raises(UserError, match="data.files: .*cannot be listed .*4 attempts"):
-        open_source(keys("files", files="flaky://*.jsonl")).units()
+    with pytest.raises(UserError, match="data.files: cannot read flaky://"):
+        open_source(keys("files", files="flaky://*.jsonl")).inputs()
 
 
 @pytest.mark.parametrize("failure", [FileNotFoundError(), PermissionError()])
-def test_what_another_attempt_would_not_change_stops_at_once(read_url, flaky, failure):
+def test_a_missing_or_forbidden_file_is_not_retried(read_url, flaky, failure):
     flaky(failure)
-    with pytest.raises(UserError, match="flaky://a.jsonl cannot be downloaded"):
+    with pytest.raises(UserError, match="cannot read flaky://a.jsonl"):
         read_url("flaky://a.jsonl")
 
 
-def test_a_url_of_an_unknown_kind_is_refused(read_url):
+def test_an_unknown_protocol_is_refused(read_url):
     with pytest.raises(UserError, match="nonesuch"):
         read_url("nonesuch://host/a.jsonl")
 
@@ -139,7 +146,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def web(tmp_path):
-    """A server of the folder `web` with its address, the paths asked for and the number of answers to cut."""
+    """A server of the folder `web`, with its address, the requests and the number of responses to truncate."""
     (tmp_path / "web").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "web"))
     server.requests, server.cuts = [], 0
@@ -152,27 +159,27 @@ def web(tmp_path):
     server.server_close()
 
 
-def test_a_file_of_a_web_server_is_read_as_it_is_stored(read_url, web, tmp_path):
+def test_a_compressed_file_of_a_web_server_is_read(read_url, web, tmp_path):
     (tmp_path / "web/a.jsonl.gz").write_bytes(gzip.compress(CONTENT))
     assert read_url(f"{web.url}/a.jsonl.gz?download=true") == TEXTS
 
 
-def test_an_answer_of_the_web_that_is_cut_short_is_asked_for_again(read_url, web, tmp_path):
+def test_a_truncated_response_is_retried(read_url, web, tmp_path):
     (tmp_path / "web/a.jsonl").write_bytes(CONTENT)
     web.cuts = 3
     assert read_url(f"{web.url}/a.jsonl") == TEXTS
     web.cuts = 100
-    with pytest.raises(UserError, match=f"{web.url}/a.jsonl cannot be downloaded .*4 attempts"):
+    with pytest.raises(UserError, match=f"cannot read {web.url}/a.jsonl"):
         read_url(f"{web.url}/a.jsonl")
 
 
-def test_a_server_without_the_file_or_that_never_answers_does_not_hang(read_url, web, monkeypatch):
-    with pytest.raises(UserError, match="missing.jsonl cannot be downloaded .no such file"):
+def test_a_missing_file_or_a_silent_server_does_not_hang(read_url, web, monkeypatch):
+    with pytest.raises(UserError, match="cannot read .*missing.jsonl .FileNotFoundError"):
         read_url(f"{web.url}/missing.jsonl")
-    monkeypatch.setattr(remote, "TIMEOUTS", {"sock_connect": 0.1, "sock_read": 0.1})
-    monkeypatch.setattr(remote, "PAUSES", ())
+    monkeypatch.setattr(files, "HTTP_TIMEOUTS", {"sock_connect": 0.1, "sock_read": 0.1})
+    monkeypatch.setattr(files, "RETRY_SECONDS", ())
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UserError, match="a.jsonl cannot be downloaded"),
+        pytest.raises(UserError, match="cannot read .*a.jsonl"),
     ):
         read_url(f"http://127.0.0.1:{silent.getsockname()[1]}/a.jsonl")

@@ -1,11 +1,8 @@
-"""Prepared data: what decides them, how they are found, verified and checked."""
+"""A prepared data set is found again, verified once per machine, and named by what determines it."""
 
 import errno
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +10,12 @@ import pytest
 import yaml
 
 from simbal.config.compose import checked_data
-from simbal.data import builder, store
-from simbal.data.check import prepare_or_check
-from simbal.data.sources import files
-from simbal.data.sources.synthetic import Symbols
-from simbal.data.store import VERIFIED, Plan, Store, find, prepare
-from simbal.data.tokenizer import load_tokenizer
+from simbal.data import files, store
+from simbal.data import prepare as preparation
+from simbal.data.prepare import Plan, prepare, prepare_or_check
+from simbal.data.store import VERIFIED, find
 from simbal.errors import UserError
 from tests.conftest import CONF
-from tests.programs import run
-
-REPOSITORY = Path(__file__).parents[2]
-BUILDS_WHEN_TOLD = """
-import json, sys
-from simbal.config.compose import checked_data
-from simbal.data import store
-
-build = store.build
-
-def told(*arguments):
-    print("building", flush=True)
-    sys.stdin.readline()
-    return build(*arguments)
-
-store.build = told
-print(store.prepare(checked_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
-assert "torch" not in sys.modules
-"""
 
 
 @pytest.fixture
@@ -58,9 +34,9 @@ def corpus(plain):
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """The files that are hashed."""
-    names, sha256_of = [], store._sha256_of
-    monkeypatch.setattr(store, "_sha256_of", lambda file: names.append(file.name) or sha256_of(file))
+    """The files that are hashed when a store is opened."""
+    names, hash_file = [], store.hash_file
+    monkeypatch.setattr(store, "hash_file", lambda file: names.append(file.name) or hash_file(file))
     return names
 
 
@@ -70,84 +46,66 @@ def flip(path, at=0):
     path.write_bytes(content)
 
 
-def test_a_prepared_corpus_is_opened_and_neither_built_nor_hashed_again(corpus, monkeypatch, hashed):
+def test_a_prepared_corpus_is_neither_built_nor_hashed_again(corpus, monkeypatch, hashed):
     first = prepare(corpus(), progress=False)
-    monkeypatch.setattr(store, "build", None)
-    hashed.clear()
+    monkeypatch.setattr(preparation, "_build", None)
     again = prepare(corpus(seq_len=8, validation_tokens=None, tokenizer_path="/nowhere"), progress=False)
     assert (again.path, again.fingerprints, hashed) == (first.path, first.fingerprints, [])
 
 
-def test_a_copy_and_a_changed_file_are_hashed_even_with_the_old_size_and_time(corpus, hashed, tmp_path):
+def test_a_copy_and_a_changed_file_are_hashed_even_with_the_same_size_and_time(corpus, hashed, tmp_path):
     first = prepare(corpus(), progress=False)
-    hashed.clear()
-    shutil.copytree(first.path, tmp_path / "copied" / first.path.name)  # its memory goes with it
+    shutil.copytree(first.path, tmp_path / "copied" / first.path.name)
     prepare(corpus(cache_dir=str(tmp_path / "copied")), progress=False)
     assert len(hashed) == 5
     file = first.path / "train/tokens.bin"
-    about = file.stat()
+    status = file.stat()
     flip(file, 100)
-    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(UserError, match="train/tokens.bin is damaged"):
         prepare(corpus(), progress=False)
 
 
-@pytest.mark.parametrize(
-    "file",
-    ["train/tokens.bin", "validation/tokens.bin", "train/docs.idx", "validation/docs.idx", "byte_len.bin", "meta.json"],
-)
-def test_a_flipped_bit_in_any_file_is_refused_in_a_sentence_that_names_it(corpus, file):
+@pytest.mark.parametrize("file", ["validation/tokens.bin", "train/docs.idx", "byte_len.bin", "meta.json"])
+def test_a_flipped_bit_in_any_file_is_refused_with_its_name(corpus, file):
     path = prepare(corpus(), progress=False).path
     flip(path / file, 8)
-    with pytest.raises(UserError, match=f"^{path / file} is damaged .*delete {path} and prepare it again$"):
+    with pytest.raises(UserError, match=f"^{path / file} is damaged .*delete {path} "):
         prepare(corpus(), progress=False)
 
 
-def test_a_folder_that_is_no_store_is_refused(corpus):
-    Plan.of(corpus()).path.mkdir(parents=True)
-    with pytest.raises(UserError, match="meta.json is damaged"):
-        prepare(corpus(), progress=False)
-
-
-def test_what_decides_the_tokens_decides_the_folder_and_threads_decide_nothing(corpus, jsonl, monkeypatch, tmp_path):
-    monkeypatch.setattr(builder, "GROUP", 1000)
+def test_what_determines_the_tokens_determines_the_folder(corpus, jsonl, monkeypatch, tmp_path):
+    monkeypatch.setattr(preparation, "GROUP_BYTES", 1000)
     first = prepare(corpus(threads=1), progress=False)
     threads = prepare(corpus(threads=7, cache_dir=str(tmp_path / "other")), progress=False)
     assert threads.fingerprints == first.fingerprints
     vocabulary = prepare(corpus(vocab_size=301), progress=False)
     assert vocabulary.fingerprints["text"] == first.fingerprints["text"]
     assert vocabulary.fingerprints["tokens"] != first.fingerprints["tokens"]
-    moved = tmp_path / "elsewhere.jsonl"
+    moved = tmp_path / "moved.jsonl"
     moved.write_bytes((tmp_path / "corpus.jsonl").read_bytes())
     elsewhere = prepare(corpus(files=[str(moved)]), progress=False)
     assert elsewhere.fingerprints == first.fingerprints
-    split = prepare(corpus(validation_one_in=3), progress=False)
+    split = Plan.of(corpus(validation_one_in=3))
     jsonl(["another text"] * 3 + [str(number) for number in range(40)])
-    other = prepare(corpus(), progress=False)
+    other = Plan.of(corpus())
     assert len({found.path for found in (first, vocabulary, elsewhere, split, other)}) == 5
 
 
-def test_ids_above_65535_are_kept_in_four_bytes(corpus, jsonl):
+def test_ids_above_65535_are_stored_in_four_bytes(corpus, jsonl):
     path = str(jsonl([f"{number} unquestionably" for number in range(20)]))
     found = prepare(corpus(files=path, vocab_size=100_277, validation_one_in=4), progress=False)
     assert found.tokens("train").dtype == np.dtype("<u4")
     assert found.tokens("train").max() == found.meta["eot"] == 100_257
 
 
-def test_an_id_outside_the_vocabulary_is_an_error_and_not_another_id(keys, monkeypatch):
-    monkeypatch.setattr(Symbols, "encode", lambda self, content: np.array([70_000], np.uint32))
-    with pytest.raises(IndexError):
-        prepare(keys("synthetic"), progress=False)
-
-
-def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, tmp_path):
+def test_a_store_is_found_by_its_tokens_among_other_folders(corpus, tmp_path):
     good = prepare(corpus(), progress=False)
     cache, tokens = good.path.parent, good.fingerprints["tokens"]
     other = prepare(corpus(vocab_size=301), progress=False)
     for name, content in {"a": b"{", "b": b"{}", "c": b"\xff"}.items():
         (cache / name).mkdir()
         (cache / name / "meta.json").write_bytes(content)
-    (cache / "f" / "meta.json").mkdir(parents=True)
     assert find(cache, tokens) == good
     assert find(cache, other.fingerprints["tokens"]) == other
     assert find(cache, "0" * 64) is None
@@ -158,71 +116,31 @@ def test_a_store_is_found_by_its_tokens_whatever_lies_beside_it(corpus, tmp_path
         find(cache, tokens)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_disk_that_refuses_is_a_sentence_with_the_key(corpus, monkeypatch, number):
+def test_a_full_disk_names_the_key_of_its_folder(corpus, monkeypatch):
     def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "mkdir", fail)
-    with pytest.raises(UserError, match=f"{os.strerror(number)}; .*choose another data.cache_dir="):
+    with pytest.raises(UserError, match="No space left .*choose another data.cache_dir="):
         prepare(corpus(), progress=False)
 
 
-def test_text_that_may_not_be_read_is_a_sentence(corpus, monkeypatch):
-    def failing(*_):
+def test_a_forbidden_file_is_named(corpus, monkeypatch):
+    def fail(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     data = corpus()
-    monkeypatch.setattr(files, "open", failing, raising=False)
-    with pytest.raises(UserError, match="^[^\n]*corpus.jsonl: Permission denied$"):
-        prepare(data, progress=False)
+    monkeypatch.setattr(files.Path, "open", fail)
+    with pytest.raises(UserError, match="corpus.jsonl cannot be read: Permission denied"):
+        [*preparation.open_source(data).read(data.files, None)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["", str(REPOSITORY / "tests/no_flock")], ids=["flock", "without flock"])
-def test_two_processes_that_prepare_at_once_make_one_build_without_torch(plain, path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [path, *sys.path]))}
-
-    def start():
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", BUILDS_WHEN_TOLD, json.dumps(plain())]
-        return subprocess.Popen(command, env=environment, **pipes)
-
-    with start() as first:
-        assert first.stdout.readline() == "building\n"
-        with start() as second:
-            assert second.stderr.readline().startswith("waiting for another process that prepares files-")
-            fingerprint, errors = first.communicate("go on\n")
-            assert second.communicate() == (fingerprint, "")  # it has said once that it waits
-    assert (errors, first.returncode, second.returncode) == ("", 0, 0)
-
-
-def test_the_command_prepares_text_and_says_what_it_holds(tmp_path, jsonl):
-    train, held_out = jsonl(["one two", "three"]), jsonl(["four"], "held_out.jsonl")
-    files = f"data.files={train}", f"data.validation_files={held_out}"
-    done = run("prepare.py", f"data.cache_dir={tmp_path}/cache", "data=files", *files, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "train: 2 documents, " in done.stdout
-    assert "validation: 1 documents, " in done.stdout
-    assert list((tmp_path / "cache").glob("files-*"))
-
-
-def test_a_finished_preparation_is_checked_on_request(plain, monkeypatch):
-    with pytest.raises(UserError, match="nothing is prepared yet.*check=true"):
+def test_prepared_data_are_verified_on_request(plain, hashed):
+    with pytest.raises(UserError, match="no prepared data .*check=true"):
         prepare_or_check(plain(), True)
     prepare_or_check(plain(), False)
-    said = "\n".join(prepare_or_check(plain(), True))
-    assert "text number" in said
-    assert "\x1b" not in said
-    opened = Store.open(Plan.of(checked_data(plain())).path)
-    monkeypatch.setattr(Store, "open", lambda *_, **__: changed(opened))
-    with pytest.raises(UserError, match="train/tokens.bin: document 0 is tokenized otherwise"):
-        prepare_or_check(plain(), True)
-
-
-def changed(opened):
-    """The store with a word of a text in two ids that text would never give."""
-    ids = opened.tokens("train").copy()
-    ids[:2] = [load_tokenizer(300).encoding.encode_single_token(token) for token in (b"i", b"n")]  # together one id
-    object.__setattr__(opened, "tokens", lambda split: ids)
-    return opened
+    assert not hashed
+    lines = "\n".join(prepare_or_check(plain(), True))
+    assert len(hashed) == 5
+    assert "text number" in lines
+    assert "\x1b" not in lines

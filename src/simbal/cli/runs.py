@@ -50,7 +50,7 @@ def show(argv: list[str]) -> None:
         found = [listed.values for listed in list_runs(args.folders)]
         ordered = _sorted(found, args.sort, args.reverse)
         shown = ordered[: args.limit]
-        from simbal.files.console import console
+        from simbal.console import console
 
         if args.json:
             try:

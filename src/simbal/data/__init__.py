@@ -1,1 +1,1 @@
-"""The data of a run: from text to tokens on disk (`store`), and from tokens to batches (`loader`)."""
+"""Data: sources of text, the tokenizer, tokens on disk, and batches."""

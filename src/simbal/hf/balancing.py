@@ -6,7 +6,7 @@ The sentences are those of `simbal.hf.describe`.
 from rich.table import Table
 
 from simbal.analysis.result import Result
-from simbal.files.console import new_grid
+from simbal.console import new_grid
 from simbal.hf.describe import describe
 from simbal.hf.model import HFModel
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from simbal.analysis.trained import FINAL, find_runs, read_finished_run, read_weights
 from simbal.balancing.composition import Composition
-from simbal.data.store import open_encoder
+from simbal.console import console
+from simbal.data.prepare import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
-from simbal.files.console import console
 from simbal.hf.card import model_card
 from simbal.hf.convert import CONFIG, SINGLE, Architecture, architecture, config_json, read_json, views
 from simbal.model.init import generator, init_router

@@ -25,14 +25,15 @@ from simbal.analysis.result import require_same_model, write_model
 from simbal.config.compose import checked_data
 from simbal.config.schema import DATA, DataConfig
 from simbal.config.values import check_name, one_of, whole_number
-from simbal.data.hub_tokenizer import HubTokenizer, load_hub_tokenizer
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store
+from simbal.data.tokenizer import HubTokenizer, load_hub_tokenizer
 from simbal.errors import UserError
 from simbal.hf.convert import CONFIG, opened, read_json, weight_files
 from simbal.hf.model import HFModel
 from simbal.hf.routers import HFRouter, find_routers
-from simbal.processes.heap import give_back_freed_memory
+from simbal.processes import release_freed_memory
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -171,7 +172,7 @@ class HFRequest:
         """Its windows; `UserError` if it does not fill one."""
         context, data = self.folder.window(self.context), self.config
         split = ValidationSplit.of(self.store, context, data.seed or 0, data.validation_document_tokens)
-        if not len(split.whole):
+        if not len(split.included):
             held = len(self.store.tokens("validation"))
             raise UserError(
                 f"the validation split of data={data.source} holds {held:,} tokens, fewer than context={context}"
@@ -229,7 +230,7 @@ class HFRequest:
         else:
             module, routers = _load_offloaded(folder, self.compute_dtype, self.device)
         gc.collect()
-        give_back_freed_memory()
+        release_freed_memory()
         ids = len(module.get_input_embeddings().weight)  # type: ignore[operator]
         if ids < text.vocab_size:
             raise UserError(f"the tokenizer in {folder.path} has {text.vocab_size:,} ids, and the model {ids:,}")

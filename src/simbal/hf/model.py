@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from simbal.analysis.subject import Predicted, Pruned, Subject
-from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
+from simbal.data.tokenizer import HubTokenizer
 from simbal.errors import UserError
 from simbal.hf.hooks import Hooks
 from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone

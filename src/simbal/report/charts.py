@@ -16,8 +16,8 @@ from typing import Any
 
 import altair as alt
 
-from simbal.files.disk import refusals_of_disk, replacing, write_text
 from simbal.report.curves import NUM_COLORS, Curve
+from simbal.runs.atomic import atomic_write, explain_write_errors, write_text
 
 Columns = dict[str, Any]  # an entry of a dataset: lists of equal length, and values that hold for all of them
 
@@ -325,7 +325,7 @@ def write_figure(figure: Figure, folder: Path, name: str) -> None:
     import vl_convert
 
     write_text(folder / f"{name}.svg", svg(figure))
-    with refusals_of_disk(folder), replacing(folder / f"{name}.pdf") as file:
+    with explain_write_errors(folder), atomic_write(folder / f"{name}.pdf") as file:
         file.write(vl_convert.vegalite_to_pdf(standalone(figure), vl_version=VERSION))
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simbal.commands import as_typed
-from simbal.files.disk import refusals_of_disk, write_text
 from simbal.metrics.definitions import Metric
 from simbal.report import curves
 from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_spaced, write_figure
@@ -15,6 +14,7 @@ from simbal.report.comparison import Row
 from simbal.report.curves import MOST_ARMS, Curve, ShownArm
 from simbal.report.sections import compared_metrics, comparison_name, difference_cells, on_scale
 from simbal.report.table import Table
+from simbal.runs.atomic import explain_write_errors, write_text
 
 FOLDER, CURVES = "figures", "curves.csv"
 HEADINGS = ("figure", "panel", "arm", "x", "mean", "low", "high", "band")
@@ -105,7 +105,7 @@ def interval(table: Table, row: Row, metric: Metric) -> Interval:
 def write_figures(shown: Sequence[Card], folder: Path) -> None:
     """Write figures/*.svg, figures/*.pdf and figures/curves.csv into `folder`; `UserError` if the disk refuses."""
     place = folder / FOLDER
-    with refusals_of_disk(folder):
+    with explain_write_errors(folder):
         place.mkdir(exist_ok=True)
     for card in shown:
         if card.figure:

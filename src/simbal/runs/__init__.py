@@ -1,1 +1,1 @@
-"""A run and its folder: its resolved config, its place, and how it ended."""
+"""Runs on disk: the config and its hash, the run folder, its record and curves, and atomic writes."""

@@ -1,14 +1,13 @@
-"""Reads the numbers that a run has measured: metrics.jsonl, its curves, and documents.json, its last validation.
+"""Reads what a run measured: its curves in metrics.jsonl, and its last validation by document in documents.json.
 
-metrics.jsonl is one JSON object per line, with its `step` and `tokens`; documents.json has the nats and tokens of each
-document of the validation split.
+metrics.jsonl has one JSON object per line, each with `step` and `tokens`. documents.json has the summed loss and the
+number of tokens of each document of the validation split.
 
 No torch here: the sweep's parent process and `report.py` read these files without it.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,126 +19,77 @@ from simbal.runs.folder import CURVES_FILE, DOCUMENTS_FILE
 from simbal.runs.record import is_number
 
 
-def rows(run_path: Path, key: str = "") -> list[dict[str, Any]]:
-    """Return every row of a run's metrics.jsonl in the order of writing; none if the file is missing.
+def rows(run_path: Path, key: str = "", skip_damaged: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl in the order of writing; [] if the file is missing.
 
-    What a killed process left of its last line, which no newline ends, is ignored.
+    A last line without a newline is ignored: a killed process leaves one.
 
     Args:
-        run_path: the run's folder.
-        key: a number; lines in which its name does not occur are then not looked at, and neither are the values by
-            layer at the end of the others: both are most of a file.
+        run_path: the run folder.
+        key: parse only lines that contain this text, such as the name of a metric.
+        skip_damaged: skip damaged lines, as while a run writes the file.
 
     Raises:
-        UserError: any other line is not a row; it names the file and the line.
+        UserError: a line is damaged; the error names it.
     """
-    file = run_path / CURVES_FILE
+    file, found = run_path / CURVES_FILE, list[dict[str, Any]]()
     try:
-        *whole, last = file.read_bytes().split(b"\n")
+        lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    for lines in ([*_heads(whole, key.encode())], whole) if key else (whole,):
-        with suppress(ValueError):
-            found = orjson.loads(b"[" + b",".join(lines) + b"]")  # all at once: half the time of one by one
-            if len(found) == len(lines) and all(map(_is_row, found)):
-                return [*found, *_parsed(last)]
-    for number, line in enumerate(whole, 1):
-        if not _parsed(line):
-            raise UserError(f"{file} is broken: line {number} is no row of a curve; delete that line")
-    raise UserError(f"{file} is broken: its lines are no rows of a curve")
+    for number, line in enumerate(lines, 1):
+        if key.encode() not in line:
+            continue
+        row = _parse_row(line)
+        if row is not None:
+            found.append(row)
+        elif number < len(lines) and not skip_damaged:
+            raise UserError(f"{file} is broken: line {number} is not a row of a curve; delete it")
+    return found
 
 
-def curve(run_path: Path, key: str, vouched: bool = False) -> list[tuple[int, float]]:
-    """Return the rows that have `key`, as (training tokens, value), by tokens; empty if there is none.
-
-    Args:
-        run_path: the run's folder.
-        key: the number.
-        vouched: the run's record has the sha256 of the file, so that no line of it need be looked at for damage alone.
-
-    Raises:
-        UserError: as `rows` does, and if a value is no finite number.
-    """
-    points = [(row["tokens"], row[key]) for row in rows(run_path, key if vouched else "") if key in row]
-    if not all(is_number(value) for _, value in points):
-        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} is not a number everywhere")
-    return sorted(points)
-
-
-def readable_rows(run_path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl that a run may be writing; other lines, and a missing file, have none.
-
-    Raises:
-        UserError: the file is none that a run writes: a pipe, a device, or larger than any.
-    """
-    try:
-        *whole, _ = (run_path / CURVES_FILE).read_bytes().split(b"\n")
-    except OSError:
-        return []
-    return [row for line in whole for row in _parsed(line)]
-
-
-def _heads(lines: Sequence[bytes], key: bytes) -> Iterator[bytes]:
-    """Yield the lines with `key`, without their values by layer if these come after it."""
-    for line in lines:
-        if key in line:
-            head, found, layers = line.partition(b', "layers": ')
-            yield head + b"}" if found and key not in layers else line
-
-
-def _parsed(line: bytes) -> list[dict[str, Any]]:
-    """Return the row on a line, as a list; none if there is no whole one."""
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = orjson.loads(line)
     except ValueError:
-        return []
-    return [row] if _is_row(row) else []
+        return None
+    return row if isinstance(row, dict) and all(isinstance(row.get(key), int) for key in ("step", "tokens")) else None
 
 
-def _is_row(row: Any) -> bool:
-    counts = [row.get("step"), row.get("tokens")] if isinstance(row, dict) else [None]
-    return all(type(count) is int and count >= 0 for count in counts)
+def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
+    """Return (training tokens, value) of the rows that have `key`, sorted by tokens.
+
+    Raises:
+        UserError: a line is damaged, or a value is not a finite number.
+    """
+    points = [(row["tokens"], row[key]) for row in rows(run_path, key) if key in row]
+    if not all(is_number(value) for _, value in points):
+        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} must be a number in every row")
+    return sorted(points)
 
 
 @dataclass(frozen=True)
 class DocumentSums:
-    """The sums of each document, in the order of the split; a document that was not seen has 0 tokens."""
+    """Sums by document, in the order of the validation split; 0 tokens if a document was not evaluated."""
 
-    nats: Sequence[float]  # cross-entropy over its tokens
+    nats: Sequence[float]  # cross-entropy summed over the document's tokens
     tokens: Sequence[int]
 
 
 def document_sums(run_path: Path) -> DocumentSums | None:
-    """Return the sums of a run's documents; None if it has no documents.json.
-
-    Raises:
-        UserError: the file is broken; it is named.
-    """
+    """Return the sums of a run's documents; None without documents.json, and `UserError` if it is broken."""
     file = run_path / DOCUMENTS_FILE
     try:
-        said = orjson.loads(file.read_bytes())
+        content = orjson.loads(file.read_bytes())
+        sums = DocumentSums(array("d", content["nats"]), array("q", content["tokens"]))  # a quarter of a list's memory
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is broken: {error}") from None
-    nats, tokens = _lists(said)
-    if not (_are_numbers(nats) and _are_numbers(tokens) and all(isinstance(count, int) for count in tokens)):
-        raise UserError(f"{file} is broken: it must have nats and tokens of each document, none below 0")
-    if len(nats) != len(tokens):
-        raise UserError(f"{file} is broken: it has nats of {len(nats):,} documents and tokens of {len(tokens):,}")
-    return DocumentSums(array("d", nats), array("q", tokens))  # a quarter of the memory of lists
-
-
-def _lists(said: Any) -> tuple[Any, Any]:
-    """Return what stands under `nats` and `tokens`, of any kind."""
-    return (said.get("nats"), said.get("tokens")) if isinstance(said, dict) else (None, None)
-
-
-def _are_numbers(values: Any) -> bool:
-    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
-        return False
-    return not values or min(values) >= 0
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{file} is broken: it must hold nats and tokens of each document") from None
+    if len(sums.nats) != len(sums.tokens):
+        raise UserError(f"{file} is broken: nats and tokens must have the same length")
+    return sums

@@ -25,7 +25,7 @@ def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
     A run that diverged, whose record is damaged or whose folder belongs to another config has failed.
     """
     try:
-        if folder.finished(spec):
+        if folder.is_finished(spec):
             return "done", ""
         record = folder.read_record()
     except UserError as error:
@@ -53,7 +53,7 @@ def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start:
     record = {"status": status, "config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
     try:
         with folder.lock():
-            if folder.whole_record() is None:
+            if folder.valid_record() is None:
                 folder.write_record(record | {"error": error})
     except BusyError:
         return LOCKED

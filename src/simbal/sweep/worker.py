@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simbal.errors import UserError, exit_codes, exit_on_user_error
-from simbal.processes.start import read_task
-from simbal.processes.watchdog import ends_with
+from simbal.processes import ends_with, read_task
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.spec import RunSpec
 

@@ -29,7 +29,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero
 from simbal.errors import UserError
-from simbal.files.disk import PART, replacing, sync
+from simbal.runs.atomic import PARTIAL_SUFFIX, atomic_write, sync_to_disk
 from simbal.training.signals import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
@@ -90,7 +90,7 @@ def weights_file(folder: Path, step: int) -> Path:
 
 def part_of(target: Path) -> Path:
     """Return the path at which a folder is written before it gets its name."""
-    return target.with_name(f".{target.name}{PART}")
+    return target.with_name(f".{target.name}{PARTIAL_SUFFIX}")
 
 
 def in_folder(folder: Path) -> list[Path]:
@@ -169,7 +169,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 def write_file(content: dict[str, Any], file: Path) -> None:
     """Write a checkpoint file beside its target, sync and rename it."""
-    with replacing(file) as opened:
+    with atomic_write(file) as opened:
         torch.save(content, opened)
 
 
@@ -178,10 +178,10 @@ def publish(part: Path, target: Path) -> None:
     files = sorted(part.iterdir())
     (part / SUMS).write_text("".join(f"{_sha256(file)}  {file.name}\n" for file in files))
     for path in (*files, part / SUMS, part):
-        sync(path)
+        sync_to_disk(path)
     remove(target)
     part.replace(target)
-    sync(target.parent)
+    sync_to_disk(target.parent)
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _sha256(file: Path) -> str:
 def remove(path: Path) -> None:
     """Remove a checkpoint, a file or a folder, if it is there; the name of a folder goes first."""
     if path.is_dir() and not path.is_symlink():
-        aside = path.with_name(f".{path.name}.removed{PART}")
+        aside = path.with_name(f".{path.name}.removed{PARTIAL_SUFFIX}")
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(path.replace(aside))
     else:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from simbal.distributed import full_tensor, is_rank_zero, rank, world_size
 from simbal.errors import BusyError, UserError
-from simbal.files.disk import refusals_of_disk
 from simbal.metrics.routing import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
+from simbal.runs.atomic import explain_write_errors
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import now
 from simbal.training.signals import PrunedError, StoppedError
@@ -56,7 +56,7 @@ def recorded(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
         Exception: any other error is recorded and raised again.
     """
     try:
-        with refusals_of_disk(folder.path), memory_errors():
+        with explain_write_errors(folder.path), memory_errors():
             yield
     except PrunedError as stop:
         log.info("%s", stop)
@@ -93,7 +93,7 @@ def record_lost_worker(folder: RunFolder, run: dict[str, Any], signal_name: str)
     Rank zero cannot: Lightning kills it once another rank has failed.
     """
     error = _rank_error(folder) or f"a process of the run was killed by {signal_name}"
-    if folder.whole_record() is None:
+    if folder.valid_record() is None:
         folder.write_record(run | {"status": "failed", "error": error, "ended": now()})
     return error
 

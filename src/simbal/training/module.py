@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
 from simbal.config.schema import OptimConfig
-from simbal.data.loader import HeldOut, TrainBatches
+from simbal.data.loader import TrainBatches, ValidationBatch
 from simbal.distributed import full_tensor, sum_over_ranks, world_size
 from simbal.model.head import HeadLoss, head_loss
 from simbal.model.router import Router, Routing
@@ -251,7 +251,7 @@ class LitMoE(L.LightningModule):
         """Begin every validation with empty sums."""
         self.totals = ValidationTotals()
 
-    def validation_step(self, batch: HeldOut, batch_idx: int) -> None:
+    def validation_step(self, batch: ValidationBatch, batch_idx: int) -> None:
         """Add a batch of the validation split to the sums."""
         targets_BS = batch.windows_BT[:, 1:]
         head, routings = self(batch.windows_BT[:, :-1], targets_BS)

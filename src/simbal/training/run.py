@@ -18,10 +18,11 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from simbal.data.loader import TokenData
-from simbal.data.store import Store, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store
 from simbal.distributed import is_rank_zero, on_rank_zero
-from simbal.files.disk import refusals_of_disk, remove_parts, write_json
-from simbal.processes.heap import keep_freed_memory
+from simbal.processes import keep_freed_memory
+from simbal.runs.atomic import explain_write_errors, remove_partial_files, write_json
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
@@ -70,13 +71,14 @@ def train(spec: RunSpec) -> None:
     """
     folder, keys = RunFolder(spec.path), spec.config.trainer
     shape = transformer_shape(spec, end_of_text=0)  # errors in it are reported before data are prepared
-    if not folder.finished(spec):  # else a strategy may be gone by now
+    if not folder.is_finished(spec):  # else a strategy may be gone by now
         build_strategies(spec, shape)
     resolve_device(keys.accelerator, devices_per_node(keys.devices))
     is_rank = started_by_launcher(keys.devices)
     store = prepare(spec.config.data, progress=keys.progress_bar)
-    if folder.finished(spec):
-        folder.require_data(store.fingerprints["tokens"])
+    if folder.is_finished(spec):
+        record_before = folder.read_record() or {}
+        folder.require_same_data(record_before["data"]["tokens"], store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
     elif keys.devices == 1 or is_rank:
         train_rank(spec, store)
@@ -103,7 +105,7 @@ def train_rank(spec: RunSpec, store: Store) -> None:
         if not on_rank_zero(partial(acquire_folder, folder, spec, held)):
             return
         if is_rank_zero():
-            held.enter_context(refusals_of_disk(folder.path))
+            held.enter_context(explain_write_errors(folder.path))
             held.enter_context(log_to(folder.path / "train.log"))
             run = record.describe(spec, data, module, device, precision)
             print_header(spec, run)
@@ -150,13 +152,13 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, held: ExitStack) -> bool:
         UserError: another process or another run has the folder.
     """
     held.enter_context(folder.lock())
-    if folder.finished(spec):
+    if folder.is_finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
     folder.write_spec(spec)
-    with refusals_of_disk(folder.path):
+    with explain_write_errors(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):
-            remove_parts(written)
+            remove_partial_files(written)
     return True
 
 
@@ -222,7 +224,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
     if not telemetry.validated(keys.max_steps):
         validate(keys.max_steps)
     trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
-    trainer.validate(module, data.held_out(None), verbose=False)
+    trainer.validate(module, data.validation_batches(None), verbose=False)
     measured = final_metrics(telemetry, trainer, module) | {"documents": write_documents(folder, telemetry)}
     warnings = [
         *callbacks.rounding.warnings, *callbacks.changes.warnings,

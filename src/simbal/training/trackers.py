@@ -19,9 +19,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
 from simbal.errors import UserError
-from simbal.files.disk import write_json
-from simbal.files.locks import lock
 from simbal.runs import curves
+from simbal.runs.atomic import lock, write_json
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")

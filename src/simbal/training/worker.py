@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from simbal.errors import UserError, exit_codes, exit_on_user_error
-from simbal.processes.watchdog import GRACE_SECONDS, ends_with
+from simbal.processes import GRACE_SECONDS, ends_with
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.failures import RANK_ERROR, record_lost_worker
@@ -73,7 +73,7 @@ def main(folder: Path, devices: int, strategy: str) -> None:
 
     `devices` and `strategy` may be others than in its config.yaml: a run can resume on other devices.
     """
-    from simbal.data.store import prepare
+    from simbal.data.prepare import prepare
     from simbal.training.run import train_rank  # which imports this module
 
     other = int(os.environ.get("LOCAL_RANK", "0")) > 0

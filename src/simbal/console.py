@@ -1,4 +1,4 @@
-"""The console that tables for people are printed on, and the layout of what they hold."""
+"""The console and the layout of all tables that programs print."""
 
 import sys
 
@@ -6,19 +6,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-PLAIN_WIDTH = 120  # columns where the output is a file or a pipe
+PLAIN_WIDTH = 120  # columns, if the output is a file or a pipe
 
 
 def console() -> Console:
-    """Return the console of standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
+    """Return the console of standard output, as wide as the terminal or else `PLAIN_WIDTH`."""
     return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def new_grid(title: str, *headings: str) -> Table:
-    """Return an empty table with a title, in the layout of all tables here.
-
-    `headings` are those of its first columns, of which the first is flush left and the others are flush right.
-    """
+    """Return an empty table with a title and columns: the first is left-justified, the others right-justified."""
     grid = Table(
         title=title,
         title_justify="left",
@@ -33,7 +30,7 @@ def new_grid(title: str, *headings: str) -> Table:
 
 
 def clock(seconds: float) -> str:
-    """Return a time as `2:05` or `1:02:05`."""
+    """Format a duration as `2:05` or `1:02:05`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

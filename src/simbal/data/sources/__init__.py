@@ -1,1 +1,0 @@
-"""Sources of text: one file for each `data.source`, and what they share."""

@@ -1,1 +1,0 @@
-"""Files and terminals: atomic writes, locks and consoles."""

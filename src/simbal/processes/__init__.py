@@ -1,1 +1,0 @@
-"""Processes: how they are started, how many run at once, and how each ends with the one that it works for."""

@@ -1,0 +1,221 @@
+"""A preparation that is killed, interrupted or stopped by bad input resumes and gives the same bytes."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import count, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.data import prepare as preparation
+from simbal.data.files import Files, cut_end
+from simbal.data.prepare import SplitWriter, prepare
+from simbal.data.store import VERIFIED
+from simbal.data.tokenizer import SymbolEncoder, load_tokenizer
+from simbal.errors import UserError
+from tests.child_processes import in_a_fork
+from tests.programs import run
+
+NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH
+SIZES = {"vocab_size": 300, "validation_one_in": 5}
+KILLS = [
+    (SplitWriter, "write", 75), (SplitWriter, "sync", 3), (Path, "replace", 2), (preparation, "shared_windows", 1),
+    (Path, "unlink", 6), (preparation, "sync_to_disk", 3), (Path, "rename", 1),
+]  # fmt: skip
+TEXT = "".join(f"Line {number} of a text of one's own, née à l'école.\n" for number in range(100))
+BUILDS_WHEN_TOLD = """
+import json, sys
+from simbal.config.compose import checked_data
+from simbal.data import prepare
+
+build = prepare._build
+
+def told(*arguments):
+    print("building", flush=True)
+    sys.stdin.readline()
+    return build(*arguments)
+
+prepare._build = told
+print(prepare.prepare(checked_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """A few documents are encoded at once, and each finished file is committed."""
+    monkeypatch.setattr(preparation, "GROUP_BYTES", 5000)
+    monkeypatch.setattr(preparation, "COMMIT_SECONDS", 0)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Four files of thirty documents."""
+    for part in range(4):
+        lines = (json.dumps({"text": f"text {number} of part {part} " * 20}) for number in range(30))
+        (tmp_path / f"part-{part}.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.fixture
+def corpus(keys, files):
+    return keys("files", files=str(files / "part-*.jsonl"), **SIZES)
+
+
+@pytest.fixture
+def expected(corpus):
+    """The files of an undisturbed preparation, which are then removed."""
+    built = prepare(corpus, progress=False).path
+    found = contents(built)
+    shutil.rmtree(built)
+    return found
+
+
+def contents(folder) -> dict[str, bytes]:
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != VERIFIED]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def kill_at(place, name, number, moment):
+    """Kill this process before or after the call with this number of the function `name`."""
+    function, calls = getattr(place, name), count(1)
+
+    def dying(*arguments, **options):
+        is_last = next(calls) == number
+        if is_last and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*arguments, **options)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    pytest.MonkeyPatch().setattr(place, name, dying)
+
+
+@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", KILLS, ids=lambda place: f"{place[1]} {place[2]}")
+def test_a_preparation_killed_anywhere_resumes_to_the_same_files(corpus, expected, place, moment):
+    def build_and_die():
+        kill_at(*place, moment)  # in the fork only
+        prepare(corpus, progress=False)
+
+    assert in_a_fork(build_and_die) == -signal.SIGKILL
+    built = prepare(corpus, progress=False).path
+    assert contents(built) == expected
+    assert sorted(path.name for path in built.parent.iterdir()) == [f".{built.name}.lock", built.name]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+def test_finished_files_are_not_read_again(corpus, expected, monkeypatch, error):
+    write, written = SplitWriter.write, count(1)
+
+    def failing(*arguments):
+        write(*arguments)
+        if next(written) == 70:
+            raise error
+
+    monkeypatch.setattr(SplitWriter, "write", failing)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        prepare(corpus, progress=False)
+    read, names = Files.read, []
+    monkeypatch.setattr(Files, "read", lambda self, name, *rest: names.append(name[-12:]) or read(self, name, *rest))
+    assert contents(prepare(corpus, progress=False).path) == expected
+    assert names == ["part-2.jsonl", "part-3.jsonl"]
+
+
+def test_input_that_changes_while_it_is_read_is_an_error(corpus, files, monkeypatch, tmp_path):
+    read = Files.read
+
+    def read_then_change(self, *arguments):
+        yield from read(self, *arguments)
+        (files / "part-0.jsonl").write_text('{"text": "other text"}')
+
+    monkeypatch.setattr(Files, "read", read_then_change)
+    with pytest.raises(UserError, match="changed while it was read"):
+        prepare(corpus, progress=False)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def texts(built, split: str) -> list[str]:
+    encoding, ids = load_tokenizer(300).encoding, built.tokens(split)
+    ends = [0, *map(int, built.document_ends(split))]
+    return [encoding.decode(ids[start : end - 1].tolist()) for start, end in pairwise(ends)]
+
+
+def test_of_few_texts_the_end_of_each_is_held_out_and_reported(keys, tmp_path, capsys, monkeypatch):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(TEXT + name, encoding="utf-8")
+    data = keys("files", files=str(tmp_path / "?.txt"), vocab_size=300, validation_one_in=333)
+    sync, calls = SplitWriter.sync, count(1)
+
+    def interrupted(*arguments):
+        sync(*arguments)
+        if next(calls) == 9:  # while ends are held out
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SplitWriter, "sync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, progress=False)
+    built = prepare(data, progress=False)
+    joined = [*map("".join, zip(texts(built, "train"), texts(built, "validation"), strict=True))]
+    assert joined == [TEXT + name for name in "abc"]
+    assert "the last 0.3% of each (data.validation_one_in)" in capsys.readouterr().err
+    assert "the last 0.3% of each (data.validation_one_in)" in built.summary()
+
+
+@pytest.mark.parametrize(("text", "one_in"), [("short", 50), (TEXT, 1)])
+def test_a_text_too_short_for_a_validation_split_is_refused(keys, jsonl, text, one_in):
+    data = keys("files", files=str(jsonl([text])), vocab_size=300, validation_one_in=one_in)
+    with pytest.raises(UserError, match="(train|validation) split .*data.validation_files .*data.validation_one_in"):
+        prepare(data, progress=False)
+
+
+@given(text=st.text(min_size=1, max_size=60), parts=st.integers(2, 60))
+def test_holding_out_an_end_loses_nothing_and_splits_no_character(text, parts):
+    pieces = cut_end(text.encode(), parts)
+    assert "".join(piece.decode() for piece in pieces) == text
+    assert all(pieces)
+
+
+def test_an_id_outside_the_vocabulary_is_an_error_and_not_another_id(keys, monkeypatch):
+    monkeypatch.setattr(SymbolEncoder, "encode", lambda self, content: np.array([70_000], np.uint32))
+    with pytest.raises(IndexError):
+        prepare(keys("synthetic", documents=2), progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["", NO_FLOCK], ids=["flock", "without flock"])
+def test_of_two_processes_one_prepares_without_torch_and_the_other_waits(corpus, path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [path, *sys.path]))}
+
+    def start():
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", BUILDS_WHEN_TOLD, corpus.model_dump_json()]
+        return subprocess.Popen(command, env=environment, **pipes)
+
+    with start() as first:
+        assert first.stdout.readline() == "building\n"
+        with start() as second:
+            assert second.stderr.readline().startswith("waiting for another process that prepares files-")
+            fingerprint, errors = first.communicate("\n")
+            assert second.communicate() == (fingerprint, "")
+    assert (errors, first.returncode, second.returncode) == ("", 0, 0)
+
+
+@pytest.mark.slow
+def test_the_command_prepares_text_and_prints_a_summary(tmp_path, jsonl):
+    train, held_out = jsonl(["one two", "three"]), jsonl(["four"], "held_out.jsonl")
+    files = f"data.files={train}", f"data.validation_files={held_out}"
+    done = run("prepare.py", f"data.cache_dir={tmp_path}/cache", "data=files", *files, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train: 2 documents, " in done.stdout
+    assert "validation: 1 documents, " in done.stdout
+    assert list((tmp_path / "cache").glob("files-*"))
