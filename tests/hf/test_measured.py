@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,49 +274,43 @@ def test_the_guides_program_adds_a_users_rule(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def broken(folder, tmp_path):
-    """A copy of a model that a test may damage."""
-    return shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")
+def remove_safetensors(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    torch.save({}, model / "pytorch_model.bin")
 
 
-def change_config(model, **keys: object) -> None:
+def remove_a_weight(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
+def change_config(model: Path, **keys: object) -> None:
     config = json.loads((model / "config.json").read_text()) | keys
     (model / "config.json").write_text(json.dumps(config))
 
 
-def refusal(folder, hf) -> str:
-    """Return the message with which measuring `hf` is refused."""
-    with pytest.raises(UserError) as refused:
-        measure(request(folder, hf), "quality")
-    assert "\n" not in str(refused.value)
-    assert not (folder / "outputs").exists()
-    return str(refused.value)
-
-
-def test_pickled_weights_are_not_loaded(broken, tmp_path):
-    (broken / "model.safetensors").unlink()
-    torch.save({}, broken / "pytorch_model.bin")
-    assert "model.safetensors" in refusal(tmp_path, broken)
-
-
-def test_missing_weights_are_not_initialized_at_random(broken, tmp_path):
-    weights = load_file(broken / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    assert "model.norm.weight" in refusal(tmp_path, broken)
-
-
-def test_an_architecture_that_transformers_does_not_know_is_refused(broken, tmp_path):
-    change_config(broken, model_type="mixtral_of_tomorrow", architectures=["MixtralOfTomorrow"])
-    assert "mixtral_of_tomorrow" in refusal(tmp_path, broken)
-
-
-def test_code_in_the_folder_is_not_executed(broken, tmp_path):
-    (broken / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+def add_code(model: Path) -> None:
+    (model / "modeling_own.py").write_text(f"open({str(model / 'ran')!r}, 'w')\n")
     auto_map = {"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"}
-    change_config(broken, model_type="own", auto_map=auto_map)
-    refusal(tmp_path, broken)
-    change_config(broken, model_type="mixtral")
-    measure(request(tmp_path, broken), "quality")  # with the class of transformers
-    assert not (tmp_path / "ran").exists()
+    change_config(model, model_type="own", auto_map=auto_map)
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (remove_safetensors, "model.safetensors"),
+        (remove_a_weight, "model.norm.weight"),
+        (lambda model: change_config(model, model_type="mixtral_of_tomorrow"), "mixtral_of_tomorrow"),
+        (add_code, "config.json"),
+    ],
+    ids=["pickled weights", "a missing weight", "an unknown architecture", "an architecture in the folder"],
+)
+def test_a_model_is_refused_in_one_sentence_and_its_code_is_not_executed(folder, tmp_path, damage, part):
+    model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")
+    damage(model)
+    with pytest.raises(UserError, match=part) as refused:
+        measure(request(tmp_path, model), "quality")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "outputs").exists()
+    assert not (model / "ran").exists()

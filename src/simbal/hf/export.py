@@ -25,7 +25,6 @@ from simbal.files.console import console
 from simbal.hf.convert import (
     CONFIG,
     SINGLE,
-    Architecture,
     architecture_of,
     hf_config,
     named_weights,
@@ -131,7 +130,7 @@ def read_run(path: Path) -> FinishedRun:
         found = architecture_of(shape)
         balancing = build_strategies(spec, shape)
         if shape.num_experts:
-            require_unsteered(balancing, found, shape.num_layers, shape.num_experts, shape.top_k)
+            require_unsteered(balancing, shape.num_experts, shape.top_k, found.name)
     except UserError as error:
         raise UserError(f"{path} cannot be exported: {error}") from None
     model = Transformer(shape, "reference" if shape.num_experts else None)
@@ -144,23 +143,20 @@ def read_run(path: Path) -> FinishedRun:
 
 
 @torch.no_grad()
-def require_unsteered(
-    balancing: Composition, found: Architecture, num_layers: int, num_experts: int, top_k: int
-) -> None:
+def require_unsteered(balancing: Composition, num_experts: int, top_k: int, architecture: str) -> None:
     """Raise `UserError` if a strategy changes the logits or the choice of experts in evaluation mode.
 
     A strategy that changes nothing returns the same tensor that it was given.
     """
     logits_NE, tokens_BS = torch.zeros(1, num_experts), torch.zeros(1, 1, dtype=torch.int64)
+    candidates = Candidates(0, tokens_BS, logits_NE, gate(logits_NE, "softmax"), top_k)
     if balancing.mapper is not None:
-        raise UserError(f"balancing.{balancing.mapper} computes router logits that {found.name} does not compute")
+        raise UserError(f"balancing.{balancing.mapper} computes the router logits in another way than {architecture}")
     for name, part in balancing.eval().parts.items():
         if part.adjust_logits(logits_NE) is not logits_NE:
-            raise UserError(f"balancing.{name} adjusts the router logits, which {found.name} does not")
-        for layer in range(num_layers):
-            candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"), top_k)
-            if part.choice_scores(candidates) is not logits_NE:
-                raise UserError(f"balancing.{name} changes the choice of experts, which {found.name} does not")
+            raise UserError(f"balancing.{name} adjusts the router logits, which {architecture} does not")
+        if part.choice_scores(candidates) is not logits_NE:
+            raise UserError(f"balancing.{name} changes the choice of experts, which {architecture} does not")
 
 
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:

@@ -89,6 +89,11 @@ def at_least_fp32(logits_NE: Tensor) -> torch.dtype:
     return torch.promote_types(logits_NE.dtype, torch.float32)
 
 
+def is_equal_up_to_rounding(a: Tensor, b: Tensor) -> bool:
+    """Whether logits have the same shape and values."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
 class Hooks:
     """The hooks on one model.
 
@@ -146,13 +151,40 @@ class Hooks:
             self.finish_pass(*self.finished)
 
     def steer(self, router: HFRouter, logits_NE: Tensor, steering: Steering) -> Decision:
-        """Return the steered decision of a router, in a pass or in its recomputation."""
+        """Return the decision that `steering` makes under the router's rule, given logits x W^T in any dtype.
+
+        If `steering` returns the logits as its scores, the rule chooses. A recomputation, which only its logits tell,
+        chooses the same experts as the first pass.
+
+        Raises:
+            UserError: the steering needs token ids, and they are unknown.
+        """
+        first, tokens_BS = None, torch.empty(1, len(logits_NE), dtype=torch.int64, device="meta")
         if self.running:
-            return steer(router, logits_NE, self.running.tokens_BS, steering)
-        # only the logits tell which pass is recomputed
-        first = self.finished[0].decisions[router.layer] if self.finished else None
-        unknown_BS = torch.empty(1, len(logits_NE), dtype=torch.int64, device="meta")
-        return steer(router, logits_NE, unknown_BS, steering, first)
+            tokens_BS = self.running.tokens_BS
+        elif self.finished:
+            first = self.finished[0].decisions[router.layer]
+        with torch.autocast(logits_NE.device.type, enabled=False):
+            adjusted_NE = steering.adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
+            probs_NE = gate(adjusted_NE, router.gating)
+            with torch.no_grad():
+                if first is not None and is_equal_up_to_rounding(adjusted_NE, first.logits_NE):
+                    experts_NK, steered = first.topk_experts_NK, first.steered
+                else:
+                    candidates = Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
+                    scores_NE = steering.choice_scores(candidates)
+                    if scores_NE.is_meta:
+                        name = getattr(steering, "chooser", "the steering")
+                        raise UserError(
+                            f"{name} chooses experts by token ids: pass input_ids, and with gradient checkpointing "
+                            "call backward before the next forward pass"
+                        )
+                    if scores_NE is adjusted_NE and not router.rule.is_topk:
+                        scores_NE = router.rule.scores(probs_NE, router.bias_E)
+                    steered = scores_NE is not adjusted_NE
+                    experts_NK = largest(scores_NE, router.top_k)
+            weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
+        return Decision(adjusted_NE, weights_NK, experts_NK, steered)
 
 
 @dataclass(frozen=True)
@@ -197,47 +229,3 @@ def paused(routers: Sequence[HFRouter]) -> Iterator[None]:
     finally:
         for hooks in attached:
             hooks.paused = False
-
-
-def steer(
-    router: HFRouter, logits_NE: Tensor, tokens_BS: Tensor, steering: Steering, first: Decision | None = None
-) -> Decision:
-    """Return the decision that `steering` makes, under the router's rule.
-
-    Args:
-        router: the router.
-        logits_NE: x W^T, in any dtype.
-        tokens_BS: token ids; on the meta device if they are unknown.
-        steering: changes the decision. If it returns the logits as its scores, the router's rule chooses.
-        first: decision of the last pass. If this is its recomputation, the same experts are chosen.
-
-    Raises:
-        UserError: the steering needs token ids, and they are unknown.
-    """
-    with torch.autocast(logits_NE.device.type, enabled=False):
-        adjusted_NE = steering.adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
-        probs_NE = gate(adjusted_NE, router.gating)
-        with torch.no_grad():
-            if first is not None and is_recomputation(adjusted_NE, first.logits_NE):
-                experts_NK, steered = first.topk_experts_NK, first.steered
-            else:
-                scores_NE = steering.choice_scores(
-                    Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
-                )
-                if scores_NE.is_meta:
-                    name = getattr(steering, "chooser", "the steering")
-                    raise UserError(
-                        f"{name} chooses experts by token ids: pass input_ids, and "
-                        "with gradient checkpointing call backward before the next forward pass"
-                    )
-                if scores_NE is adjusted_NE and not router.rule.is_topk:
-                    scores_NE = router.rule.scores(probs_NE, router.bias_E)
-                steered = scores_NE is not adjusted_NE
-                experts_NK = largest(scores_NE, router.top_k)
-        weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
-    return Decision(adjusted_NE, weights_NK, experts_NK, steered)
-
-
-def is_recomputation(logits_NE: Tensor, first_NE: Tensor) -> bool:
-    """Whether logits are equal up to rounding."""
-    return logits_NE.shape == first_NE.shape and torch.allclose(logits_NE, first_NE, rtol=1e-3, atol=1e-5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simbal.balancing.base import Balancing
@@ -21,7 +21,6 @@ from simbal.hf.attach import Attachment, attach
 from simbal.metrics.routing import max_vio
 
 STATE_KEY = "simbal"  # the state of the strategies in trainer_state.json
-MAX_VIO = "max_vio"
 
 
 def attach_trainer(
@@ -109,9 +108,7 @@ class BalancingCallback(TrainerCallback):
         finally:
             del model.save_pretrained
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Load the state of the strategies when training resumes, and wrap the backward pass."""
         self.attachment.discard()
         self._reset()
@@ -154,30 +151,21 @@ class BalancingCallback(TrainerCallback):
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Update the strategies, unless the optimizer skipped the step because of non-finite gradients."""
         if self.attachment.micro_batches != self._backwards:
             name = type(self.trainer).__name__
             raise UserError(f"{name} does not call accelerator.backward: use attach() in your own training loop")
         self._backwards = 0
         self._steps += 1
-        self._add(MAX_VIO, max_vio(sum_over_ranks(self.attachment.counts_LE)).mean())
+        self._add("max_vio", max_vio(sum_over_ranks(self.attachment.counts_LE)).mean())
         if self.trainer.accelerator.optimizer_step_was_skipped:
             self.attachment.discard()
             return
         self.attachment.step(lr=kwargs["optimizer"].param_groups[0]["lr"])
         save_state(self.attachment, state)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the means since the last log to the training log."""
         if logs is None or "loss" not in logs or not self._steps:
             return
@@ -186,9 +174,7 @@ class BalancingCallback(TrainerCallback):
         state.log_history[-1] |= means
         self._sums, self._steps = {}, 0
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Load the state of the best checkpoint if the trainer has loaded its weights."""
         self._unwrap_backward()
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
