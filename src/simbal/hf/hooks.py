@@ -153,8 +153,7 @@ class Hooks:
     def steer(self, router: HFRouter, logits_NE: Tensor, steering: Steering) -> Decision:
         """Return the decision that `steering` makes under the router's rule, given logits x W^T in any dtype.
 
-        If `steering` returns the logits as its scores, the rule chooses. A recomputation, which only its logits tell,
-        chooses the same experts as the first pass.
+        A recomputation is recognized by its logits and chooses the same experts as the first pass.
 
         Raises:
             UserError: the steering needs token ids, and they are unknown.
@@ -172,19 +171,23 @@ class Hooks:
                     experts_NK, steered = first.topk_experts_NK, first.steered
                 else:
                     candidates = Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
-                    scores_NE = steering.choice_scores(candidates)
-                    if scores_NE.is_meta:
-                        name = getattr(steering, "chooser", "the steering")
-                        raise UserError(
-                            f"{name} chooses experts by token ids: pass input_ids, and with gradient checkpointing "
-                            "call backward before the next forward pass"
-                        )
-                    if scores_NE is adjusted_NE and not router.rule.is_topk:
-                        scores_NE = router.rule.scores(probs_NE, router.bias_E)
-                    steered = scores_NE is not adjusted_NE
-                    experts_NK = largest(scores_NE, router.top_k)
+                    scores_NE = choice_scores(router, candidates, steering)
+                    experts_NK, steered = largest(scores_NE, router.top_k), scores_NE is not adjusted_NE
             weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
         return Decision(adjusted_NE, weights_NK, experts_NK, steered)
+
+
+def choice_scores(router: HFRouter, candidates: Candidates, steering: Steering) -> Tensor:
+    """Return the scores (N, E) by which `steering` chooses, or those of the router's rule if it returns the logits."""
+    scores_NE = steering.choice_scores(candidates)
+    if scores_NE.is_meta:
+        raise UserError(
+            f"{getattr(steering, 'chooser', 'the steering')} chooses experts by token ids: pass input_ids, and with "
+            "gradient checkpointing call backward before the next forward pass"
+        )
+    if scores_NE is candidates.logits_NE and not router.rule.is_topk:
+        return router.rule.scores(candidates.probs_NE, router.bias_E)
+    return scores_NE
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,8 @@ class RouterHook:
         logits, weights, experts = output
         steering, running = self.hooks.steering, self.hooks.running
         if steering is None:
-            decision = Decision(*(tensor.flatten(0, -2) for tensor in output), steered=not self.router.rule.is_topk)
+            logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
+            decision = Decision(logits_NE, weights_NK, experts_NK, steered=not self.router.rule.is_topk)
         else:
             decision = self.hooks.steer(self.router, logits.flatten(0, -2), steering)
         if running:

@@ -301,17 +301,14 @@ def _run(
     given = {f"module.{name}": tensor for name, tensor in tensors.items()}
     training, module.training = module.training, False
     try:
-        for x in (x_ND, x_ND[None]):
-            try:
-                output = functional_call(_Unhooked(module), given, (x.clone(), *[bias_E] * num_others))
-                logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
-            except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
-                continue
-            if weights.shape == experts.shape and len(weights) == PROBE_TOKENS and experts.dtype == torch.int64:
-                return logits.float(), weights.float(), experts
+        output = functional_call(_Unhooked(module), given, (x_ND.clone(), *[bias_E] * num_others))
+        logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None
     finally:
         module.training = training
+    is_decision = weights.shape == experts.shape and len(weights) == len(x_ND) and experts.dtype == torch.int64
+    return (logits.float(), weights.float(), experts) if is_decision else None
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:

@@ -3,10 +3,10 @@
 Shapes: L MoE layers, E experts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -78,9 +78,9 @@ class BalancingCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, attachment: Attachment) -> None:
         self.trainer, self.attachment = trainer, attachment
-        self._unwrap_backward: Callable[[], None] = lambda: None
-        self._save_model = trainer.save_model
+        self._save_model, self._backward = trainer.save_model, trainer.accelerator.backward
         trainer.save_model = self._save_under_own_names  # type: ignore[method-assign]
+        trainer.accelerator.backward = self._backward_with_losses
         self._reset()
 
     def _reset(self) -> None:
@@ -90,9 +90,9 @@ class BalancingCallback(TrainerCallback):
 
     def detach(self) -> None:
         """Remove the strategies from the model and the trainer."""
-        self._unwrap_backward()
         self.attachment.detach()
         self.trainer.save_model = self._save_model  # type: ignore[method-assign]
+        self.trainer.accelerator.backward = self._backward
         self.trainer.remove_callback(self)
 
     def _save_under_own_names(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -109,7 +109,7 @@ class BalancingCallback(TrainerCallback):
             del model.save_pretrained
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Load the state of the strategies when training resumes, and wrap the backward pass."""
+        """Load the state of the strategies when training resumes."""
         self.attachment.discard()
         self._reset()
         if state.global_step:
@@ -117,21 +117,10 @@ class BalancingCallback(TrainerCallback):
         else:
             self.attachment.steps = 0
         save_state(self.attachment, state)
-        self._unwrap_backward()
-        self._wrap_backward()
 
-    def _wrap_backward(self) -> None:
-        """Add the strategies' losses where the trainer has scaled its own and gradients are summed over the step."""
-        accelerator = self.trainer.accelerator
-        backward = accelerator.backward
-
-        def backward_with_losses(loss: Tensor, **kwargs: Any) -> None:
-            backward(loss + self._loss().to(loss.device), **kwargs)
-
-        def unwrap() -> None:
-            accelerator.backward, self._unwrap_backward = backward, lambda: None
-
-        accelerator.backward, self._unwrap_backward = backward_with_losses, unwrap
+    def _backward_with_losses(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the strategies' losses to the trainer's, which is scaled so that gradients sum to those of the step."""
+        self._backward(loss + self._loss().to(loss.device), **kwargs)
 
     def _loss(self) -> Tensor:
         """Return the strategies' losses of this micro-batch divided by the number of micro-batches; a scalar."""
@@ -176,7 +165,6 @@ class BalancingCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Load the state of the best checkpoint if the trainer has loaded its weights."""
-        self._unwrap_backward()
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             best = TrainerState.load_from_json(str(Path(state.best_model_checkpoint) / "trainer_state.json"))
             load_state(self.attachment, best, state.best_model_checkpoint)
@@ -184,12 +172,11 @@ class BalancingCallback(TrainerCallback):
 
 def save_state(attachment: Attachment, state: TrainerState) -> None:
     """Store the state of the strategies in the trainer's state, which every checkpoint contains as JSON."""
-    saved = attachment.state_dict()
-    tensors = {name: tensor.tolist() for name, tensor in saved["strategies"].items()}
-    state.stateful_callbacks[STATE_KEY] = {  # type: ignore[index]
+    saved, callbacks = attachment.state_dict(), cast(dict[str, Any], state.stateful_callbacks)
+    callbacks[STATE_KEY] = {
         "steps": saved["steps"],
         "strategies": [*attachment.strategies.parts],
-        "tensors": tensors,
+        "tensors": {name: tensor.tolist() for name, tensor in saved["strategies"].items()},
     }
 
 
@@ -199,7 +186,7 @@ def load_state(attachment: Attachment, state: TrainerState, source: str) -> None
     Raises:
         UserError: `source`, which the state comes from, was trained with other strategies.
     """
-    saved: dict[str, Any] = state.stateful_callbacks.get(STATE_KEY, {})  # type: ignore[union-attr,assignment]
+    saved = cast(dict[str, Any], state.stateful_callbacks).get(STATE_KEY, {})
     names, expected = saved.get("strategies", []), [*attachment.strategies.parts]
     if names != expected:
         trained_with = f"{', '.join(names) or 'no strategies'}, not with {', '.join(expected)}"
