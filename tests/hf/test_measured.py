@@ -22,7 +22,7 @@ from simbal.analysis.redundancy import redundancy
 from simbal.analysis.routing import routing
 from simbal.errors import UserError
 from simbal.hf import describe
-from simbal.hf.model import balancing
+from simbal.hf.balancing import balancing
 from simbal.hf.routers import RULES
 from tests.conftest import CONF
 from tests.hf.architectures import RULE, E, K
@@ -50,7 +50,7 @@ UNSUITED = {"phimoe": ("counterfactual", "dropping", "margin")}  # analyses that
 
 def measure(asked, *names: str) -> dict[str, dict]:
     """Run analyses and return their records."""
-    modules = {name: f"simbal.analysis.{name}" for name in names} | {"balancing": "simbal.hf.model"}
+    modules = {name: f"simbal.analysis.{name}" for name in names} | {"balancing": "simbal.hf.balancing"}
     settings = {name: {"_target_": f"{modules[name]}.{name}", **ANALYSES[name]} for name in names}
     evaluate(settings, None, False, "cpu", asked.output_dir, hf=asked)
     return {name: json.loads((asked.results / "analysis" / f"{name}.json").read_text()) for name in names}

@@ -302,8 +302,11 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / INDEX).exists():
-        weight_map = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        return [folder / name for name in sorted({*weight_map.values()})]
+        try:
+            names = {*json.loads((folder / INDEX).read_bytes())["weight_map"].values()}
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{folder / INDEX} is damaged: {on_one_line(error)}") from None
+        return [folder / name for name in sorted(names)]
     raise UserError(
         f"{folder} has no {SINGLE} or {INDEX}: save the model with save_pretrained, as pickles are not loaded"
     )

@@ -20,13 +20,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from simbal.analysis.result import Result
 from simbal.analysis.subject import Predicted, Pruned, Subject
 from simbal.data.hub_tokenizer import HubTokenizer
 from simbal.data.loader import ValidationSplit
 from simbal.errors import UserError
-from simbal.files.console import new_grid
-from simbal.hf.describe import describe
 from simbal.hf.hooks import Hooks
 from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
@@ -284,22 +281,3 @@ def _wrapped(experts: nn.Module, wrapper: Callable[[Experts, Tensor, Tensor, Ten
             delattr(experts, name)
         else:
             setattr(experts, name, previous)
-
-
-def balancing(hf: HFModel) -> Result:
-    """Describe what a model's own code does about balance, as the analysis `balancing`. It does not use the text.
-
-    Raises:
-        UserError: as `describe`.
-    """
-    found = describe(hf.model)
-    findings = [finding for finding in found.findings if finding.kind != "frozen"]  # analyses need no gradients
-    grid = new_grid(f"{found.model}: {found.routers}")
-    for heading in ("fact", "what to do"):
-        grid.add_column(heading, overflow="fold")
-    for finding in findings:
-        grid.add_row(finding.fact, finding.advice)
-    definition = {"findings": "results of a few passes over random tokens in training mode: kind, fact and advice"}
-    rows = [vars(finding) for finding in findings]
-    record = {"definition": definition, "model": found.model, "routers": found.routers, "findings": rows, "metrics": {}}
-    return Result([grid], [], record)
