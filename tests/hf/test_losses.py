@@ -1,4 +1,4 @@
-"""The losses of an attachment equal those of transformers, and those of our own model with the same logits."""
+"""Losses through `attach` equal the losses of transformers and of our own router with the same logits."""
 
 import pytest
 import torch

@@ -15,7 +15,7 @@ from tests.hf.architectures import RULE, E, K, architecture
 @torch.no_grad()
 @pytest.mark.parametrize("name", RULE)
 def test_the_rule_is_found_and_decides_as_the_router_does(name):
-    """On other numbers than those of the probe: the model's own weights and a bias that is not 0."""
+    """Checked with the model's own weights and a nonzero bias, which the probe does not use."""
     model, seen = architecture(name), []
     routers = find_routers(model)
     assert {(router.rule, router.top_k, *router.weight_ED.shape) for router in routers} == {(RULE[name][0], K, E, 32)}

@@ -1,4 +1,4 @@
-"""Export trained models as Hugging Face folders for transformers, vLLM and lm-eval.
+"""Write trained models for transformers, vLLM and lm-eval: folders in the format of Hugging Face.
 
 Examples:
     python export.py run=outputs/default/RUN to=model
@@ -17,10 +17,10 @@ def main(argv: list[str]) -> None:
 
 
 def export_composed(cfg: Any) -> None:
-    """Export the runs that a composed config names."""
+    """Export the runs that `cfg` names."""
     with exit_on_user_error():
         from simbal.config.compose import resolved
-        from simbal.hf.export import export  # imports torch, which takes 3 s and --help does not need
+        from simbal.hf.export import export  # torch: 3 s that --help does not pay
 
         config = resolved(cfg)
         export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])

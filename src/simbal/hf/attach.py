@@ -95,7 +95,7 @@ class Attachment:
     updates that bias in place. The model uses and saves it, and it stays after `detach`.
 
     Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but strategies that
-    choose by the whole micro-batch, such as Sinkhorn, see it.
+    choose for all tokens of a micro-batch at once, such as Sinkhorn, see it.
     """
 
     def __init__(

@@ -178,7 +178,7 @@ class Hooks:
 
 
 def choice_scores(router: HFRouter, candidates: Candidates, steering: Steering) -> Tensor:
-    """Return the scores (N, E) by which `steering` chooses, or those of the router's rule if it returns the logits."""
+    """Return the scores (N, E) by which `steering` chooses; if it returns the logits, the router's rule gives them."""
     scores_NE = steering.choice_scores(candidates)
     if scores_NE.is_meta:
         raise UserError(

@@ -283,7 +283,7 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
 
 
 class _Unhooked(nn.Module):
-    """Runs a module without its hooks: those of `attach`, and those of accelerate, which load offloaded weights."""
+    """Runs a module without the hooks of `attach` and accelerate."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ class BalancingCallback(TrainerCallback):
         save_state(self.attachment, state)
 
     def _backward_with_losses(self, loss: Tensor, **kwargs: Any) -> None:
-        """Add the strategies' losses to the trainer's, which is scaled so that gradients sum to those of the step."""
+        """Add the strategies' losses to the trainer's, which is already scaled for the sum over micro-batches."""
         self._backward(loss + self._loss().to(loss.device), **kwargs)
 
     def _loss(self) -> Tensor:
