@@ -16,6 +16,12 @@ from tests.hf.architectures import architecture
 IDS, CONTEXT = 300, 64
 
 
+def guide() -> str:
+    """Return the text of all guides."""
+    pages = sorted((CONF.parent / "docs" / "guide").glob("*.md"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
 def save(model: PreTrainedModel, folder: Path) -> Path:
     """Save a model with a byte-level tokenizer of `IDS` ids."""
     model.save_pretrained(folder)

@@ -7,8 +7,8 @@ from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from simbal.hf.convert import ARCHITECTURES
-from tests.conftest import CONF
 from tests.hf.architectures import RULE, batch, biases, host
+from tests.hf.measured import guide
 from tests.hf.test_measured import UNSUITED
 
 STEPS = 20
@@ -16,9 +16,8 @@ STEPS = 20
 
 def table() -> dict[str, str]:
     """Return the rows of the guide's table by architecture."""
-    lines = (CONF.parent / "docs/guide/architectures.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if line.startswith("| `")]
-    return {row.split("`")[1]: row for row in rows}
+    lines = guide().partition("| architecture |")[2].partition("\n\n")[0].splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 
 def test_the_guide_lists_every_architecture_with_its_exceptions():

@@ -24,9 +24,8 @@ from simbal.errors import UserError
 from simbal.hf import describe
 from simbal.hf.balancing import balancing
 from simbal.hf.routers import RULES
-from tests.conftest import CONF
 from tests.hf.architectures import RULE, E, K
-from tests.hf.measured import CONTEXT, IDS, host_of, request, save, saved, write_text
+from tests.hf.measured import CONTEXT, IDS, guide, host_of, request, save, saved, write_text
 from tests.in_process import run
 from tests.metrics.all_experts import pairwise_expert_similarity
 
@@ -265,8 +264,11 @@ class SquaredSigmoidRouter(modeling_mixtral.MixtralTopKRouter):
 def test_the_guides_program_adds_a_users_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_mixtral, "MixtralTopKRouter", SquaredSigmoidRouter)
     monkeypatch.setattr("simbal.hf.routers.RULES", [*RULES])
-    folder, guide = saved(tmp_path, "mixtral"), (CONF.parent / "docs/guide/measuring.md").read_text(encoding="utf-8")
-    (tmp_path / "measure.py").write_text(re.search(r"```python\n(.+?)```", guide, re.DOTALL)[1])
+    folder, program = (
+        saved(tmp_path, "mixtral"),
+        re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL),
+    )
+    (tmp_path / "measure.py").write_text(program[1])
     (tmp_path / "plain.py").write_text("from simbal.cli.main import main\nmain()\n")
     keys = ["evaluate", f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
     refused, done = (run(tmp_path, str(tmp_path / name), *keys) for name in ("plain.py", "measure.py"))
