@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
@@ -41,6 +42,8 @@ RULE: dict[str, tuple[Rule, Mapping[str, object]]] = {  # rule of each architect
     "hunyuan_v1_moe": (RENORMALIZED, {"num_experts": E, "moe_topk": K}),
     "phimoe": (SparseMixer("softmax", renormalize=False, jitter=0.01), {"num_local_experts": E}),
 }
+SIMILAR = ("flex_olmo", "qwen2_moe", "deepseek_v2", "glm4_moe", "granitemoe", "hunyuan_v1_moe")  # to another one
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SIMILAR else name for name in RULE]
 BIASED = [name for name, (rule, _) in RULE.items() if rule.biased]
 HOSTS = ("mixtral", "olmoe")  # with and without renormalized weights
 GROUPS_WITHOUT_BIAS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1}  # of deepseek_v2

@@ -7,7 +7,7 @@ from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from simbal.hf.convert import ARCHITECTURES
-from tests.hf.architectures import RULE, batch, biases, host
+from tests.hf.architectures import NAMES, RULE, batch, biases, host
 from tests.hf.measured import guide
 from tests.hf.test_measured import UNSUITED
 
@@ -31,7 +31,7 @@ def test_the_guide_lists_every_architecture_with_its_exceptions():
             assert (f"`{analysis}`" in rows[name]) == (analysis in UNSUITED.get(name, ()))
 
 
-@pytest.mark.parametrize("name", RULE)
+@pytest.mark.parametrize("name", NAMES)
 def test_losses_fall_and_every_router_gets_a_gradient(name):
     model, rule = host(name), RULE[name][0]
     strategies = {"simbal": SimBal(), "lbl": LoadBalancingLoss(coef=0.1), "z": RouterZLoss(0.01)}

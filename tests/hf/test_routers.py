@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from simbal.hf.routers import RULES, Rule, find_routers, probe
-from tests.hf.architectures import RULE, E, K, architecture
+from tests.hf.architectures import NAMES, RULE, E, K, architecture
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RULE)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_rule_is_found_and_decides_as_the_router_does(name):
     """Checked with the model's own weights and a nonzero bias, which the probe does not use."""
     model, seen = architecture(name), []
