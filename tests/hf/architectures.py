@@ -1,16 +1,19 @@
-"""Tiny models with random weights of the architectures of transformers whose routers are known."""
+"""Tiny models with random weights of the transformers architectures in the guide, and batches for them."""
 
 import warnings
+from collections.abc import Mapping
 
+import pytest
 import torch
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from simbal.hf.routers import Rule, SparseMixer
 from simbal.model.router import Groups
 
-E, K = 8, 2
+B, S, V, E, K = 3, 8, 64, 8, 2
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 3,
+    "vocab_size": V, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "num_experts_per_tok": K, "shared_expert_intermediate_size": 16, "initializer_range": 0.3,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -21,9 +24,9 @@ LATENT = {  # attention of DeepSeek
 }  # fmt: skip
 GROUPED = {"n_group": 4, "topk_group": 2}
 SOFTMAX, RENORMALIZED = Rule("softmax", renormalize=False), Rule("softmax", renormalize=True)
-BY_BIAS = Rule("sigmoid", renormalize=True, biased=True)
 V3 = Rule("sigmoid", renormalize=True, scale=2.5, groups=Groups(4, 2, "best two"), biased=True)
-RULE = {  # of each architecture: its rule, and what its config needs beside `SIZES`
+GLM = Rule("sigmoid", renormalize=True, groups=Groups(4, 2, "best two"), biased=True)
+RULE: dict[str, tuple[Rule, Mapping[str, object]]] = {  # rule of each architecture, and config keys besides `SIZES`
     "mixtral": (RENORMALIZED, {"num_local_experts": E}),
     "olmoe": (SOFTMAX, {"num_experts": E}),
     "flex_olmo": (SOFTMAX, {"num_experts": E}),
@@ -31,21 +34,23 @@ RULE = {  # of each architecture: its rule, and what its config needs beside `SI
     "qwen3_moe": (RENORMALIZED, {"num_experts": E, "norm_topk_prob": True}),
     "deepseek_v2": (SOFTMAX, LATENT | {"n_routed_experts": E}),
     "deepseek_v3": (V3, LATENT | GROUPED | {"n_routed_experts": E, "routed_scaling_factor": 2.5}),
-    "glm4_moe": (
-        Rule("sigmoid", renormalize=True, groups=Groups(4, 2, "best two"), biased=True),
-        GROUPED | {"n_routed_experts": E, "first_k_dense_replace": 1, "n_shared_experts": 1},
-    ),
+    "glm4_moe": (GLM, GROUPED | {"n_routed_experts": E, "first_k_dense_replace": 1, "n_shared_experts": 1}),
     "ernie4_5_moe": (Rule("softmax", renormalize=True, biased=True), {"moe_num_experts": E, "moe_k": K}),
-    "minimax_m2": (BY_BIAS, {"num_local_experts": E}),
+    "minimax_m2": (Rule("sigmoid", renormalize=True, biased=True), {"num_local_experts": E}),
     "gpt_oss": (RENORMALIZED, {"num_local_experts": E}),
     "granitemoe": (RENORMALIZED, {"num_local_experts": E}),
     "hunyuan_v1_moe": (RENORMALIZED, {"num_experts": E, "moe_topk": K}),
     "phimoe": (SparseMixer("softmax", renormalize=False, jitter=0.01), {"num_local_experts": E}),
 }
+SIMILAR = ("flex_olmo", "qwen2_moe", "deepseek_v2", "glm4_moe", "granitemoe", "hunyuan_v1_moe")  # to another one
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SIMILAR else name for name in RULE]
+BIASED = [name for name, (rule, _) in RULE.items() if rule.biased]
+HOSTS = ("mixtral", "olmoe")  # with and without renormalized weights
+GROUPS_WITHOUT_BIAS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1}  # of deepseek_v2
 
 
 def architecture(name: str, **changes: object) -> PreTrainedModel:
-    """The same weights at each call, in evaluation mode."""
+    """Return a model in evaluation mode, with the same weights at each call."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -53,3 +58,37 @@ def architecture(name: str, **changes: object) -> PreTrainedModel:
         sizes = {key: value for key, value in SIZES.items() if hasattr(known, key)}
         config = type(known)(**sizes | RULE[name][1] | changes)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+
+
+def host(name: str = "mixtral", **changes: object) -> PreTrainedModel:
+    """Return a model in training mode."""
+    return architecture(name, **changes).train()
+
+
+def batch(seed: int = 0, sequences: int = B) -> dict[str, Tensor]:
+    tokens_BS = torch.randint(V, (sequences, S), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": tokens_BS, "labels": tokens_BS}
+
+
+def padded(seed: int = 0) -> dict[str, Tensor]:
+    """Return sequences of 8, 5 and 3 tokens."""
+    inputs = batch(seed)
+    mask_BS = torch.arange(S) < torch.tensor([8, 5, 3])[:, None]
+    return {**inputs, "attention_mask": mask_BS.long(), "labels": inputs["labels"].masked_fill(~mask_BS, -100)}
+
+
+def router_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if name.endswith("mlp.gate.weight")}
+
+
+def biases(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+
+
+def record_experts(model: nn.Module) -> list[tuple[Tensor, ...]]:
+    """Return a list to which the arguments of every call of a layer's experts are appended."""
+    calls: list[tuple[Tensor, ...]] = []
+    for module in model.modules():
+        if type(module).__name__.endswith("Experts"):
+            module.register_forward_pre_hook(lambda module, args: calls.append(args))
+    return calls

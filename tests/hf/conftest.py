@@ -1,4 +1,4 @@
-"""Small runs, trained once, and the folders that they are exported to."""
+"""Small runs, each trained once, and their exports."""
 
 from pathlib import Path
 
@@ -12,16 +12,17 @@ from tests.analysis.text_run import text_spec
 from tests.conftest import spec_of
 
 logging.disable_progress_bar()
+SHORT = ("trainer.max_steps=2", "trainer.val_every=2")
 
 
 @pytest.fixture(scope="session")
 def run_of(tmp_path_factory, cache_dir):
-    """`run_of("balancing=lbl")`: a finished run on symbols; the same overrides give the same run."""
+    """`run_of("balancing=lbl")`: a finished run of two steps; the same overrides give the same run."""
     runs: dict[tuple[str, ...], TrainedRun] = {}
 
     def run(*overrides: str) -> TrainedRun:
         if overrides not in runs:
-            spec = spec_of(tmp_path_factory.mktemp("runs"), cache_dir, *overrides)
+            spec = spec_of(tmp_path_factory.mktemp("runs"), cache_dir, *SHORT, *overrides)
             train(spec)
             runs[overrides] = load(spec.path, "cpu")
         return runs[overrides]
@@ -31,15 +32,15 @@ def run_of(tmp_path_factory, cache_dir):
 
 @pytest.fixture(scope="session")
 def text_run(tmp_path_factory) -> TrainedRun:
-    """A sparse run on text."""
-    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=simbal")
+    """A run with experts on text."""
+    spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=simbal", "model.init_std=0.2")
     train(spec)
     return load(spec.path, "cpu")
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, run_of):
-    """`exported("balancing=lbl")`: the run and the folder with its export, which no test may change."""
+    """`exported("balancing=lbl")`: a run and the folder of its export, which no test may change."""
     folders: dict[tuple[str, ...], Path] = {}
 
     def folder_of(*overrides: str) -> tuple[TrainedRun, Path]:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face with random weights, saved as folders, and a text to measure them on."""
+"""Hugging Face models with random weights, saved as folders, and a text to measure them on."""
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,12 @@ from tests.hf.architectures import architecture
 IDS, CONTEXT = 300, 64
 
 
+def guide() -> str:
+    """Return the text of all guides."""
+    pages = sorted((CONF.parent / "docs" / "guide").glob("*.md"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
 def save(model: PreTrainedModel, folder: Path) -> Path:
     """Save a model with a byte-level tokenizer of `IDS` ids."""
     model.save_pretrained(folder)
@@ -29,19 +35,19 @@ def saved(folder: Path, name: str, **changes: object) -> Path:
 
 
 def write_text(folder: Path) -> Path:
-    """Write documents on six subjects, of some 1,500 bytes each."""
+    """Write documents on six subjects, of about 1,500 bytes each."""
     things = ["router", "expert", "token", "layer", "gate", "loss"]
     texts = [
-        "\n".join(f"The {things[a % 6]} no. {a * b % 97} sees {things[b % 6]}s: x = {a} + {b};" for b in range(40))
+        " ".join(f"The {things[a % 6]} no. {a * b % 97} sees {things[b % 6]}s: x = {a} + {b};" for b in range(40))
         for a in range(1, 25)
     ]
     file = folder / "text.txt"
-    file.write_text("\n\n".join(text.replace("\n", " ") for text in texts))
+    file.write_text("\n\n".join(texts))
     return file
 
 
 def request(folder: Path, hf: Path, **changes: Any) -> HFRequest:
-    """The keys of a command that measures the model `hf`; everything else is in `folder`."""
+    """Return the keys of a command that measures the model `hf`, with everything else in `folder`."""
     if not (folder / "text.txt").exists():
         write_text(folder)
     data = yaml.safe_load((CONF / "data" / "files.yaml").read_text())
@@ -55,5 +61,5 @@ def request(folder: Path, hf: Path, **changes: Any) -> HFRequest:
 
 
 def host_of(folder: Path, name: str, **changes: object) -> HFModel:
-    """A model of an architecture, saved and loaded as `hf=` does it."""
+    """Return a model of an architecture, saved and loaded as by `hf=`."""
     return request(folder, saved(folder, name, **changes)).load()

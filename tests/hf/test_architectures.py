@@ -1,59 +1,57 @@
-"""Every architecture of the guide's table can be attached and trained, as the table says."""
+"""Every architecture in the guide's table can be attached and trained as the table says."""
 
 import pytest
 import torch
-from torch import nn
 
-from simbal.balancing import Balancing, LoadBalancingLoss, LossFree, RouterZLoss, SimBal
+from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
-from simbal.hf.describe import said
-from simbal.hf.routers import find_routers
-from tests.hf.architectures import RULE, architecture
-from tests.hf.guide import table
-from tests.hf.test_model_bias import tokens
+from simbal.hf.convert import ARCHITECTURES
+from tests.hf.architectures import NAMES, RULE, batch, biases, host
+from tests.hf.measured import guide
+from tests.hf.test_measured import UNSUITED
 
 STEPS = 20
 
 
-def test_the_table_has_every_architecture():
-    assert [*table()] == [*RULE]
+def table() -> dict[str, str]:
+    """Return the rows of the guide's table by architecture."""
+    lines = guide().partition("| architecture |")[2].partition("\n\n")[0].splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 
-def by_load(model: nn.Module) -> tuple[list[Balancing], str]:
-    """The strategy that moves a bias by the load, and the table's words for it."""
-    rule = find_routers(model)[0].rule
-    if rule.biased:
-        return [LossFree(update_rate=0.05, bias_on="scores")], "LossFree, in the model's own bias"
-    if rule.plain:
-        return [LossFree(update_rate=0.05)], "LossFree, any chooser"
-    with pytest.raises(UserError, match="changes what routers decide"):
-        attach(model, LossFree())
-    return [], "losses alone: it draws its experts"
+def test_the_guide_lists_every_architecture_with_its_exceptions():
+    rows, ours = table(), {each.model_type for each in ARCHITECTURES}
+    assert rows.keys() == RULE.keys()
+    for name, (rule, _) in RULE.items():
+        assert rule.gating in rows[name]
+        assert ("LossFree" in rows[name]) != rule.samples_in_training
+        assert ("exported" in rows[name]) == (name in ours)
+        for analysis in ("counterfactual", "dropping", "margin"):
+            assert (f"`{analysis}`" in rows[name]) == (analysis in UNSUITED.get(name, ()))
 
 
-@pytest.mark.parametrize("name", RULE)
-def test_it_is_attached_and_trained(name):
-    model = architecture(name).train()
-    choosers, words = by_load(model)
-    losses = {"SimBal": SimBal(), "LoadBalancingLoss": LoadBalancingLoss(coef=0.1), "RouterZLoss": RouterZLoss(0.01)}
-    first, before = {}, {key: tensor.clone() for key, tensor in model.state_dict().items()}
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_fall_and_every_router_gets_a_gradient(name):
+    model, rule = host(name), RULE[name][0]
+    strategies = {"simbal": SimBal(), "lbl": LoadBalancingLoss(coef=0.1), "z": RouterZLoss(0.01)}
+    if rule.samples_in_training:
+        with pytest.raises(UserError, match="samples experts in training"):
+            attach(model, LossFree())
+    else:
+        strategies["lf"] = LossFree(update_rate=0.05, bias_on="scores" if rule.biased else "logits")
+    first, before = {}, {key: bias.clone() for key, bias in biases(model).items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with attach(model, losses | dict(zip(["LossFree"], choosers, strict=False))) as balancing:
+    with attach(model, strategies) as balancing:
         for _ in range(STEPS):
-            loss = model(input_ids=tokens(), labels=tokens()).loss
-            terms = {key: term.item() for key, term in balancing.losses().items()}
+            loss = model(**batch()).loss
+            terms = {key: term.item() for key, term in balancing.losses().items()} | {"loss": loss.item()}
             (loss + balancing.loss()).backward()
             assert all(router.weight_ED.grad.abs().sum() > 0 for router in balancing.routers)
             optimizer.step()
             optimizer.zero_grad()
             balancing.step()
-            first = first or terms | {"loss": loss.item()}
-    assert all(end < first[key] for key, end in (terms | {"loss": loss.item()}).items())
-    moved = {key for key, tensor in model.state_dict().items() if not torch.equal(tensor, before[key])}
-    assert any(key.endswith("e_score_correction_bias") for key in moved) == bool(
-        choosers and choosers[0].bias_on == "scores"
-    )
-    assert table()[name] | {
-        "its routers": said(balancing.routers[0].rule), "trained 20 steps with": ", ".join(losses), "the load by": words
-    } == table()[name]  # fmt: skip
+            first = first or terms
+    assert all(last < first[key] for key, last in terms.items())
+    moved = any(not torch.equal(bias, before[key]) for key, bias in biases(model).items())
+    assert moved == rule.biased

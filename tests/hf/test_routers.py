@@ -1,4 +1,4 @@
-"""Each router of transformers is found to follow the rule that its own code computes."""
+"""The rule of each router is found and decides as the code of transformers does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,25 +8,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simbal.hf.routers import RULES, HFRouter, Rule, find_routers, probe
-from tests.hf.architectures import RULE, E, K, architecture
+from simbal.hf.routers import RULES, Rule, find_routers, probe
+from tests.hf.architectures import NAMES, RULE, E, K, architecture
 
 
-@pytest.mark.parametrize("name", RULE)
-def test_the_rule_of_every_architecture_is_found(name):
-    routers = find_routers(architecture(name))
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rule_is_found_and_decides_as_the_router_does(name):
+    """Checked with the model's own weights and a nonzero bias, which the probe does not use."""
+    model, seen = architecture(name), []
+    routers = find_routers(model)
     assert {(router.rule, router.top_k, *router.weight_ED.shape) for router in routers} == {(RULE[name][0], K, E, 32)}
     assert [router.layer for router in routers] == [*range(len(routers))]
-
-
-@pytest.mark.parametrize("name", RULE)
-def test_the_rule_decides_as_the_router_does(name):
-    """On other numbers than those by which it was found: the model's own weights, and a bias that is not 0."""
-    model = architecture(name)
-    router = find_routers(model)[-1]
+    router = routers[-1]
     if router.bias is not None:
         nn.init.normal_(router.bias, std=0.2)
-    logits_NE, weights_NK, experts_NK = decided(model, router)
+    router.module.register_forward_hook(lambda module, args, output: seen.extend(output))
+    model(torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1)))
+    logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in seen)
     chosen_NK, ours_NK = router.rule.decide(logits_NE, K, router.bias_E)
     ours_NE, theirs_NE = (
         torch.zeros(len(logits_NE), E).scatter(1, *pair) for pair in ((chosen_NK, ours_NK), (experts_NK, weights_NK))
@@ -34,18 +33,8 @@ def test_the_rule_decides_as_the_router_does(name):
     torch.testing.assert_close(ours_NE, theirs_NE, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def decided(model: nn.Module, router: HFRouter) -> list[Tensor]:
-    """What a router returns in a forward pass of its model."""
-    seen: list[Tensor] = []
-    handle = router.module.register_forward_hook(lambda module, args, output: seen.extend(output))
-    model(torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1)))
-    handle.remove()
-    return [tensor.flatten(0, -2) for tensor in seen]
-
-
-class TopByDistance(nn.Module):
-    """A router of nobody's."""
+class DistanceRouter(nn.Module):
+    """A router that follows none of the known rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,16 +52,16 @@ class Distance(Rule):
 
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:
-        if isinstance(module, TopByDistance):
+        if isinstance(module, DistanceRouter):
             yield cls("sigmoid", renormalize=False)
 
     def weights(self, logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor) -> Tensor:
         return (1 / (1 + (-logits_NE).exp().log1p())).gather(1, experts_NK)
 
 
-def test_a_rule_of_ones_own_is_found_by_what_it_computes(monkeypatch):
-    assert probe(TopByDistance(), "weight", None) is None
+def test_a_users_rule_is_found_by_what_it_computes(monkeypatch):
+    assert probe(DistanceRouter(), "weight", None) is None
     monkeypatch.setattr("simbal.hf.routers.RULES", [*RULES, Distance])
-    found = probe(TopByDistance(), "weight", None)
+    found = probe(DistanceRouter(), "weight", None)
     assert found is not None
     assert (type(found[0]), found[1]) == (Distance, K)

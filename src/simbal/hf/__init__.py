@@ -1,7 +1,7 @@
-"""Models of Hugging Face transformers: balance, describe, measure, read and write them.
+"""Hugging Face transformers models: balance, describe, measure, load and export them.
 
-`attach` puts balancing strategies on the routers of a Mixture-of-Experts, `describe` reports what the model's own code
-does about balance, `from_pretrained` reads a folder as a `Transformer`. `simbal.hf.trainer` is for the `Trainer`.
+`attach` adds balancing strategies to the routers of a Mixture-of-Experts, `describe` reports what the model's own code
+does about balance, and `from_pretrained` loads a folder as a `Transformer`. For the Trainer, see `simbal.hf.trainer`.
 """
 
 from simbal.hf.attach import Attachment, attach

@@ -1,4 +1,4 @@
-"""Attaches strategies to a Hugging Face MoE: to its routers' decisions, its loss and its optimizer steps.
+"""Attachment of balancing strategies to a Hugging Face MoE: to its router decisions, loss and optimizer steps.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model width, E experts, K experts per token.
 """
@@ -20,11 +20,19 @@ from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, Ortho
 from simbal.balancing.step import StepInProgress
 from simbal.config.schedule import Schedule
 from simbal.errors import UserError
-from simbal.hf.hooks import ForwardPass, Hooks, refuse_second
+from simbal.hf.hooks import ForwardPass, Hooks, hooks_on
 from simbal.hf.routers import HFRouter, find_backbone, find_routers
 from simbal.model.router import Routing
 
 log = logging.getLogger("simbal")
+
+PARAMETRIZED = "it parametrizes the router weight, which changes the model's parameters and state_dict"
+NOT_ATTACHABLE: dict[type[Balancing], str] = {
+    FrozenRouter: "call requires_grad_(False) on the weight of each router instead",
+    OrthogonalInit: "call torch.nn.init.orthogonal_ on the weight of each router instead",
+    OrthogonalMixture: PARAMETRIZED,
+    OrthogonalParametrization: PARAMETRIZED,
+}
 
 
 def attach(
@@ -34,7 +42,7 @@ def attach(
     schedules: Mapping[str, Schedule] | None = None,
     layer_reduce: str = "sum",
 ) -> "Attachment":
-    """Hook strategies onto the routers of a Mixture-of-Experts model of Hugging Face transformers 5.
+    """Attach strategies to the routers of a Hugging Face transformers 5 Mixture-of-Experts.
 
         balancing = attach(model, [SimBal(coef=0.1), LossFree(update_rate=0.001)])
         for batch in batches:
@@ -44,105 +52,106 @@ def attach(
             balancing.step()
         balancing.detach()
 
-    The model's parameters, its state_dict and, with strategies that only add a loss, its outputs stay what they are.
-    The load balancing loss of the model is off unless `model.config.output_router_logits` is True; then set that to
-    False, or `model.router_aux_loss_coef` to 0 (the key of the config is read only when the model is made).
+    The model's parameters and state_dict do not change, nor do its outputs if the strategies only add losses. The
+    model's own load-balancing loss is off unless `model.config.output_router_logits` is True. To turn it off, set that
+    to False or `model.router_aux_loss_coef` to 0; the config key is only read when the model is created.
 
     Args:
-        model: of any class that holds such routers, with whole weights in each process.
-        strategies: one or several, by name or under the names of their classes. Initial weights are left alone.
-        schedules: the factor of a strategy's coefficient over the steps, by the strategy's name.
-        layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
+        model: a model with known routers. Every process needs the full weights.
+        strategies: one or more strategies, by name or under the names of their classes. Initial weights do not change.
+        schedules: factor of a strategy's coefficient over the steps, by name of the strategy.
+        layer_reduce: sum or mean of a loss over layers, unless the strategy sets it.
 
     Raises:
-        UserError: no such routers, or strategies that cannot work with them or with each other.
+        UserError: the model has no known routers, or the strategies do not work with them or with each other.
     """
-    routers, parts = find_routers(model), named(strategies)
-    refuse_second(routers)
-    refuse(parts, routers)
+    routers, parts = find_routers(model), name_strategies(strategies)
+    if hooks_on(routers):
+        raise UserError("the model has strategies attached: call detach() first, or attach all strategies at once")
+    require_attachable(parts, routers)
     if unknown := (schedules or {}).keys() - parts.keys():
-        raise UserError(f"schedules: {min(unknown)} is none of the strategies {', '.join(parts)}")
+        raise UserError(f"schedules: {min(unknown)} is not one of the strategies {', '.join(parts)}")
     for name, part in parts.items():
         try:
-            part.prepare(routers)  # type: ignore[arg-type]  # they have the attributes of a Router
+            part.prepare(routers)  # type: ignore[arg-type]  # HFRouter has the attributes of a Router
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(model, "router_aux_loss_coef", 0):
-        log.warning("the model adds a load balancing loss of its own: set model.config.output_router_logits = False")
+        log.warning("the model adds its own load-balancing loss: set model.config.output_router_logits = False")
     composition = Composition(parts, schedules or {}, layer_reduce)
-    model_bias = take_over(composition, routers, type(model).__name__)
+    model_bias = use_model_bias(composition, routers, type(model).__name__)
     return Attachment(find_backbone(model, routers), routers, composition, model_bias)
 
 
 class Attachment:
-    """The strategies on a model, as `attach` returns them; a context manager, which detaches them at the end.
+    """Strategies on a model, returned by `attach`. As a context manager it detaches them at the end.
 
-    `loss` and `routings` are of the last forward pass. Passes in training mode with gradients count towards the
-    optimizer step that `step` ends; those of evaluation do not. A pass that gradient checkpointing computes again is
-    not counted again, and gets the same choice of experts.
+    `loss` and `routings` refer to the last forward pass. Forward passes in training mode with gradients count towards
+    the optimizer step that `step` ends; passes in evaluation mode do not. A pass that gradient checkpointing recomputes
+    is not counted again and chooses the same experts.
 
-    On routers with a bias of their own on the choice (DeepSeek-V3, GLM-4, MiniMax-M2, Ernie 4.5) `LossFree` moves that
-    bias, in place and from the values that it has: the model chooses by it and saves it, and it stays after `detach`.
+    If routers have their own bias on the choice of experts (DeepSeek-V3, GLM-4, MiniMax-M2, Ernie 4.5), `LossFree`
+    updates that bias in place. The model uses and saves it, and it stays after `detach`.
 
-    Padding (zeros of a two-dimensional attention_mask) is left out of every loss and count. Strategies that choose by
-    the whole micro-batch, such as Sinkhorn, do see it.
+    Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but strategies that
+    choose for all tokens of a micro-batch at once, such as Sinkhorn, see it.
     """
 
     def __init__(
         self, backbone: nn.Module, routers: list[HFRouter], strategies: Composition, model_bias: "ModelBias | None"
     ) -> None:
         self.routers, self.strategies, self._model_bias = routers, strategies, model_bias
-        self.steps = 0  # optimizer steps that are done
+        self.steps = 0  # optimizer steps
         steering = strategies if strategies.steers else None
         self._hooks = Hooks(backbone, routers, steering, self._finish_pass, self._start_pass)
         self.discard()
 
     def discard(self) -> None:
-        """Forget the optimizer step in progress and the last forward pass, as for a step that is skipped."""
+        """Discard the optimizer step in progress and the last forward pass, for a step that is skipped."""
         self._hooks.forget()
         self._step = StepInProgress(self.strategies)
-        self._counting: StepInProgress | None = None  # the first of two passes over the step's micro-batches
+        self._counting: StepInProgress | None = None  # the first of two passes over the micro-batches of a step
 
     @property
     def routings(self) -> list[Routing]:
-        """The decisions of each MoE layer's router in the last forward pass, without padding.
+        """The router decisions of each MoE layer in the last forward pass, without padding.
 
         Raises:
-            UserError: there was none since the last `step`, or the strategies are detached.
+            UserError: there was no pass since the last `step`, or the strategies are detached.
         """
-        return self._finished()[1]
+        return self._last_pass()[1]
 
     @property
     def micro_batches(self) -> int:
-        """The number of forward passes that count towards the optimizer step in progress."""
+        """The number of forward passes in the optimizer step in progress."""
         return self._step.micro_batches
 
     @property
     def last_counts(self) -> bool:
-        """Whether the last forward pass, whose loss `losses` returns, counts towards that step."""
-        return self._finished()[0].counted
+        """Whether the last forward pass counts towards the optimizer step in progress."""
+        return self._last_pass()[0].counted
 
     @property
     def counts_LE(self) -> Tensor:
-        """The tokens of each expert in the optimizer step in progress, (L, E), padding left out.
+        """Tokens per expert in the optimizer step in progress, (L, E), without padding.
 
         Raises:
             UserError: no forward pass counted towards it.
         """
         if self._step.counts_LE is None:
-            raise UserError("no forward pass in training mode and with gradients: call model.train()")
+            raise UserError("no forward pass in training mode with gradients: call model.train()")
         return self._step.counts_LE
 
-    def _finished(self) -> tuple[ForwardPass, list[Routing]]:
+    def _last_pass(self) -> tuple[ForwardPass, list[Routing]]:
         if not self._hooks.handles:
             raise UserError("the strategies are detached from the model")
         if self._hooks.finished is None:
-            raise UserError("call the model first: no forward pass has been recorded since the last step()")
+            raise UserError("call the model first: there was no forward pass since the last step()")
         return self._hooks.finished
 
     def loss(self) -> Tensor:
-        """Return the sum of all strategies' terms of the last forward pass, a scalar to add to the model's loss.
+        """Return the sum of the strategies' losses for the last forward pass, a scalar to add to the model's loss.
 
         Raises:
             UserError: as `losses`.
@@ -151,25 +160,25 @@ class Attachment:
         return torch.stack(terms).sum() if terms else self.routings[0].logits_NE.new_zeros(())
 
     def losses(self) -> dict[str, Tensor]:
-        """Return each strategy's term of the last forward pass by its name; scalars.
+        """Return the loss of each strategy for the last forward pass by name: scalars.
 
         Coefficient, schedule and reduction over layers are included.
 
         Raises:
-            UserError: there was no forward pass, or a strategy cannot work with it.
+            UserError: there was no forward pass, or a strategy does not work with it.
         """
-        last, routings = self._finished()
+        last, routings = self._last_pass()
         for name, part in self.strategies.parts.items():
-            refuse_pass(name, part, last, routings)
+            check_pass(name, part, last, routings)
         if last.counted:
             return self._step.losses(routings, self.steps)
-        alone = StepInProgress(self.strategies, self._step.step_counts)  # a pass that counts towards no step
-        alone.add(routings)
-        return alone.losses(routings, self.steps)
+        uncounted = StepInProgress(self.strategies, self._step.step_counts)
+        uncounted.add(routings)
+        return uncounted.losses(routings, self.steps)
 
     @contextmanager
     def counting_pass(self) -> Iterator[None]:
-        """Run the model on every micro-batch of a step in here first, without gradients, for losses of scope=global."""
+        """Count without gradients. With scope=global, first run all micro-batches of a step within this block."""
         with self._step.counting_pass() as counting:
             self._counting = counting
             try:
@@ -178,10 +187,10 @@ class Attachment:
                 self._counting = None
 
     def step(self, lr: float | None = None) -> None:
-        """Update the strategies after the optimizer's step, and free what was recorded.
+        """Update the strategies after an optimizer step, and free the recorded passes.
 
         Args:
-            lr: the learning rate of the step, for strategies that look at it.
+            lr: learning rate of the step, for strategies that need it.
 
         Raises:
             UserError: no forward pass counted towards the step, or a strategy needs `lr`.
@@ -190,7 +199,7 @@ class Attachment:
             if part.needs_lr and lr is None:
                 raise UserError(f"{name} needs the learning rate: call step(lr=...)")
         if not self._step.micro_batches:
-            raise UserError("step() without a forward pass in training mode and with gradients: call model.train()")
+            raise UserError("step() without a forward pass in training mode with gradients: call model.train()")
         if self._model_bias:
             self._model_bias.read()
         self._step.finish([router.weight_ED for router in self.routers], lr or 0.0, self.steps)
@@ -200,20 +209,20 @@ class Attachment:
         self.discard()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of optimizer steps done and the state of the strategies (biases), between two steps."""
+        """Return the number of optimizer steps and the state of the strategies. Call it between two steps."""
         if self._model_bias:
             self._model_bias.read()
         return {"steps": self.steps, "strategies": self.strategies.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the state that `state_dict` returned, of the same strategies on a model of the same shape."""
+        """Load a `state_dict` of the same strategies on a model of the same shape."""
         self.strategies.load_state_dict(state["strategies"])
         if self._model_bias:
             self._model_bias.write()
         self.steps = state["steps"]
 
     def detach(self) -> None:
-        """Take every hook off the model, and free what was recorded; a bias of the model keeps what it has learnt."""
+        """Remove all hooks from the model and free the recorded passes. The model's own bias keeps its values."""
         self._hooks.remove()
         self.discard()
 
@@ -234,81 +243,63 @@ class Attachment:
 
 @dataclass(frozen=True)
 class ModelBias:
-    """The biases of a model's routers, which `strategy` moves in place; the truth is always in the model."""
+    """The biases of a model's routers, updated by `strategy`. The values in the model are the authoritative ones."""
 
     strategy: LossFree
     routers: Sequence[HFRouter]
 
+    @property
+    def biases(self) -> list[Tensor]:
+        """The bias of each router, (E,)."""
+        return [bias_E for router in self.routers if (bias_E := router.bias_E) is not None]
+
     @torch.no_grad()
     def read(self) -> None:
-        """Set the strategy's bias, (L, E), to that of the model."""
-        self.strategy.bias_LE = torch.stack([bias_E.to(self.strategy.bias_LE) for bias_E in biases_of(self.routers)])
+        """Copy the biases of the model to the strategy."""
+        self.strategy.bias_LE = torch.stack([bias_E.to(self.strategy.bias_LE) for bias_E in self.biases])
 
     @torch.no_grad()
     def write(self) -> None:
-        """Set the model's biases to that of the strategy."""
-        for theirs_E, ours_E in zip(biases_of(self.routers), self.strategy.bias_LE, strict=True):
+        """Copy the biases of the strategy to the model."""
+        for theirs_E, ours_E in zip(self.biases, self.strategy.bias_LE, strict=True):
             theirs_E.copy_(ours_E)
 
 
-def biases_of(routers: Sequence[HFRouter]) -> list[Tensor]:
-    """Return the biases on the choice, (E,) each, of routers that have one."""
-    return [bias_E for router in routers if (bias_E := router.bias_E) is not None]
+def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model: str) -> ModelBias | None:
+    """Let the model choose experts by its own rule and a `LossFree` update its bias, if the routers have one.
 
-
-def take_over(composition: Composition, routers: Sequence[HFRouter], model: str) -> ModelBias | None:
-    """Leave the choice of experts to the model's own code, where a `LossFree` is to move the model's own bias.
-
-    Return the biases; None if nothing chooses experts, or a strategy can choose them in the routers' place. `model` is
-    the name of its class.
+    Return the biases, or None if no strategy chooses experts or the strategy can choose instead of the routers. `model`
+    is the name of its class.
 
     Raises:
-        UserError: a strategy cannot steer routers of this rule, or would move a bias as it is not used.
+        UserError: a strategy cannot steer routers with this rule, or would update the bias wrongly.
     """
     rule, name = routers[0].rule, composition.chooser
-    if rule.draws_in_training and composition.steers:
-        raise UserError(
-            f"{name or composition.adjuster} changes what routers decide, and those of {model} draw their experts at "
-            "random in training, by a rule of their own; losses can be attached"
-        )
-    if name is None or rule.plain:
+    if rule.samples_in_training and composition.steers:
+        raise UserError(f"{model} samples experts in training: attach losses, not {name or composition.adjuster}")
+    if name is None or rule.is_topk:
         return None
     strategy = composition.parts[name]
     if not (rule.biased and isinstance(strategy, LossFree)):
-        other = "; LossFree(bias_on='scores') can move their own bias" if rule.biased else ""
-        raise UserError(
-            f"{name} chooses experts itself, and the routers of {model} choose by a rule of their own: {rule}{other}"
-        )
+        alternative = "; use LossFree(bias_on='scores'), which updates their bias" if rule.biased else ""
+        raise UserError(f"{name} chooses experts, but the routers of {model} have another rule: {rule}{alternative}")
     if strategy.bias_on != "scores":
         raise UserError(f"{name}: {model} adds its bias to the scores after the gating: set bias_on='scores'")
-    if any(bias_E.dtype.itemsize < 4 for bias_E in (strategy.bias_LE, *biases_of(routers))):
+    model_bias = ModelBias(strategy, routers)
+    if any(bias_E.dtype.itemsize < 4 for bias_E in (strategy.bias_LE, *model_bias.biases)):
         bias = routers[0].bias_at[1] if routers[0].bias_at else ""
-        raise UserError(
-            f"{name} takes steps that half precision rounds away: keep {bias} in fp32, by m.{bias}.data = "
-            f"m.{bias}.data.float() for each module m that has it, with bias_dtype='fp32'"
-        )
+        fix = f"set bias_dtype='fp32', and m.{bias}.data = m.{bias}.data.float() for each module m that has this bias"
+        raise UserError(f"{name}: half precision rounds the bias updates to 0; {fix}")
     composition.chooser = None
-    taken = ModelBias(strategy, routers)
-    taken.read()
-    return taken
+    model_bias.read()
+    return model_bias
 
 
-PARAMETRIZED = (
-    "it replaces the router's weight by a parametrization, which would change the model's parameters and state_dict"
-)
-REASONS: dict[type[Balancing], str] = {
-    FrozenRouter: "it is no more than requires_grad: call requires_grad_(False) on the weight of each router instead",
-    OrthogonalInit: "it is only a start: call torch.nn.init.orthogonal_ on the weight of each router instead",
-    OrthogonalMixture: PARAMETRIZED,
-    OrthogonalParametrization: PARAMETRIZED,
-}
-
-
-def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
-    """Return strategies by name; those without one are called like their class.
+def name_strategies(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
+    """Return strategies by name, by default the name of the class.
 
     Raises:
-        UserError: something is no strategy, or two have the same name.
+        UserError: an object is not a strategy, or two have the same name.
     """
     if isinstance(strategies, Mapping):
         parts = dict(strategies)
@@ -319,36 +310,34 @@ def named(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing])
             raise UserError("several strategies of one class need names: attach(model, {name: strategy, ...})")
     for name, strategy in parts.items():
         if not isinstance(strategy, Balancing):
-            raise UserError(f"{name}: {strategy!r} is no instance of simbal.balancing.Balancing")
+            raise UserError(f"{name}: {strategy!r} is not an instance of simbal.balancing.Balancing")
     return parts
 
 
-def refuse(parts: Mapping[str, Balancing], routers: Sequence[HFRouter]) -> None:
-    """Raise `UserError` for a strategy that would do nothing, or more than a hook can take back."""
-    frozen = not any(router.weight_ED.requires_grad for router in routers)
+def require_attachable(parts: Mapping[str, Balancing], routers: Sequence[HFRouter]) -> None:
+    """Raise `UserError` for a strategy that would have no effect, or that hooks cannot implement."""
+    is_frozen = not any(router.weight_ED.requires_grad for router in routers)
     for name, part in parts.items():
-        for refused, reason in REASONS.items():
-            if isinstance(part, refused):
-                raise UserError(f"{name} cannot be attached: {reason}")
+        reason = next((reason for kind, reason in NOT_ATTACHABLE.items() if isinstance(part, kind)), None)
         if part.ragged:
-            raise UserError(f"{name} cannot be attached: the model computes K experts for each token, no more or fewer")
-        if type(part).logits is not Balancing.logits:
-            raise UserError(f"{name} cannot be attached: it takes the place of the product that the router computes")
-        if part.needs_experts:
-            raise UserError(f"{name} cannot be attached: it looks at experts' weights, and here are the routers' alone")
-        if frozen and part.properties.scope == "weights" and part.coef:
-            raise UserError(f"{name} acts on the router weights, and all of them are frozen: set their requires_grad")
+            reason = "the model computes exactly K experts per token"
+        elif type(part).logits is not Balancing.logits:
+            reason = reason or "it computes router logits in another way than the model"
+        elif part.needs_experts:
+            reason = "it needs the experts' weights, and only the routers are available"
+        if reason:
+            raise UserError(f"{name} cannot be attached: {reason}")
+        if is_frozen and part.properties.scope == "weights" and part.coef:
+            raise UserError(f"{name} is a loss on the router weights, but they are frozen: set requires_grad")
 
 
-def refuse_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
-    """Raise `UserError` if a loss would be wrong, or silently without the gradient that it promises."""
+def check_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
+    """Raise `UserError` if a loss would be wrong, or would have no gradient."""
     if not part.properties.differentiable or part.properties.scope == "weights":
         return
     if part.properties.scope == "sequence" and last.kept_N is not None:
-        raise UserError(f"{name} takes each sequence by itself, and this batch has padding: use scope=micro")
-    lost = any(r.router_weight_ED.requires_grad and not r.logits_NE.requires_grad for r in routings)
-    if last.with_gradient and torch.is_grad_enabled() and lost:
-        raise UserError(
-            f"{name} needs the gradient of the router's logits, and gradient checkpointing has dropped it: "
-            "enable it with {'use_reentrant': False}"
-        )
+        raise UserError(f"{name} with scope=sequence does not support padding: use scope=micro")
+    is_lost = any(r.router_weight_ED.requires_grad and not r.logits_NE.requires_grad for r in routings)
+    if last.with_gradient and torch.is_grad_enabled() and is_lost:
+        fix = "enable it with {'use_reentrant': False}"
+        raise UserError(f"{name} needs the gradient of the router logits, which gradient checkpointing drops: {fix}")

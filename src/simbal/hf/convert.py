@@ -1,25 +1,26 @@
-"""Converts between simbal's Transformer and the folders of five architectures of transformers that compute the same.
+"""Conversion between simbal's Transformer and five transformers architectures that compute the same function.
 
     from simbal import hf
-    model = hf.from_pretrained("folder")           # a Transformer; LitMoE and every analysis take it
+    model = hf.from_pretrained("folder")           # a Transformer, which LitMoE and every analysis accept
     hidden_BSD, routings = model(tokens_BS)
     logits_BSV = hidden_BSD @ model.head_VD.T
 
-Each weight's name on disk has a view of our parameter, so that the same list writes a folder and reads one. These are
-the classic names, with a matrix for each expert: transformers merges the experts when it reads them, and writes these
-names again.
-Reference: transformers 5.23, models/mixtral, llama, olmoe, qwen3 and qwen3_moe, and conversion_mapping.py.
+`named_weights` maps each weight name in a file to a view of our parameter. The same map writes and reads a folder.
+The names are the published ones, with separate matrices for each expert. transformers merges the experts when it
+loads a model and splits them again when it saves one.
+Reference: transformers 5.23, models/{mixtral,llama,olmoe,qwen3,qwen3_moe} and conversion_mapping.py.
 Shapes: B sequences, S tokens, V vocabulary, D model width, E experts, F hidden width of an expert or of the dense
 feed-forward.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -31,8 +32,8 @@ from simbal.model.transformer import Block, Transformer, TransformerShape
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 HEAD = "lm_head.weight"
-IN_MIXTRAL, ELSEWHERE = ("block_sparse_moe", "w1", "w3", "w2"), ("mlp", "gate_proj", "up_proj", "down_proj")
-ONLY: dict[str, Any] = {  # keys that our model does not have, with the only value that it computes
+MIXTRAL_NAMES, USUAL_NAMES = ("block_sparse_moe", "w1", "w3", "w2"), ("mlp", "gate_proj", "up_proj", "down_proj")
+SUPPORTED_VALUES: dict[str, Any] = {  # config keys without a counterpart in our model: the one value it computes
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -42,150 +43,122 @@ ONLY: dict[str, Any] = {  # keys that our model does not have, with the only val
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "quantization_config": None,
-    "rope_scaling": None,
-    "partial_rotary_factor": 1.0,
 }
-ROPE_ONLY = {"rope_type": "default", "partial_rotary_factor": 1.0}
+SUPPORTED_ROPE = {"rope_type": "default", "partial_rotary_factor": 1.0}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of transformers with what sets it apart, and what it takes where its config.json says nothing.
+    """A transformers architecture. Whether a model has experts and its QK-norm determine the architecture."""
 
-    Which one a model is follows from its experts and from the norms of its queries and keys.
-    """
-
-    name: str  # in sentences
+    name: str  # in messages
     class_name: str
     model_type: str
     sparse: bool
     qk_norm: str  # as in `TransformerShape`
-    rope_theta: float
-    norm_eps: float
-    num_kv_heads: int | None = None  # None: as many as heads
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    free_head_dim: bool = True  # whether its config can say another
-    free_renormalize: bool = False  # whether norm_topk_prob says that chosen weights are divided by their sum
-    switched_window: bool = False  # whether a sliding window counts only with use_sliding_window
-    width: str = "intermediate_size"  # the key of the width of an expert or of the dense feed-forward
-    experts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the keys of their number: what is written first
+    any_head_dim: bool = True  # the config has `head_dim`
+    any_renormalize: bool = False  # the config has `norm_topk_prob`; otherwise the chosen weights sum to 1
+    width: str = "intermediate_size"  # key of the width of an expert or of the dense feed-forward
 
 
-MIXTRAL = Architecture(
-    "Mixtral", "MixtralForCausalLM", "mixtral", True, "none", 1e6, 1e-5, num_kv_heads=8, experts=("num_local_experts",)
-)
-OLMOE = Architecture(
-    "OLMoE", "OlmoeForCausalLM", "olmoe", True, "projection", 1e4, 1e-5, free_head_dim=False, free_renormalize=True
-)
+MIXTRAL = Architecture("Mixtral", "MixtralForCausalLM", "mixtral", True, "none")
+LLAMA = Architecture("Llama", "LlamaForCausalLM", "llama", False, "none")
+OLMOE = Architecture("OLMoE", "OlmoeForCausalLM", "olmoe", True, "projection", any_head_dim=False, any_renormalize=True)
 QWEN3_MOE = Architecture(
-    "Qwen3-MoE", "Qwen3MoeForCausalLM", "qwen3_moe", True, "head", 1e4, 1e-6, num_kv_heads=4, free_renormalize=True,
-    switched_window=True, width="moe_intermediate_size",
-)  # fmt: skip
-LLAMA = Architecture("Llama", "LlamaForCausalLM", "llama", False, "none", 1e4, 1e-6)
-QWEN3 = Architecture(
-    "Qwen3", "Qwen3ForCausalLM", "qwen3", False, "head", 1e4, 1e-6, num_kv_heads=32, head_dim=128, switched_window=True
+    "Qwen3-MoE", "Qwen3MoeForCausalLM", "qwen3_moe", True, "head", any_renormalize=True, width="moe_intermediate_size"
 )
+QWEN3 = Architecture("Qwen3", "Qwen3ForCausalLM", "qwen3", False, "head")
 ARCHITECTURES = (MIXTRAL, LLAMA, OLMOE, QWEN3_MOE, QWEN3)
 
 
-def architecture(shape: TransformerShape) -> Architecture:
-    """Return the architecture that computes a model of this shape; `UserError`, with the key, if there is none."""
-    kinds = [each for each in ARCHITECTURES if (each.sparse, each.qk_norm) == (shape.num_experts > 0, shape.qk_norm)]
-    if not kinds:
-        raise UserError(f"model.qk_norm={shape.qk_norm} with model.num_experts=0: no dense architecture has it")
-    found, name = kinds[0], kinds[0].name
+def architecture_of(shape: TransformerShape) -> Architecture:
+    """Return the architecture that computes a model of this shape.
+
+    Raises:
+        UserError: no architecture does. The message names the config key.
+    """
+    found = next((a for a in ARCHITECTURES if (a.sparse, a.qk_norm) == (shape.num_experts > 0, shape.qk_norm)), None)
+    if found is None:
+        raise UserError(f"model.qk_norm={shape.qk_norm} with model.num_experts=0: no dense architecture has this norm")
+    name = found.name
     if shape.document_end is not None:
-        raise UserError(f"data.document_mask=true: attention of {name} goes beyond the document")
+        raise UserError(f"data.document_mask=true: attention in {name} is not limited to a document")
     if shape.bias:
-        raise UserError(f"model.bias=true: feed-forwards of {name} as it is written have no biases")
+        raise UserError(f"model.bias=true: {name} feed-forwards have no bias")
     if shape.num_shared_experts:
-        raise UserError(f"model.num_shared_experts={shape.num_shared_experts}: every expert of {name} is chosen")
+        raise UserError(f"model.num_shared_experts={shape.num_shared_experts}: {name} has no shared experts")
     if shape.num_experts and shape.gating != "softmax":
-        raise UserError(f"router.gating={shape.gating}: {name} gates by a softmax")
-    if shape.num_experts and not shape.renormalize and not found.free_renormalize:
-        raise UserError(f"router.renormalize=false: {name} divides the chosen weights by their sum")
-    if shape.head_width * shape.num_heads != shape.d_model and not found.free_head_dim:
-        raise UserError(f"model.head_dim={shape.head_dim}: heads of {name} are of width d_model / num_heads")
+        raise UserError(f"router.gating={shape.gating}: {name} uses softmax gating")
+    if shape.num_experts and not shape.renormalize and not found.any_renormalize:
+        raise UserError(f"router.renormalize=false: {name} always renormalizes the weights of the chosen experts")
+    if shape.head_width * shape.num_heads != shape.d_model and not found.any_head_dim:
+        raise UserError(f"model.head_dim={shape.head_dim}: {name} needs head_dim = d_model / num_heads")
     if shape.d_model % shape.num_heads and found is LLAMA:
-        raise UserError(f"model.d_model={shape.d_model}: in {name} it is a multiple of model.num_heads")
+        raise UserError(f"model.d_model={shape.d_model}: {name} needs a multiple of model.num_heads")
     return found
 
 
-def config_json(shape: TransformerShape, seq_len: int, end_of_text: int) -> dict[str, Any]:
-    """Return the config from which transformers and vLLM build the model.
+def hf_config(shape: TransformerShape, seq_len: int, end_of_text: int) -> Any:
+    """Return the transformers config of a model.
 
     Args:
-        shape: of a model that has an `architecture`.
-        seq_len: tokens of a training sequence: no later position was ever trained.
-        end_of_text: the id that stands after every document, and so before every next one.
+        shape: shape of the model.
+        seq_len: length of the training sequences, written as the maximum context length.
+        end_of_text: id of the token after every document, written as BOS and EOS.
     """
-    found = architecture(shape)
-    config = {
+    from transformers import AutoConfig
+
+    found = architecture_of(shape)
+    keys = {
         "architectures": [found.class_name],
-        "model_type": found.model_type,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.d_model,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.kv_heads,
-        "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,  # transformers 4 and older vLLM
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},  # transformers 5
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "max_position_embeddings": seq_len,
         "tie_word_embeddings": shape.tie_embeddings,
-        "attention_dropout": 0.0,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
-        "torch_dtype": "float32",
-        found.width: max(1, shape.top_k) * shape.d_expert if not found.sparse else shape.d_expert,
+        "pad_token_id": None,
+        "dtype": "float32",
+        found.width: shape.d_expert if found.sparse else max(1, shape.top_k) * shape.d_expert,
     }
-    if found.free_head_dim:
-        config |= {"head_dim": shape.head_width}
+    if found.any_head_dim:
+        keys["head_dim"] = shape.head_width
     if found.sparse:
-        config |= {found.experts[0]: shape.num_experts, "num_experts_per_tok": shape.top_k}
-    if found.free_renormalize:
-        config |= {"norm_topk_prob": shape.renormalize}
-    if found.switched_window:
-        config |= {"use_sliding_window": False}
-    own: dict[Architecture, dict[str, Any]] = {
-        MIXTRAL: {"router_jitter_noise": 0.0, "sliding_window": None},
-        OLMOE: {"attention_bias": False, "clip_qkv": None},
-        QWEN3_MOE: {  # every layer has experts, and intermediate_size is the width of layers without
-            "attention_bias": False, "sliding_window": None, "decoder_sparse_step": 1, "mlp_only_layers": [],
-            "intermediate_size": shape.d_expert,
-        },
-        LLAMA: {"attention_bias": False, "mlp_bias": False},
-        QWEN3: {"attention_bias": False, "sliding_window": None},
-    }  # fmt: skip
-    return config | own[found]
+        keys |= {"num_experts": shape.num_experts, "num_experts_per_tok": shape.top_k}
+    if found.any_renormalize:
+        keys["norm_topk_prob"] = shape.renormalize
+    config = AutoConfig.for_model(found.model_type, **keys)
+    config.rope_theta = shape.rope_theta  # transformers 4 and older vLLM do not read rope_parameters
+    return config
 
 
-def views(model: Transformer) -> dict[str, Tensor]:
-    """Return a view of every weight by its name on disk; what is copied into a view is copied into the model.
+def named_weights(model: Transformer) -> dict[str, Tensor]:
+    """Return a view of every weight by its name in a file. Writing to a view changes the model.
 
-    Matrices are (out, in). A router whose weight is computed (`ortho_param`) gives what it computes now, into which
-    nothing can be copied. Tied embeddings have one name, as in files that transformers writes.
+    Matrices are (out, in). The weight of a parametrized router (`ortho_param`) is computed and cannot be written to.
+    Tied embeddings appear once, as in files of transformers.
     """
-    named = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
+    weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
     if not model.shape.tie_embeddings:
-        named[HEAD] = model.head_VD
-    names = IN_MIXTRAL if architecture(model.shape) is MIXTRAL else ELSEWHERE
+        weights[HEAD] = model.head_VD
+    names = MIXTRAL_NAMES if architecture_of(model.shape) is MIXTRAL else USUAL_NAMES
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         prefix = f"model.layers.{layer}."
-        named[f"{prefix}input_layernorm.weight"] = block.attention_norm.weight
-        named[f"{prefix}post_attention_layernorm.weight"] = block.feed_forward_norm.weight
-        for name, weight in (*_attention(block.attention), *_feed_forward(block.feed_forward, *names)):
-            named[f"{prefix}{name}.weight"] = weight
-    return {name: weight.detach() for name, weight in named.items()}
+        weights[f"{prefix}input_layernorm.weight"] = block.attention_norm.weight
+        weights[f"{prefix}post_attention_layernorm.weight"] = block.feed_forward_norm.weight
+        for name, weight in (*_attention_weights(block.attention), *_expert_weights(block.feed_forward, *names)):
+            weights[f"{prefix}{name}.weight"] = weight
+    return {name: weight.detach() for name, weight in weights.items()}
 
 
-def _attention(attention: Attention) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and the four matrices of attention, and the gains of its norms if it has any.
-
-    Heads are rows one below another in both formats, and both turn channel i with i + P/2.
-    """
+def _attention_weights(attention: Attention) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and weights of attention. Both formats stack heads as rows and rotate channel i with i + P/2."""
     for name, weight in zip("qkv", torch.split(attention.qkv.weight, attention.widths), strict=True):
         yield f"self_attn.{name}_proj", weight
     yield "self_attn.o_proj", attention.out.weight
@@ -194,10 +167,10 @@ def _attention(attention: Attention) -> Iterator[tuple[str, Tensor]]:
             yield f"self_attn.{name}_norm", norm.weight
 
 
-def _feed_forward(
+def _expert_weights(
     layer: MoELayer | FeedForward, prefix: str, gate: str, up: str, down: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and matrices of a feed-forward; `gate`, `up` and `down` are what its projections are called."""
+    """Yield the names and matrices of a feed-forward, whose projections are called `gate`, `up` and `down`."""
     if isinstance(layer, FeedForward):
         parts = [(prefix, layer.w13_2FD, layer.w2_FD)]
     else:
@@ -211,120 +184,136 @@ def _feed_forward(
 
 
 def from_pretrained(folder: str | PathLike[str], backend: str = "reference") -> Transformer:
-    """Return the model of a folder, in fp32, in evaluation mode; `backend` computes its experts, if it has any.
+    """Load a Mixtral, OLMoE, Qwen3-MoE, Llama or Qwen3 folder as a `Transformer` in fp32 and evaluation mode.
 
-    Only safetensors are read: nothing in the folder is executed.
+    Only safetensors are loaded, and no code in the folder is executed.
+
+    Args:
+        folder: folder with config.json and weights.
+        backend: implementation of the experts.
 
     Raises:
-        UserError: a file is missing or damaged, or our Transformer computes something else; names the key or weight.
+        UserError: a file is missing or damaged, or our Transformer does not compute this model. The message names the
+            config key or weight.
     """
     path = Path(folder)
-    try:
-        shape = shape_of(read_json(path / CONFIG))
-    except KeyError as key:
-        raise UserError(f"{path / CONFIG} lacks {key}") from None
+    shape = shape_of(read_config(path))
     model = Transformer(shape, backend if shape.num_experts else None)
-    missing = views(model)
+    missing = named_weights(model)
     for file in weight_files(path):
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118  it is no dict
+        with open_weights(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  not a dict
                 if name == HEAD and shape.tie_embeddings:
-                    continue  # some files have tied embeddings twice
-                weight = tensors.get_tensor(name)
+                    continue  # some files contain tied embeddings twice
                 if name not in missing:
-                    raise UserError(f"{path} has a weight that our model has not: {name}")
-                target = missing.pop(name)
+                    raise UserError(f"{path} has an unexpected weight: {name}")
+                weight, target = tensors.get_tensor(name), missing.pop(name)
                 if weight.shape != target.shape:
-                    raise UserError(
-                        f"{path}: {name} has the shape {(*weight.shape,)}, and by its {CONFIG} {(*target.shape,)}"
-                    )
+                    shapes = f"{(*weight.shape,)}, but {CONFIG} requires {(*target.shape,)}"
+                    raise UserError(f"{path}: {name} has shape {shapes}")
                 target.copy_(weight)
     if missing:
         raise UserError(f"{path} lacks the weight {min(missing)}")
     return model.eval()
 
 
-def shape_of(config: Mapping[str, Any]) -> TransformerShape:
-    """Return the shape that a config.json describes.
+def shape_of(config: Any) -> TransformerShape:
+    """Return the shape of the model that a transformers config describes.
 
-    A dense one comes back with top_k 1 and the whole width as d_expert, however it was divided in training.
+    A dense model gets top_k=1 and its full width as d_expert.
 
     Raises:
-        UserError: our Transformer computes something else; names the key and its value.
-        KeyError: a key is missing.
+        UserError: our Transformer does not compute this model. The message names the key and its value.
     """
     known = {each.model_type: each for each in ARCHITECTURES}
-    if config.get("model_type") not in known:
-        raise UserError(f"model_type={config.get('model_type')} is none of {', '.join(known)}")
-    found = known[config["model_type"]]
-    rope = config.get("rope_parameters") or {}
-    _require(config, ONLY)
-    _require(rope, ROPE_ONLY, "rope_parameters.")
-    _require_full_attention(config, found)
-    d_model, num_heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or found.head_dim or d_model // num_heads
-    if not found.free_head_dim and head_dim * num_heads != d_model:
+    if config.model_type not in known:
+        raise UserError(f"model_type={config.model_type} is not supported; supported: {', '.join(known)}")
+    found = known[config.model_type]
+    rope = config.rope_parameters
+    for prefix, values, supported in (
+        ("", config.to_dict(), SUPPORTED_VALUES),
+        ("rope_parameters.", rope, SUPPORTED_ROPE),
+    ):
+        for key, value in supported.items():
+            if (values.get(key) or value) != value:
+                raise UserError(f"{prefix}{key}={values[key]} is not supported, only {value}")
+    _require_full_attention(config)
+    d_model, num_heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or d_model // num_heads
+    if not found.any_head_dim and head_dim * num_heads != d_model:
         raise UserError(f"head_dim={head_dim} is not supported, only hidden_size / num_attention_heads")
-    num_kv_heads = config.get("num_key_value_heads", found.num_kv_heads) or num_heads
-    experts_key = next((key for key in found.experts if key in config), found.experts[0])
     return TransformerShape(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
         d_model=d_model,
         num_heads=num_heads,
-        num_kv_heads=None if num_kv_heads == num_heads else num_kv_heads,
+        num_kv_heads=None if config.num_key_value_heads == num_heads else config.num_key_value_heads,
         head_dim=None if head_dim * num_heads == d_model else head_dim,
         qk_norm=found.qk_norm,
-        d_expert=config[found.width],
-        num_experts=config[experts_key] if found.sparse else 0,
-        top_k=config["num_experts_per_tok"] if found.sparse else 1,
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", found.rope_theta))),
-        norm_eps=float(config.get("rms_norm_eps", found.norm_eps)),
+        d_expert=getattr(config, found.width),
+        num_experts=config.num_experts if found.sparse else 0,
+        top_k=config.num_experts_per_tok if found.sparse else 1,
+        rope_theta=float(rope["rope_theta"]),
+        norm_eps=config.rms_norm_eps,
         gating="softmax",
-        renormalize=bool(config.get("norm_topk_prob")) or not found.free_renormalize,
-        tie_embeddings=bool(config.get("tie_word_embeddings")),
+        renormalize=config.norm_topk_prob if found.any_renormalize else True,
+        tie_embeddings=config.tie_word_embeddings,
     )
 
 
-def _require(config: Mapping[str, Any], only: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise `UserError` for a key with another value than the only one that our model computes."""
-    for key, value in only.items():
-        if (config.get(key) or value) != value:
-            raise UserError(f"{prefix}{key}={config[key]} is not supported, only {value}")
+def _require_full_attention(config: Any) -> None:
+    """Raise `UserError` for a sliding window that is shorter than the context."""
+    kinds = {*(getattr(config, "layer_types", None) or [])} - {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    if kinds or (window is not None and window < config.max_position_embeddings):
+        setting = f"layer_types={sorted(kinds)}" if kinds else f"sliding_window={window}"
+        raise UserError(f"{setting} is not supported: our attention has no sliding window")
 
 
-def _require_full_attention(config: Mapping[str, Any], found: Architecture) -> None:
-    """Raise `UserError` for a sliding window, unless every position fits into it and it changes nothing."""
-    kinds = {*(config.get("layer_types") or [])} - {"full_attention"}
-    window = None if found.switched_window and not config.get("use_sliding_window") else config.get("sliding_window")
-    if kinds or (window is not None and window < config["max_position_embeddings"]):
-        named = f"layer_types={sorted(kinds)}" if kinds else f"sliding_window={window}"
-        raise UserError(f"{named} is not supported: our attention sees all of the past")
+def read_config(folder: Path) -> Any:
+    """Return the transformers config in a folder. No code in the folder is executed.
 
+    Raises:
+        UserError: config.json is missing or damaged, transformers does not know the architecture, or transformers is
+            not installed.
+    """
+    require_transformers()
+    from transformers import AutoConfig
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON object from a file; `UserError` if it cannot be read."""
     try:
-        content: dict[str, Any] = orjson.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return content
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises errors of many types
+        raise UserError(f"{folder / CONFIG} cannot be read: {on_one_line(error)}") from None
+
+
+def require_transformers() -> None:
+    """Raise `UserError` if transformers is not installed."""
+    if find_spec("transformers") is None:
+        raise UserError("transformers is not installed: pip install 'simbal[hf]'")
+
+
+def on_one_line(error: Exception) -> str:
+    """Return an error message on one line, or the error's type if it has no message."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors of a folder, one file or those of its index; `UserError` if there are none."""
+    """Return the safetensors files of a folder; `UserError` if it has none."""
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / INDEX).exists():
-        return [folder / name for name in sorted({*read_json(folder / INDEX)["weight_map"].values()})]
+        try:
+            names = {*json.loads((folder / INDEX).read_bytes())["weight_map"].values()}
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{folder / INDEX} is damaged: {on_one_line(error)}") from None
+        return [folder / name for name in sorted(names)]
     raise UserError(
-        f"{folder} has neither {SINGLE} nor {INDEX}: weights in other formats are not read, as they can hold programs; "
-        "save_pretrained of transformers writes safetensors"
+        f"{folder} has no {SINGLE} or {INDEX}: save the model with save_pretrained, as pickles are not loaded"
     )
 
 
-def opened(file: Path) -> Any:
-    """Open a file of safetensors; `UserError` if it is missing or damaged."""
+def open_weights(file: Path) -> Any:
+    """Open a safetensors file; `UserError` if it is missing or damaged."""
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError) as error:
