@@ -32,10 +32,10 @@ STRATEGIES = ("lbl", "simbal")
 DOCUMENTS = 82  # of `data=pysource`
 CLAIMING = """
 import os, sys
-from simbal.cli.train import main
+from simbal.cli.train import train
 from simbal.sweep.attempt import Attempt
 Attempt.claim = lambda attempt: os._exit(0)
-main(sys.argv[1:])
+train(sys.argv[1:])
 """  # train.py up to where the first job would start
 
 

@@ -7,10 +7,10 @@ import sys
 import pandas
 import polars
 import pytest
+from simbal.cli.report import main as report
 
 import simbal
 from simbal.analysis.result import write_analysis
-from simbal.cli.report import main as report
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.signals import StoppedError

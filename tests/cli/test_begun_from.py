@@ -7,8 +7,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
+from simbal.cli.resume import literal, overrides_from as begun_from
 
-from simbal.cli.again import begun_from, literal, plain
 from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -112,5 +112,5 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_a_literal_is_read_as_the_value_that_it_stands_for(value):
     (override,) = PARSER.parse_overrides([f"key={literal(value)}"])
-    read = plain(override.value())
+    read = override.value()
     assert (read, repr(read)) == (value, repr(value))

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-
 from simbal.cli.runs import main
+
 from simbal.runs.folder import RunFolder
 
 

@@ -26,8 +26,8 @@ class LaunchingSweeper(Sweeper):
             ConfigError: a span makes no sense.
             OverrideParseException: a line is not in Hydra's grammar.
         """
+        from simbal.config import spans
         from simbal.config.schema import integer_keys
-        from simbal.sweep import spans
 
         parser = OverridesParser.create(self.loader)
         return [*map(_undeferred, spans.parse(lines, integer_keys(), parser))]
@@ -50,7 +50,7 @@ class LaunchingSweeper(Sweeper):
 
 def _undeferred(override: Override) -> Override:
     """Return `key=choice(value)`, by which the command line left a value to the sweeper, as `key=value`."""
-    from simbal.sweep import spans
+    from simbal.config import spans
 
     value = override.value()
     if isinstance(value, ChoiceSweep) and len(value.list) == 1 and not value.shuffle:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simbal.commands import as_typed
+from simbal.commands import format_command
 from simbal.files.disk import refusals_of_disk, write_text
 from simbal.metrics.definitions import Metric
 from simbal.report import curves
@@ -55,7 +55,7 @@ def cards(table: Table, folder: Path) -> list[Card]:
     cells = max((sum(map(len, loads_LE)) for loads_LE in maps.values()), default=1)
     kept = dict([*maps.items()][: max(1, MOST_CELLS // cells)])
     late = curves.second_half(loss)
-    again = as_typed(f"train again, or: python evaluate.py run={folder} analysis=routing") if used else DENSE
+    again = format_command(f"train again, or: python evaluate.py run={folder} analysis=routing") if used else DENSE
     return [
         *_differences(table),
         _card("loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, RUN),
@@ -177,7 +177,7 @@ def _similarity(arms: Sequence[ShownArm]) -> Card:
 
 
 def _analysis(arms: Sequence[ShownArm], folder: Path, name: str, title: str, caption: str, x_label: str) -> Card:
-    shown, missing = curves.analysed(arms, name), as_typed(f"python evaluate.py run={folder} analysis={name}")
+    shown, missing = curves.analysed(arms, name), format_command(f"python evaluate.py run={folder} analysis={name}")
     if not curves.same_settings(arms, name):
         shown, missing = [], f"the runs were analysed with different settings; {missing} overwrite=true"
     return _card(name, title, caption, shown, "perplexity", missing, x_label, log=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from simbal.commands import as_typed
+from simbal.commands import format_command
 from simbal.files.console import new_grid
 from simbal.report import sections
 from simbal.report.columns import Cell
@@ -53,7 +53,7 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         out.print(f"Left out at this width: {', '.join(left_out)}; {has}.", style="dim")
     if not explain:
         where = f"{'in the files, or ' * in_files}printed by report.py with explain=true"
-        out.print(as_typed(f"What the numbers mean: {where}."), style="dim")
+        out.print(format_command(f"What the numbers mean: {where}."), style="dim")
 
 
 def show_fitting(parts: Iterable[Part], out: Console) -> list[str]:

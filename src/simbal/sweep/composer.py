@@ -10,13 +10,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from omegaconf import DictConfig, OmegaConf
 
+from simbal.config import spans
 from simbal.config.compose import MISSING
 from simbal.config.messages import unknown_key
 from simbal.config.schema import GROUPS
 from simbal.config.values import with_values
 from simbal.errors import ConfigError
 from simbal.runs.spec import RunSpec
-from simbal.sweep import spans
 
 INTERPOLATION = "${"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.plugins.launcher import Launcher
 from rich.console import Console
 
-from simbal.commands import typed
+from simbal.commands import typed_command
 from simbal.files.disk import refusals_of_disk, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
@@ -112,7 +112,7 @@ def write_sweep_json(folder: Path, runs: dict[str, str]) -> None:
     """
     with refusals_of_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(typed())
+    command = shlex.join(typed_command())
     write_json(folder / "sweep.json", {"command": command, "runs": runs})
 
 

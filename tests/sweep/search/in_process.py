@@ -11,10 +11,10 @@ import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
+from simbal.config import spans
 from simbal.config.schema import integer_keys
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.sweep import spans
 from simbal.sweep.composer import Job
 from simbal.sweep.search import space
 from simbal.sweep.search.run import run_searches

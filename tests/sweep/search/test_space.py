@@ -4,9 +4,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.sweep import spans
 from simbal.sweep.search import space
 
 

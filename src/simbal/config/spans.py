@@ -13,48 +13,46 @@ from hydra.core.override_parser.types import Override
 
 from simbal.errors import ConfigError
 
-MOST_VALUES = 10_000  # a typo such as 0-1000000000 must not fill the memory
+MAX_VALUES = 10_000  # a typo such as 0-1000000000 must not fill the memory
 _SPAN = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
 
-def expand(values: str) -> str:
-    """Expand the spans in a comma-separated list: `0-2,7` becomes `0,1,2,7`, and `0-8:4` becomes `0,4,8`.
-
-    Text with quotes or brackets is Hydra's own grammar and stays as it is.
-
-    Raises:
-        ConfigError: a span counts down, has a step of 0, or stands for too many values.
-    """
-    if set(values) & set("'\"[](){}"):
-        return values
-    return ",".join(_expand_one(item) for item in values.split(","))
-
-
 def parse(lines: Iterable[str], integer_keys: Collection[str], parser: OverridesParser) -> list[Override]:
-    """Read `key=value` lines as Hydra does, and expand the spans of `integer_keys`.
+    """Parse `key=value` lines as Hydra does and expand the spans of `integer_keys`.
 
     Raises:
-        ConfigError: a span makes no sense.
-        OverrideParseException: a line is not in Hydra's grammar.
+        ConfigError: a span is invalid.
+        OverrideParseException: a line does not follow Hydra's grammar.
     """
     overrides = []
     for line in lines:
         override = read(line)
         if override.value_type is not None and override.key_or_group in integer_keys:
-            values = override.get_value_string()
-            if (expanded := expand(values)) != values:
-                override = read(f"{override.get_key_element()}={expanded}")
+            override = read(f"{override.get_key_element()}={expand(override.get_value_string())}")
         overrides.append(replace(override, config_loader=parser.config_loader))
     return overrides
 
 
 @lru_cache(maxsize=1 << 16)
 def read(line: str) -> Override:
-    """Return one `key=value` as Hydra reads it. Parsing takes a millisecond, so the result is cached."""
+    """Parse one `key=value` line. Parsing takes a millisecond, so the result is cached."""
     return OverridesParser.create().parse_overrides([line])[0]
 
 
-def _expand_one(item: str) -> str:
+def expand(values: str) -> str:
+    """Expand the spans in a comma-separated list: `0-2,7` becomes `0,1,2,7`, and `0-8:4` becomes `0,4,8`.
+
+    Values with quotes or brackets belong to Hydra's grammar and are returned unchanged.
+
+    Raises:
+        ConfigError: a span counts down, has a step of 0, or has more than `MAX_VALUES` values.
+    """
+    if set(values) & set("'\"[](){}"):
+        return values
+    return ",".join(map(_expand_span, values.split(",")))
+
+
+def _expand_span(item: str) -> str:
     span = _SPAN.fullmatch(item.strip())
     if span is None:
         return item
@@ -62,6 +60,6 @@ def _expand_one(item: str) -> str:
     if last < first or not step:
         raise ConfigError(f"the span {item} must count up, such as seed={min(first, last)}-{max(first, last)}")
     values = range(first, last + 1, step)
-    if len(values) > MOST_VALUES:
-        raise ConfigError(f"the span {item} stands for {len(values)} values: at most {MOST_VALUES} are allowed")
+    if len(values) > MAX_VALUES:
+        raise ConfigError(f"the span {item} has {len(values)} values, but at most {MAX_VALUES} are allowed")
     return ",".join(map(str, values))

@@ -5,8 +5,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simbal.config import spans
 from simbal.errors import ConfigError
-from simbal.sweep import spans
 
 PARSER = OverridesParser.create()
 NUMBERS = st.integers(0, 10**6)
