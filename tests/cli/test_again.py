@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from simbal.cli.resume import run_to_resume as run_of
 
+from simbal.cli.resume import run_to_resume as run_of
 from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from tests import programs

@@ -7,8 +7,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
-from simbal.cli.resume import literal, overrides_from as begun_from
 
+from simbal.cli.resume import literal
+from simbal.cli.resume import overrides_from as begun_from
 from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
