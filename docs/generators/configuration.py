@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from generators.markup import code, prose, table
 from simbal.cli.help import describe_bounds, describe_type
 from simbal.config import options as conf_options
-from simbal.config.options import first_comment, option_keys, options, root_keys
+from simbal.config.options import first_comment, option_keys, options
 from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
 LONGEST = 24  # signs of a value in a table; the option's YAML stands below it
@@ -131,7 +131,7 @@ def _root_part(file: Path) -> str:
     keys = ""
     if file.stem == "config":
         own = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
-        keys = _table("", own, root_keys(file.stem))
+        keys = _table("", own, conf_options.read(file))
     return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 

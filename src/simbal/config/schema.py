@@ -80,7 +80,7 @@ class RouterConfig(Group):
     gating: Literal["softmax", "sigmoid", "relu"] = key("softmax or sigmoid, then top k; relu: every expert above 0")
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
-        "router initialization: auto (chosen by the strategy), orthogonal, normal or normal_unit (unit rows)"
+        "initialization: auto (chosen by the strategy), orthogonal, normal or normal_unit (unit rows)"
     )
 
 
