@@ -195,7 +195,7 @@ def _sort_runs(found: list[dict[str, Any]], name: str | None, reverse: bool) -> 
 
     key = SORT_ALIASES.get(name, name)
     if found and not any(key in run for run in found):
-        raise UserError(f"runs have no {name}{suggest(str(name), [key for run in found for key in run])}")
+        raise UserError(f"runs have no {name}{suggest(str(name), [*found[0], 'loss', 'ppl'])}")
 
     def order(run: dict[str, Any]) -> tuple[bool, float, str]:
         return (False, run[key], "") if is_number(run[key]) else (True, 0.0, str(run[key]))

@@ -161,6 +161,7 @@ def _describe_option(group: str, option: str, names: Collection[str]) -> str:
 def _describe_syntax_error(word: str, words: Sequence[str]) -> str:
     """Describe an argument that does not follow Hydra's grammar."""
     before = words[words.index(word) - 1] if word in words[1:] else ""
+    before = "" if before.startswith("-") else before
     is_cut = word.endswith((",", "=")) or before.endswith((",", "="))
     if is_cut or any(word.count(opening) != word.count(closing) for opening, closing in ("[]", "()")):
         return f"{before} {word} is incomplete: write values without spaces, such as seed=1,2".lstrip()
