@@ -1,60 +1,48 @@
-"""A built site as a test reads it: the text, anchors, links and resources of its pages."""
+"""The text, anchors, links and resources of the pages of a built site."""
 
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}  # without a click
-SILENT = {"script", "style"}
+RESOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 
 
 class Page(HTMLParser):
-    """One HTML file."""
+    """An HTML file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.resources: list[str] = []
-        self.rows: list[list[str]] = []  # of its tables
         self._words: list[str] = []
-        self._silent = False
-        self._cell: list[str] | None = None
+        self._is_hidden = False
         self.feed(file.read_text(encoding="utf-8"))
         self.text = " ".join("".join(self._words).split())
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
+        self._is_hidden = tag in ("script", "style")
         self.ids |= {given["id"]} if given.get("id") else set()
-        self._silent = tag in SILENT
         if tag == "a" and given.get("href"):
             self.links.append(given["href"])
         if tag == "link":
             self.resources.append(given["href"])
-        if given.get(LOADED.get(tag)):
-            self.resources.append(given[LOADED[tag]])
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self._cell = []
+        if given.get(RESOURCES.get(tag)):
+            self.resources.append(given[RESOURCES[tag]])
 
     def handle_endtag(self, tag):
-        self._silent = False
-        if tag in ("td", "th"):
-            self.rows[-1].append(" ".join("".join(self._cell).split()))
-            self._cell = None
+        self._is_hidden = False
         if tag in ("p", "li", "td", "th", "h1", "h2", "h3", "h4", "div"):
             self._words.append(" ")
 
     def handle_data(self, data):
-        if not self._silent:
+        if not self._is_hidden:
             self._words.append(data)
-        if self._cell is not None:
-            self._cell.append(data)
 
 
 class Site:
-    """A folder of pages."""
+    """The folder of a built site."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
