@@ -91,17 +91,16 @@ def test_key_that_cannot_change_the_result_may_be_given_to_resume(write_run, ove
     assert run.hash == RunFolder(path).read_spec().hash
 
 
-def test_number_of_devices_may_change_on_resume(write_run):
+def test_number_of_devices_may_change_on_resume_and_is_not_saved(write_run):
     path = write_run(keys={"trainer.micro_batch": 1})
-    before, run = RunFolder(path).read_spec(), resumed(path, "trainer.devices=2", "trainer.strategy=fsdp")
-    assert (run.config.trainer.devices, run.config.trainer.strategy) == (2, "fsdp")
-    assert (run.hash, run.written) == (before.hash, before.written)
+    before, run = RunFolder(path).read_spec(), resumed(path, "trainer.devices=2")
+    assert (run.config.trainer.devices, run.hash, run.written) == (2, before.hash, before.written)
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        ["trainer.devices=3"], ["optim.lr=0.5", "name=b"], ["model=small"], ["name=a,b"], ["~data.threads"],
+        ["trainer.devices=3"], ["seed=7"], ["model=small"], ["name=a,b"], ["~data.threads"],
         ["trainer.ckpt_evry=5"], ["trainer.ckpt_every=0"],
     ],
 )  # fmt: skip
@@ -109,12 +108,7 @@ def test_override_that_makes_another_run_is_refused_on_resume(write_run, lines):
     with pytest.raises(ConfigError) as refusal:
         resumed(write_run(), *lines)
     assert lines[0] in str(refusal.value)
-
-
-def test_refusal_shows_the_command_that_starts_another_run(write_run):
-    path = write_run()
-    with pytest.raises(ConfigError, match=f"from={path} seed=7"):
-        resumed(path, "seed=7")
+    assert ("from=" in str(refusal.value)) == (lines == ["seed=7"])
 
 
 @pytest.mark.parametrize(
