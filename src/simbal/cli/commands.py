@@ -16,7 +16,7 @@ from simbal.errors import ConfigError, UserError, exit_on_user_error
 HF_KEYS = ("hf", "name", "context", "dtype")
 TRAINING_KEYS = ("data.seq_len", "data.vocab_size", "data.validation_tokens", "data.document_mask")
 ANALYSIS_INPUTS = ("model", "hardware", "gpus")  # passed to the analyses that have a parameter of this name
-SORT_ALIASES = {None: "when", "loss": "val/loss", "ppl": "val/ppl"}
+SORT_ALIASES = {"loss": "val/loss", "ppl": "val/ppl"}
 
 
 def evaluate(argv: list[str]) -> None:
@@ -193,9 +193,9 @@ def _sort_runs(found: list[dict[str, Any]], name: str | None, reverse: bool) -> 
     from simbal.config.messages import suggest
     from simbal.runs.record import is_number
 
-    key = SORT_ALIASES.get(name, name)
+    key = SORT_ALIASES.get(name, name) if name else "when"
     if found and not any(key in run for run in found):
-        raise UserError(f"runs have no {name}{suggest(str(name), [*found[0], 'loss', 'ppl'])}")
+        raise UserError(f"runs have no {name}{suggest(str(name), [*found[0], *SORT_ALIASES])}")
 
     def order(run: dict[str, Any]) -> tuple[bool, float, str]:
         return (False, run[key], "") if is_number(run[key]) else (True, 0.0, str(run[key]))
