@@ -1,6 +1,6 @@
-"""Programs of this repository as forks of a server that has imported their libraries, which saves seconds per start.
+"""Programs of this repository as forks of a server that has imported their libraries: no second goes into that again.
 
-A fork is an independent process: it has its own arguments, environment and exit code, and receives signals.
+A fork is a process like any other: it has arguments, an environment and an exit code of its own, and takes signals.
 """
 
 import atexit
@@ -25,21 +25,21 @@ from tests.child_processes import DEADLINE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# imports of train.py, report.py and a job
+# what train.py and report.py import, with what a job does
 PRELOAD = (
     "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
-    "numpy.random", "s3fs", "simbal.cli.commands", "simbal.cli.resume", "simbal.report.page",
-    "simbal.sweep.search.run", "simbal.training.run", "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
-    "torch.utils.tensorboard",
+    "numpy.random", "s3fs", "simbal.cli.resume",
+    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.run", "simbal.training.run",
+    "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip
 
 
 class Program:
-    """A running program, with the interface of `subprocess.Popen` and text pipes."""
+    """A program that runs, as `subprocess.Popen` has it with texts in pipes."""
 
     def __init__(self, program: str, *arguments: str, cwd: Path, **environment: str) -> None:
-        """Start a program such as `train.py`, with `environment` added to the variables of this process."""
+        """Start it with the variables of this process and these; `sitecustomize` of PYTHONPATH is heeded."""
         self.args = [str(REPOSITORY / program), *arguments]
         self.stdout, self.stderr = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115
         task = {"args": self.args, "cwd": str(cwd), "stdout": self.stdout.name, "stderr": self.stderr.name}
@@ -48,23 +48,23 @@ class Program:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Its exit code, or None while it runs."""
         return self.poll()
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """The same."""
         return self.process.poll()
 
     def communicate(self) -> tuple[str, str]:
-        """Wait for the end and return stdout and stderr."""
+        """Wait for its end, and return all that it has printed and has not been read yet, once."""
         assert isinstance(self.process.process, ForkServerProcess)
         self.process.process.join(DEADLINE_SECONDS)
         assert self.process.poll() is not None, f"{self.args} hangs"
-        with self.stdout, self.stderr:
+        with self.stdout, self.stderr:  # closed here, not whenever garbage is collected: that warns in another test
             return self.stdout.read(), self.stderr.read()
 
     def completed(self) -> "subprocess.CompletedProcess[str]":
-        """Wait for the end, as `subprocess.run` does; the program is killed if that fails."""
+        """Wait for its end, which is near: whatever goes wrong, it does not outlive this."""
         try:
             out, err = self.communicate()
         finally:
@@ -74,7 +74,7 @@ class Program:
         return subprocess.CompletedProcess(self.args, code, out, err)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal if the program runs."""
+        """Send it a signal, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -88,8 +88,8 @@ class Program:
 
 
 def server() -> start.ForkServer:
-    """Return the fork server, of which there is one per test process."""
-    return start.ForkServer(_run_program, PRELOAD, ONE_THREAD)
+    """Return the server of this process, which is the same one as long as it lives."""
+    return start.ForkServer(_be, PRELOAD, ONE_THREAD)
 
 
 def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -97,9 +97,9 @@ def run(program: str, *arguments: str, cwd: Path, **environment: str) -> "subpro
     return Program(program, *arguments, cwd=cwd, **environment).completed()
 
 
-def _run_program(task: Mapping[str, Any]) -> int:
-    """Turn this fork into the program of the task and return its exit code."""
-    gc.freeze()  # a garbage collection would copy every page of the server
+def _be(task: Mapping[str, Any]) -> int:
+    """Become the program of the task."""
+    gc.freeze()  # a collection of garbage would copy every page of the server
     os.chdir(task["cwd"])
     for stream, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(task[name], os.O_WRONLY | os.O_APPEND)
@@ -108,7 +108,7 @@ def _run_program(task: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv, sys.orig_argv = [*task["args"]], [sys.executable, *task["args"]]
     start.ForkServer = _Fork  # type: ignore[misc]
-    _apply_pythonpath()
+    _customize()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
@@ -117,32 +117,32 @@ def _run_program(task: Mapping[str, Any]) -> int:
             return 1
         return end.code or 0
     finally:
-        threading._shutdown()  # as at the end of a Python program; it stops the processes of loky's executors
+        threading._shutdown()  # a program ends with it, and so do the processes of loky's executors
     return 0
 
 
-def _apply_pythonpath() -> None:
-    """Add PYTHONPATH to sys.path and run its sitecustomize.py, as a new Python does."""
+def _customize() -> None:
+    """Do what a new Python does with PYTHONPATH."""
     places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:0] = places
-    for file in (Path(place, "sitecustomize.py") for place in places):
-        if file.exists():
+    for place in places:
+        if (file := Path(place, "sitecustomize.py")).exists():
             runpy.run_path(str(file))
             return
 
 
 class _Fork(start.ForkServer):
-    """Replaces a sweep's fork server: jobs are forks of the sweep, which has imported everything."""
+    """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
 
     def __init__(self, work: Callable[[start.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
         for name in preload:
             import_module(name)
-        self.work, self.environment = partial(_work_without_handlers, work), dict(environment)
+        self.work, self.environment = partial(_as_of_a_server, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
 
 
-def _work_without_handlers(work: Callable[[start.Task], int], task: start.Task) -> int:
-    """Do the work without the signal and exit handlers of the sweep."""
+def _as_of_a_server(work: Callable[[start.Task], int], task: start.Task) -> int:
+    """Do the work without what the sweep has asked for: its handlers of signals, and what it does at its end."""
     atexit._clear()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
