@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from simbal.config.schema import GROUPS, every_key
+from simbal.training.build import check_buildable
 from simbal.training.run import train
 from tests.conftest import CONF
 
@@ -42,11 +43,20 @@ def test_option_composes_and_describes_itself(small_spec, group, option):
     assert spec_of(small_spec, group, option).choices[group] == option
 
 
+@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "balancing"])
+def test_strategy_can_be_built_and_describes_itself(small_spec, option):
+    spec = spec_of(small_spec, "balancing", option)
+    named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a list of strategies is named by its parts
+    assert describes_itself("balancing", option)
+    assert spec.choices["balancing"] == named
+    check_buildable(spec, here=True)
+
+
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("group", "option"),
     [
-        pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] in SLOW else [])
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] in SLOW or pair[0] == "balancing" else [])
         for pair in OPTIONS
         if pair[0] not in ("data", "model") and pair not in FOR_A_GPU
     ],
@@ -54,9 +64,7 @@ def test_option_composes_and_describes_itself(small_spec, group, option):
 def test_option_trains_and_describes_itself(small_spec, group, option):
     shortened = ("trainer.max_steps=2", "trainer.val_every=2", "optim.warmup_steps=1", "data.validation_tokens=64")
     spec = spec_of(partial(small_spec, *shortened), group, option)
-    named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a list of strategies is named by its parts
     assert describes_itself(group, option)
-    assert spec.choices[group] == named
     train(spec)
     assert (spec.path / "record.json").exists()
 

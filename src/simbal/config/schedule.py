@@ -28,7 +28,7 @@ class Schedule:
             raise UserError(f"{key}={value} must be null or a list of points [step, factor], such as [[0,1],[100,0]]")
         points = tuple((step, not_negative(f"{key}: factor", factor)) for step, factor in value)
         if any(first >= second for (first, _), (second, _) in pairwise(points)):
-            raise UserError(f"{key}={value}: the steps must rise from point to point")
+            raise UserError(f"{key}={value}: each point's step must be larger than the one before")
         last = points[-1][0]
         if last > max_steps:
             raise UserError(f"{key}={value} ends at step {last}, after the run (trainer.max_steps={max_steps})")

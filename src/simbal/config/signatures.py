@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Union, get_type_hints
+from typing import Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -32,15 +32,15 @@ def check_arguments(
         given: names of the arguments that the caller adds.
     """
     try:
-        hints = get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
+        signature = inspect.signature(function, eval_str=True)
     except NameError:  # an annotation that is imported for type checkers only
-        hints = {}
-    parameters: dict[str, Any] = {
-        p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
-        for p in inspect.signature(function).parameters.values()
-        if p.name not in given
-    }
-    _validate(prefix, create_model(function.__name__, __config__=STRICT, **parameters), arguments)
+        signature = inspect.signature(function)
+    fields: dict[str, Any] = {}
+    for p in signature.parameters.values():
+        is_known = p.annotation is not p.empty and not isinstance(p.annotation, str)
+        if p.name not in given:
+            fields[p.name] = (p.annotation if is_known else Any, ... if p.default is p.empty else p.default)
+    _validate(prefix, create_model(function.__name__, __config__=STRICT, **fields), arguments)
 
 
 def check_strategy(name: str, keys: Mapping[str, Any]) -> None:
