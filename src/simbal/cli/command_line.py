@@ -81,18 +81,17 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
 
     from simbal.cli.resume import find_folder, overrides_from, run_to_resume
     from simbal.config import spans
-    from simbal.config.options import conf_here, options, sweeper_of, sweeps_here
+    from simbal.config.options import check_options_here, sweeper_of
     from simbal.config.schema import integer_keys
 
     parser = get_args_parser()
-    parser.error = _refuse_flags  # type: ignore[method-assign]  # argparse would print its usage
+    parser.error = _raise_flag_error  # type: ignore[method-assign]  # argparse would print its usage
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         raise ConfigError(_describe_unknown_flag(unknown[0]))
     if args.shell_completion or args.hydra_help:
         return [*argv]
-    for group in ["", *(path.name for path in [*sweeps_here(), *(p for c in conf_here() for p in c.iterdir())])]:
-        options(group)  # raises for a file that another one hides
+    check_options_here()
     overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
     given = {override.key_or_group: override.value() for override in overrides}
     flags = [word for word in argv if word not in args.overrides]
@@ -132,7 +131,7 @@ def defer(override: "Override") -> str:
     return str(override.input_line)
 
 
-def _refuse_flags(message: str) -> NoReturn:
+def _raise_flag_error(message: str) -> NoReturn:
     raise ConfigError(f"{message}: --help lists the flags")
 
 

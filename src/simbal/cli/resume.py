@@ -76,7 +76,8 @@ def overrides_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
         group, _, name = key.partition(".")
         is_kept = key not in own and can_change_result(key) and (group in selected or not name)
         if is_kept and defaults.get(key, ...) != value:
-            lines.append(f"{'++' if name and key not in defaults else ''}{key}={literal(value)}")
+            is_new = name and key not in defaults  # of a mapping, such as a package of data=pysource
+            lines.append(f"{'++' * bool(is_new)}{key}={literal(value)}")
     lines += [f"~{key}" for key in defaults if key.partition(".")[0] in selected and key not in saved]
     return [*lines, *own.values()]
 

@@ -40,6 +40,15 @@ def options(group: str) -> dict[str, Path]:
     return files
 
 
+def check_options_here() -> None:
+    """Raise `ConfigError` if a file in conf/ or sweeps/ of the current folder would never be read."""
+    for conf in conf_here():
+        for group in ["", *(path.name for path in conf.iterdir())]:
+            options(group)
+    if sweeps_here():
+        options(SWEEPS)
+
+
 def option_keys(group: str, option: str) -> dict[str, Any]:
     """Return the dotted keys that an option sets, including inherited ones, with their values."""
     file = options(group)[option]

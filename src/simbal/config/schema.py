@@ -303,7 +303,7 @@ Strategies = Annotated[dict[str, dict[str, Any]], AfterValidator(check_strategie
 
 
 class Config(Group):
-    """The whole configuration of one run."""
+    """The config of one run."""
 
     name: str = key("name of the sweep; its runs and table are in outputs/<name>/", hashed=False)
     seed: int = key("seed of the weights and, unless data.seed is set, of the batch order", ge=0, le=LARGEST_SEED)
