@@ -91,8 +91,11 @@ def describe_validation_error(error: ValidationError, prefix: str = "", candidat
         case "literal_error" | "union_tag_invalid":
             allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected"))))
             sentence = f"{key}={shown} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
-        case "int_type" if isinstance(value, float) and value.is_integer():
-            sentence = f"{key}={value} must be an integer: write {key}={int(value)}"
+        case "int_type":
+            remedy = f": write {key}={int(value)}" if isinstance(value, float) and value.is_integer() else ""
+            sentence = f"{key}={shown} must be an integer{remedy}"
+        case "float_type":
+            sentence = f"{key}={shown} must be a number"
         case "bool_type":
             sentence = f"{key}={value} must be true or false"
         case "string_type":
