@@ -102,6 +102,7 @@ def describe_validation_error(error: ValidationError, prefix: str = "", candidat
             sentence = f"{key}={shown} must be text; quote it twice, as in '{key}=\"{shown}\"'"
         case _:
             reason = re.sub(r"^(Value error, must |Value error, |\w+ should )", "", first["msg"])
+            reason = reason.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
             sentence = f"{key} must {reason}" if isinstance(value, dict) else f"{key}={shown} must {reason}"
     return sentence + more
 
