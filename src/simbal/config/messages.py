@@ -115,7 +115,7 @@ def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | N
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
-    text = str(error).partition("\n")[0]
+    text = _first_line(error)
     match error:
         case MissingConfigException(missing_cfg_file=str(file), options=list(names)) if names:
             group, _, option = file.rpartition("/")
@@ -138,7 +138,7 @@ def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | N
             key, _, values = line.partition("=")
             return f"{line} asks for several runs: add -m, or write a list as {key}=[{values}]"
         case HydraException() if isinstance(error.__cause__, OmegaConfBaseException):
-            return " ".join([text, *str(error.__cause__).split("\n")[:1]])
+            return f"{text} {_first_line(error.__cause__)}"
         case HydraException():
             return " ".join(str(error).split("\n")[:2]) if text.endswith(":") else text
         case yaml.MarkedYAMLError(problem_mark=mark) if mark:
@@ -148,6 +148,11 @@ def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | N
         case ValueError() if text.startswith("Only one of --"):
             return text
     return None
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).partition("\n")[0]
+    return re.sub("Environment variable '(.*)' not found", r"the environment variable \1 is not set", line)
 
 
 def _describe_option(group: str, option: str, names: Collection[str]) -> str:

@@ -180,11 +180,11 @@ class DCLMConfig(DataConfig):
         """Raise `UserError` for training shards that do not exist or include the held-out one."""
         first, last = self.first_shard, self.first_shard + self.num_shards - 1
         if last > LAST_SHARD:
-            raise UserError(
-                f"data.num_shards={self.num_shards} ends at shard {last}, but the last shard is {LAST_SHARD}"
-            )
+            shards = f"data.first_shard={first} and data.num_shards={self.num_shards}"
+            raise UserError(f"{shards} end at shard {last}, but the last is {LAST_SHARD}")
         if first <= self.validation_shard <= last:
-            raise UserError(f"data.validation_shard={self.validation_shard} is a training shard ({first} to {last})")
+            shard = f"data.validation_shard={self.validation_shard}"
+            raise UserError(f"{shard} is one of the training shards, {first} to {last}")
         return self
 
 
