@@ -18,13 +18,13 @@ from typing import Any
 
 from benchmarks.composing import spec_of
 from simbal.config.values import with_values
-from simbal.runs.atomic import write_json
+from simbal.files.disk import write_json
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
+from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
-from simbal.sweep.plan import Attempt
-from simbal.sweep.view import draw
+from simbal.sweep.view import Tally, draw
 
 REPOSITORY = Path(__file__).parents[1]
 SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
@@ -32,10 +32,10 @@ STRATEGIES = ("lbl", "simbal")
 DOCUMENTS = 82  # of `data=pysource`
 CLAIMING = """
 import os, sys
-from simbal.cli.train import main
-from simbal.sweep.plan import Attempt
-Attempt.prepare_folder = lambda attempt: os._exit(0)
-main(sys.argv[1:])
+from simbal.cli.train import train
+from simbal.sweep.attempt import Attempt
+Attempt.claim = lambda attempt: os._exit(0)
+train(sys.argv[1:])
 """  # train.py up to where the first job would start
 
 
@@ -104,12 +104,13 @@ def show_polls(runs: Sequence[RunSpec]) -> None:
     """Print how long the live view takes to draw while the first run is training and all others are done."""
     attempts = [Attempt(Job([], spec), spec.path.name, "done") for spec in runs]
     attempts[0].state = "running"
+    tally = Tally(attempts)
     RunFolder(runs[0].path).write_spec(runs[0])
     write_json(runs[0].path / "progress.json", {"phase": "train", "step": 10, "max_steps": 500})
     took = []
     for _ in range(5):
         before = time.process_time()
-        draw(attempts, 2, 40)
+        draw(tally, 2, 40)
         took.append(time.process_time() - before)
     print(f"live view: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
 

@@ -1,4 +1,4 @@
-"""What tests of several folders need: specs as the command line makes them, small enough to train in a second."""
+"""Fixtures for several folders: specs of runs that train in a second, and settings of the test session."""
 
 import gc
 import os
@@ -28,13 +28,12 @@ from tests.child_processes import DEADLINE_SECONDS
 
 pytest_plugins = ["tests.run_folders"]
 
-# what modules and tests are made of stays: looking for garbage among it would be a tenth of all the time
-gc.disable()
+gc.disable()  # during collection, where it would take a tenth of the time and find nothing
 
-# a shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C
+# a shell that runs the tests in the background makes them and their children ignore SIGINT
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# a slow machine is no failure; `--hypothesis-profile=thorough` is for the run of everything
+# no deadlines, as a slow machine is not a failure; `--hypothesis-profile=thorough` is for `make test-all`
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=20, **UNHURRIED)
 settings.register_profile("thorough", max_examples=200, **UNHURRIED)
@@ -54,9 +53,9 @@ MARKOV = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each worker begin with its share of the slow tests, of which many wait, and the longest take minutes.
+    """Sort the tests so that each worker starts with its part of the slow ones.
 
-    A worker is given a part of the list without a gap; at the end it takes tests of others, which are short ones then.
+    xdist gives each worker a contiguous part of the list; at the end, idle workers take short tests from the others.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if item.get_closest_marker("slow")]
@@ -70,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from here on, among what the tests leave."""
+    """Collect garbage from here on, but only among objects that the tests create."""
     gc.freeze()
     gc.enable()
 
@@ -82,7 +81,7 @@ def cache_dir(tmp_path_factory) -> Path:
 
 @cache
 def composer() -> Composer:
-    """Composes as a sweep does: through Hydra once for all specs that differ in plain values alone."""
+    """A composer, which calls Hydra once for all specs that differ only in plain values."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -91,16 +90,16 @@ def composer() -> Composer:
 
 
 def spec_of(output_dir: Path, cache_dir: Path, *overrides: str) -> RunSpec:
-    """A spec of a run that takes about a second."""
+    """The spec of a run that takes about a second."""
     data = () if any(override.startswith("data=") for override in overrides) else MARKOV
     places = (f"output_dir={output_dir}", f"data.cache_dir={cache_dir}")
-    lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last of a key
+    lines = {line.partition("=")[0]: line for line in (*SMALL, *data, *places, *overrides)}  # the last one wins
     return composer().job([*lines.values()]).spec
 
 
 @pytest.fixture
 def small_spec(tmp_path, cache_dir):
-    """`small_spec("balancing=lbl", output_dir=...)`: as `spec_of` makes it."""
+    """Calls `spec_of`: `small_spec("balancing=lbl", output_dir=...)`."""
 
     def build(*overrides: str, output_dir: Path = tmp_path / "outputs") -> RunSpec:
         return spec_of(output_dir, cache_dir, *overrides)
@@ -110,7 +109,7 @@ def small_spec(tmp_path, cache_dir):
 
 @pytest.fixture
 def check():
-    """The arguments that Hydra sees for those of a program; the run for run=; `ConfigError` for what is refused."""
+    """Returns the arguments for Hydra, or the run that run= names; raises `ConfigError` for a mistake."""
 
     def run(*arguments: str, root: str = "config") -> list[str] | RunSpec:
         with raise_config_errors(arguments):
@@ -121,9 +120,9 @@ def check():
 
 @pytest.fixture
 def forked_ranks(monkeypatch):
-    """This process is rank zero, and the others are forks of a server that has imported torch.
+    """Makes this process rank zero and the other ranks forks of a server that has imported torch.
 
-    Only some tests start each rank as a new Python, as a user does.
+    A user's ranks are new Python processes; only some tests start those.
     """
 
     def run_here(spec: RunSpec) -> None:
@@ -151,11 +150,11 @@ def forked_ranks(monkeypatch):
 
 
 def rank_environment(rank: int, port: str) -> dict[str, str]:
-    """The variables by which Lightning knows that all ranks are there."""
+    """The variables that tell Lightning that another process has started the ranks."""
     return {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def be_rank(rank: int, port: str, *run: Any) -> None:
-    """Be one of the other ranks."""
+    """Run one of the other ranks."""
     os.environ |= rank_environment(rank, port)
     worker.main(*run)

@@ -1,7 +1,4 @@
-"""Programs in this process: as their user runs them, from their command line on, without a start of Python and torch.
-
-What only a process of its own shows, such as what is imported at its start, tests/test_programs.py looks at.
-"""
+"""Runs programs in this process, from their command line on, without a start of Python and torch."""
 
 import contextlib
 import io
@@ -20,7 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 def run(
     folder: Path, program: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run `program`, such as `train.py`, in `folder`; what it is answered with is as `subprocess.run` has it."""
+    """Run `program`, such as `train.py`, in `folder` and return its result as `subprocess.run` does."""
     out, said, path = io.StringIO(), io.StringIO(), [*sys.path]
     code: int | str | None = None
     with (
@@ -36,9 +33,9 @@ def run(
             code = end.code
         finally:
             sys.path[:] = path
-            for logger in logging.root.manager.loggerDict.values():  # Hydra has silenced all that there were
+            for logger in logging.root.manager.loggerDict.values():  # Hydra disables all loggers
                 logger.disabled = False
-    if isinstance(code, str):  # a sentence in place of a number is said and stands for 1
+    if isinstance(code, str):  # Python prints it and exits with 1
         said.write(f"{code}\n")
         code = 1
     return CompletedProcess([program, *arguments], code or 0, out.getvalue(), said.getvalue())

@@ -29,7 +29,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PRELOAD = (
     "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
-    "numpy.random", "s3fs", "simbal.cli.again",
+    "numpy.random", "s3fs", "simbal.cli.resume",
     "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.run", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Pages that are made when the site is built: from conf/, the root scripts, definitions and docstrings."""
+"""Pages that are generated when the site is built, from conf/, `--help`, definitions and docstrings."""

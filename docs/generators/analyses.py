@@ -1,4 +1,4 @@
-"""The analyses of evaluate.py: what each asks, its keys, and what its numbers mean."""
+"""Generate the reference of analyses: their description, keys and numbers."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ LEGENDS = ("Reference: ", "Shapes: ")
 
 
 def analyses_page(root: Path) -> str:
-    """Return the page, with one section for each file of conf/analysis."""
+    """Return the page, with one section per file of conf/analysis."""
     known = definitions(root)
     parts = [
         "# Analyses\n",
@@ -31,9 +31,9 @@ def analyses_page(root: Path) -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """Return a docstring as Markdown, with its references and its legend of letters in paragraphs of their own.
+    """Return a docstring as Markdown; references and legends of shapes become separate paragraphs.
 
-    Indented lines are code, but in sections such as `Args:`.
+    Indented lines are code, except in sections such as `Args:`.
     """
     made, in_section = [], False
     for line in docstring.splitlines():

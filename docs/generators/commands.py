@@ -1,4 +1,4 @@
-"""The command reference: what each subcommand of `simbal` and `make` say of themselves."""
+"""The command reference: the help pages of `simbal` and the targets of `make`."""
 
 import os
 import re
@@ -13,8 +13,8 @@ _TARGET = re.compile(r"^([a-z-]+):.*?## (.+)$", re.MULTILINE)
 
 
 def commands_page(root: Path) -> str:
-    """Return the page: `--help` of every subcommand, and the targets of the Makefile."""
-    parts = [WIDE, "# Commands\n", "What `--help` prints, and `make` without a target.\n"]
+    """Return the page with the help of every subcommand and the targets of the Makefile."""
+    parts = [WIDE, "# Commands\n", "The help page of each subcommand, and the targets of `make`.\n"]
     for name in PROGRAMS:
         same = f"In a checkout also `python {name}.py`.\n\n" * (root / f"{name}.py").exists()
         parts.append(f"## simbal {name}\n\n{same}{code(_help(name))}")
@@ -26,7 +26,7 @@ def commands_page(root: Path) -> str:
 def _help(name: str) -> str:
     done = subprocess.run(
         [Path(sys.executable).with_name("simbal"), name, "--help"],
-        env=os.environ | {"COLUMNS": "110", "NO_COLOR": "1"},  # argparse asks for the width of the terminal
+        env=os.environ | {"COLUMNS": "110", "NO_COLOR": "1"},  # argparse uses the width of the terminal
         capture_output=True,
         text=True,
         check=False,

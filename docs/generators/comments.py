@@ -1,6 +1,6 @@
-"""Writes the comments beside the keys of conf/: their meanings in src/simbal/config/schema.py (`make format`).
+"""Writes the comments of keys in conf/ from the descriptions in src/simbal/config/schema.py (`make format`).
 
-Strategies, analyses and the other programs' roots have no schema, and comments of their own.
+Files without a schema keep their comments: strategies, analyses and the root configs of other programs.
 """
 
 import re
@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from simbal.config.options import CONF, read
 from simbal.config.schema import Config, models_of
 
-ALIGNED = 24  # signs of a key with its value; a longer one's comment stands further right than the others
-_KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin: nested keys are values
+ALIGNED = 24  # characters of a key with its value; the comments of longer ones are not aligned
+_KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin, as nested keys are values
 
 
 def write_comments(conf: Path = CONF) -> None:
-    """Write the comments of all files of `conf` that have a schema; those that are right stay untouched."""
+    """Write the comments of all files in `conf` that have a schema."""
     for file, model in described(conf):
         text = file.read_text(encoding="utf-8")
         meanings = {name: str(field.description) for name, field in model.model_fields.items()}
@@ -26,7 +26,7 @@ def write_comments(conf: Path = CONF) -> None:
 
 
 def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
-    """Yield every file of `conf` that has a schema, and the model of its keys."""
+    """Yield every file in `conf` that has a schema, with the model of its keys."""
     yield conf / "config.yaml", Config
     for group, field in Config.model_fields.items():
         models = models_of(field.annotation)
@@ -36,13 +36,13 @@ def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
 
 
 def commented(text: str, meanings: dict[str, str]) -> str:
-    """Return YAML with the meaning of each key behind it, aligned; what has no meaning keeps its comment."""
+    """Return YAML with the meaning of each key as an aligned comment; other keys keep their comments."""
     lines = text.splitlines()
     found = {place: match for place, line in enumerate(lines) if (match := _KEY_LINE.fullmatch(line))}
-    said = {place: meanings.get(match[2], match[3]) for place, match in found.items()}
-    lengths = [len(match[1]) for place, match in found.items() if said[place] and len(match[1]) <= ALIGNED]
+    comments = {place: meanings.get(match[2], match[3]) for place, match in found.items()}
+    lengths = [len(match[1]) for place, match in found.items() if comments[place] and len(match[1]) <= ALIGNED]
     for place, match in found.items():
-        lines[place] = f"{match[1]:<{max(lengths, default=0)}}  # {said[place]}" if said[place] else match[1]
+        lines[place] = f"{match[1]:<{max(lengths, default=0)}}  # {comments[place]}" if comments[place] else match[1]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The page that defines every number of a record, a table or an analysis, in the code's own words."""
+"""Generate the page that defines every number of a record, a table or an analysis."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,18 +19,18 @@ def definitions(root: Path) -> dict[str, Mapping[str, str]]:
 
 
 def definitions_page(root: Path) -> str:
-    """Return the page: the numbers of a run, which are columns of its tables, then everything else that is measured."""
+    """Return the page: numbers of a run, per layer, per training step, and of each analysis."""
     parts = [
         "# Definitions\n",
-        "Every record and every table carries the definitions of its numbers. These are all of them.\n",
+        "Definitions of all numbers. Records and tables contain those that apply to them.\n",
         "## Numbers of a run\n",
-        "`columns=[...]` takes the key, or its last part alone.\n",
+        "`columns=[...]` accepts the key or its last part.\n",
         _metrics(NUMBERS),
-        "## Numbers by layer\n",
-        "`layers` of a record has these, and of the numbers of a run those that are sums or means over layers.\n",
+        "## Numbers per layer\n",
+        "A record has these in `layers`, together with the per-layer values of sums and means over layers.\n",
         _metrics(metric for metric in (*VALIDATION, *SIMILARITY) if metric not in NUMBERS),
         "## Numbers of a training step\n",
-        "They are in the rows of metrics.jsonl.\n",
+        "The rows of metrics.jsonl.\n",
         _metrics(TRAINING),
         *(_analysis(module, texts) for module, texts in definitions(root).items()),
     ]

@@ -1,34 +1,34 @@
-"""Plain text of the code, as Markdown that shows it letter by letter."""
+"""Convert plain text from the code to Markdown that shows it unchanged."""
 
 import re
 from collections.abc import Iterable, Sequence
 
-WIDE = "---\nhide: [toc]\n---\n"  # at a page's top: no column of contents, and its width for long lines
+WIDE = "---\nhide: [toc]\n---\n"  # front matter: hides the table of contents, which leaves more width
 _CODE = re.compile(r"(`[^`]+`)")
-_SPECIAL = re.compile(r"[*{\[\]]|(?<!\w)_|_(?!\w)")  # a brace starts attributes; f_i is safe
+_SPECIAL = re.compile(r"[*{\[\]]|(?<!\w)_|_(?!\w)")  # a brace starts attributes; an underscore inside a word is safe
 _PAPER = re.compile(r"\barXiv:? ?(\d{4}\.\d{5})")
 
 
 def prose(text: str) -> str:
-    """Return the text of a comment or a docstring: nothing is markup but `code`, and papers become links."""
+    """Escape the text of a comment or docstring except `code`, and link arXiv papers."""
     pieces = _CODE.split(text)
     pieces[::2] = [_escaped(piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; the cells are Markdown already."""
+    """Return a Markdown table; cells are Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) + "\n"
 
 
 def code(text: str, language: str = "text") -> str:
-    """Return a block of code, which may hold blocks of code."""
+    """Return a code block, which may contain other code blocks."""
     return f"~~~~{language}\n{text.rstrip()}\n~~~~\n"
 
 
 def slug(heading: str) -> str:
-    """Return the anchor of a heading, as Python-Markdown makes it."""
+    """Return the anchor that Python-Markdown gives to a heading."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
@@ -45,5 +45,5 @@ def _cell(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """Return text for inside an element: no bar ends the cell, and nothing is markup."""
+    """Escape the text of an HTML element inside a table cell."""
     return re.sub(r"[&<>|*_\[\]`\\]", lambda sign: f"&#{ord(sign[0])};", text)

@@ -1,4 +1,4 @@
-"""Docstrings are plain text with equations; the comments beside fields describe them."""
+"""Convert docstrings, which are plain text with equations, for mkdocstrings."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from generators.markup import prose
 
 
 class PlainDocstrings(griffe.Extension):
-    """Makes Markdown of what was not written as Markdown."""
+    """Converts docstrings to Markdown and lists the fields of classes."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Convert the docstring of a module, class or function, once the package is read."""
+        """Convert the docstring of a module, class or function after the package is loaded."""
         if not obj.docstring:
             return
         obj.docstring.value = paragraphs(obj.docstring.value).rstrip()
@@ -22,7 +22,7 @@ class PlainDocstrings(griffe.Extension):
 
 
 def _fields(kind: griffe.Class) -> list[str]:
-    """Return each field of a class that has a comment beside it, as a docstring lists it."""
+    """Return the fields of a class that have a comment, in the format of an Attributes section."""
     described = {
         name: source.comment(member.lines[-1])
         for name, member in kind.members.items()

@@ -1,4 +1,4 @@
-"""Reads from the source what a running program does not know: comments beside fields, docstrings, dictionaries."""
+"""Read comments of fields, docstrings and dictionaries from the source, without importing it."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ def docstring(file: Path) -> str:
 
 
 def fields(file: Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return the annotated fields of every class, each with its type and the comment beside it."""
+    """Return the annotated fields of every class, each with its type and comment."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return {
         node.name: {
@@ -39,7 +39,7 @@ def comment(line: str) -> str:
 
 
 def dictionaries(package: Path, names: set[str]) -> Iterator[tuple[Path, Mapping[str, str]]]:
-    """Yield every module-level dictionary of texts that has one of these names, with its file."""
+    """Yield every module-level dictionary with one of these names, and its file."""
     for file in sorted(package.rglob("*.py")):
         for node in parse(file).body:
             match node:

@@ -1,13 +1,13 @@
-"""Runs from Python and notebooks: trains one as the command does, and reads what runs have left behind as rows.
+"""Train a run from Python or a notebook, and read runs as rows or data frames.
 
     run = simbal.train(["balancing=lbl", "trainer.max_steps=300"])
     run.config.optim.lr, run.record["metrics"]["val/ppl"], run.curve.to_pandas(), run.model()
 
     sweep = simbal.load("outputs/default")
     sweep.runs, sweep.curves, sweep.analyses, sweep.table      # rows: lists of dicts
-    sweep.table.to_pandas(), sweep.curves.to_polars()          # or a DataFrame
+    sweep.table.to_pandas(), sweep.curves.to_polars()          # or data frames
 
-What a user gets wrong is a `simbal.errors.UserError`, one sentence. torch is imported by `train` and `Run.model` alone.
+Mistakes raise `simbal.errors.UserError` with one sentence. Only `train` and `Run.model` import torch.
 """
 
 import os
@@ -22,58 +22,58 @@ from simbal.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
-    from simbal.report.runs import ListedRun
+    from simbal.report.listing import Listed
     from simbal.runs.spec import RunSpec
 
 
 class Rows(list[dict[str, Any]]):
-    """Rows of a table: dicts that all have the same keys, in the same order; None where a row has no value."""
+    """Rows of a table: dicts with the same keys in the same order; a missing value is None."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         keys = dict.fromkeys(key for row in rows for key in row)
         super().__init__({key: row.get(key) for key in keys} for row in rows)
 
     def to_pandas(self) -> Any:
-        """Return the rows as a `pandas.DataFrame`; `UserError` if pandas is not installed."""
-        return _library("pandas").DataFrame(self)
+        """Return a `pandas.DataFrame`; `UserError` if pandas is not installed."""
+        return _import("pandas").DataFrame(self)
 
     def to_polars(self) -> Any:
-        """Return the rows as a `polars.DataFrame`; `UserError` if polars is not installed."""
+        """Return a `polars.DataFrame`; `UserError` if polars is not installed."""
         columns = {key: [row[key] for row in self] for key in (self[0] if self else ())}
-        return _library("polars").DataFrame(columns, strict=False)
+        return _import("polars").DataFrame(columns, strict=False)
 
 
 class Run:
-    """A run, by its folder: how it was configured, how it ended, its curves and its model."""
+    """A run folder: its config, status, record, curve and model."""
 
     def __init__(self, path: str | Path) -> None:
-        """Take the run in a folder; `UserError` if none is there."""
+        """Open a run folder; `UserError` if it is not one."""
         from simbal.runs.folder import is_run
 
         self.path = Path(path)
         if not is_run(self.path):
-            raise UserError(f"{self.path} is no run: give outputs/<name>/<run>")
+            raise UserError(f"{self.path} is not a run: give outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.status}>"
 
     @property
     def status(self) -> str:
-        """How it ended, or what it is: finished, failed, diverged, pruned, killed, running, unfinished or damaged."""
-        from simbal.report.runs import list_run
+        """One of finished, failed, diverged, pruned, killed, running, unfinished and damaged."""
+        from simbal.report.listing import look
 
-        return list_run(self.path).status
+        return look(self.path).status
 
     @cached_property
     def config(self) -> "Config":
-        """Its resolved config, such as `run.config.optim.lr`; `UserError` if its file is broken."""
+        """The resolved config, such as `run.config.optim.lr`; `UserError` if its file is damaged."""
         from simbal.runs.folder import RunFolder
 
         return RunFolder(self.path).read_spec().config
 
     @property
     def record(self) -> dict[str, Any] | None:
-        """Its record.json: metrics, their definitions, versions, fingerprints of the data; None if it has not ended.
+        """The content of record.json: metrics, their definitions, versions; None before the run has ended.
 
         Raises:
             UserError: the record is damaged.
@@ -84,22 +84,22 @@ class Run:
 
     @property
     def curve(self) -> Rows:
-        """What was logged, a row for each step that was: `train/ce`, `val/loss` and others; no values by layer.
+        """One row per logged step, with `train/ce`, `val/loss` and others, but no values per layer.
 
         Raises:
-            UserError: the file of the curves is broken.
+            UserError: metrics.jsonl is damaged.
         """
-        return Rows(_logged(self.path))
+        return Rows(_read_curve(self.path))
 
     def model(self, accelerator: str = "cpu", data_dir: str | None = None) -> "Transformer":
-        """Return the trained model in evaluation mode.
+        """Load the trained model in evaluation mode.
 
         Args:
             accelerator: auto, cpu or cuda.
-            data_dir: the folder of the prepared tokens, which name the model's vocabulary; None: that of its config.
+            data_dir: folder of the prepared tokens, which define the vocabulary; None: the one in the run's config.
 
         Raises:
-            UserError: the run is not finished, its checkpoint is damaged, or its data are nowhere.
+            UserError: the run is not finished, its checkpoint is damaged, or its data are missing.
         """
         from simbal.analysis.trained import DataPlaces, load
 
@@ -107,16 +107,16 @@ class Run:
 
 
 class Sweep(Sequence[Run]):
-    """The runs in a folder: a sequence of them, and what they have left behind as rows.
+    """The runs in a folder, as a sequence and as rows.
 
-    Every row says of which run it is by `folder`, `arm` (as the table labels it) and `seed`.
+    Every row names its run by `folder`, `arm` (as the table labels it) and `seed`.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Take outputs/<name>, or the folder of one run; `UserError` if there is no run."""
+        """Open outputs/<name> or the folder of one run; `UserError` if it contains no run."""
         self.path = Path(path)
         if not self._listed:
-            raise UserError(f"{self.path} holds no runs: give outputs/<name>, or outputs/<name>/<run>")
+            raise UserError(f"{self.path} contains no runs: give outputs/<name>, or outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Sweep {self.path}: {len(self)} runs>"
@@ -125,114 +125,111 @@ class Sweep(Sequence[Run]):
         return len(self._listed)
 
     @overload
-    def __getitem__(self, place: int | str) -> Run: ...
+    def __getitem__(self, index: int | str) -> Run: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Run]: ...
-    def __getitem__(self, place: int | str | slice) -> Run | list[Run]:
-        """Return a run by its place or the name of its folder, or several by a slice."""
-        if isinstance(place, slice):
-            return [Run(one.path) for one in self._listed[place]]
-        if isinstance(place, int):
-            return Run(self._listed[place].path)
-        found = [one.path for one in self._listed if one.path.name == place]
-        if not found:
-            raise UserError(
-                f"{self.path} has no run {place}: it has {', '.join(one.path.name for one in self._listed)}"
-            )
-        return Run(found[0])
+    def __getitem__(self, index: slice) -> list[Run]: ...
+    def __getitem__(self, index: int | str | slice) -> Run | list[Run]:
+        """Return a run by its index or the name of its folder, or several by a slice."""
+        if isinstance(index, slice):
+            return [Run(listed.path) for listed in self._listed[index]]
+        if isinstance(index, int):
+            return Run(self._listed[index].path)
+        for listed in self._listed:
+            if listed.path.name == index:
+                return Run(listed.path)
+        raise UserError(f"{self.path} has no run {index}")
 
     def __iter__(self) -> Iterator[Run]:
-        return (Run(one.path) for one in self._listed)
+        return (Run(listed.path) for listed in self._listed)
 
     @property
     def runs(self) -> Rows:
-        """A row for each run: how it ended, its numbers if it is finished, and its config by dotted key."""
-        return Rows([one.values for one in self._listed])
+        """One row per run: its status, its numbers if it is finished, and its config by dotted key."""
+        return Rows([listed.values for listed in self._listed])
 
     @property
     def curves(self) -> Rows:
-        """A row for each logged step of each run; `UserError` if the curves of one are broken."""
-        return Rows([_of(one) | row for one in self._listed for row in _logged(one.path)])
+        """One row per run and logged step; `UserError` if a run's metrics.jsonl is damaged."""
+        return Rows([_name_run(listed) | row for listed in self._listed for row in _read_curve(listed.path)])
 
     @property
     def analyses(self) -> Rows:
-        """A row for each number of each analysis of each run: `analysis`, `number`, `layer` (None: all) and `value`.
+        """One row per run and number of an analysis: `analysis`, `number`, `layer` (None: all layers) and `value`.
 
         Raises:
-            UserError: an analysis is broken.
+            UserError: the result of an analysis is damaged.
         """
         from simbal.analysis.result import numbers_of
         from simbal.report.collect import read_analyses
 
         return Rows(
             [
-                _of(one) | {"analysis": name, "number": number, "layer": layer, "value": value}
-                for one in self._listed
-                for name, analysis in read_analyses(one.path / "analysis").items()
+                _name_run(listed) | {"analysis": name, "number": number, "layer": layer, "value": value}
+                for listed in self._listed
+                for name, analysis in read_analyses(listed.path / "analysis").items()
                 for number, layer, value in numbers_of(analysis)
             ]
         )
 
     @property
     def table(self) -> Rows:
-        """A row for each arm and metric of the table that report.py prints, as table.csv has them.
+        """One row per arm and metric of the table that report.py prints, as in table.csv.
 
         Raises:
-            UserError: the runs cannot stand in one table.
+            UserError: the runs cannot be compared in one table.
         """
         from simbal.report.collect import collect, read_run
-        from simbal.report.columns import choose_columns, configured_columns
-        from simbal.report.render import tidy_rows
+        from simbal.report.columns import choose, named_by_runs
+        from simbal.report.export import tidy_rows
         from simbal.report.table import build
         from simbal.runs.folder import is_run
 
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
         finished = [run for run in runs if run.finished]
-        columns = configured_columns(finished)
-        metrics = None if columns is None else choose_columns(columns, finished)
+        columns = named_by_runs(finished)
+        metrics = None if columns is None else choose(columns, finished)
         return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
 
     @cached_property
-    def _listed(self) -> "list[ListedRun]":
-        from simbal.report.runs import list_runs
+    def _listed(self) -> "list[Listed]":
+        from simbal.report.listing import runs_below
 
-        return list_runs([self.path])
+        return runs_below([self.path])
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
-    """Train the run that overrides describe, in this process, and return it; a finished one is returned at once.
+    """Train a run in this process, as `simbal train` does, and return it.
 
-    It is what `simbal train` does: the same checks, the same folder and record, and the same overrides given again go
-    on with a run that was broken off.
+    The same overrides resume an interrupted run and return a finished one at once.
 
     Args:
-        overrides: such as `["balancing=lbl", "seed=1"]`; `run=FOLDER` and `from=FOLDER` among them.
+        overrides: such as `["balancing=lbl", "seed=1"]`, including `run=FOLDER` and `from=FOLDER`.
 
     Raises:
-        UserError: an override is wrong, the run cannot be done here, or it has diverged or run out of memory.
-        KeyboardInterrupt: the user has interrupted it; it is saved.
+        UserError: an override is wrong, or the run cannot start, diverges or runs out of memory.
+        KeyboardInterrupt: the user interrupts the run; its state is saved.
     """
-    spec = _composed(overrides)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command does, before torch is imported
+    spec = _compose(overrides)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in cli/train.py
     from simbal.training.run import train as train_spec
     from simbal.training.signals import StoppedError
 
     try:
         train_spec(spec)
     except StoppedError as stop:
-        if stop.code == INTERRUPTED:  # a SystemExit would end the user's own program too
+        if stop.code == INTERRUPTED:  # a SystemExit would end a notebook's kernel
             raise KeyboardInterrupt(stop.sentence) from None
         raise
     return Run(spec.path)
 
 
 def load(folder: str | Path) -> Sweep:
-    """Return the runs in outputs/<name>, or the one run in outputs/<name>/<run>; `UserError` if there is none."""
+    """Open the runs in outputs/<name>, or the one in outputs/<name>/<run>; `UserError` if there is none."""
     return Sweep(folder)
 
 
-def _composed(overrides: Sequence[str]) -> "RunSpec":
-    """Return the run that overrides describe; `UserError` for one that is wrong."""
+def _compose(overrides: Sequence[str]) -> "RunSpec":
+    """Return the run that overrides describe; `UserError` for a wrong one."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -244,38 +241,38 @@ def _composed(overrides: Sequence[str]) -> "RunSpec":
     if isinstance(overrides, str):
         raise UserError(f"simbal.train takes a list of overrides, such as [{overrides!r}]")
     if flags := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"{flags[0]} is no override: simbal.train trains one run; sweeps are for simbal train -m")
+        raise UserError(f"{flags[0]} is not an override: simbal.train trains one run; use simbal train -m for sweeps")
     with raise_config_errors(overrides):
-        found = hydra_arguments(overrides, "config")
-        if not isinstance(found, list):
-            return found
-        composed = None
-        if "-m" not in found:  # a dry run of one run becomes that of a sweep
-            outer = GlobalHydra.instance().hydra  # of a caller that is a Hydra program itself
-            GlobalHydra.instance().clear()
-            try:
-                with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                    composed = hydra.compose("config", found, return_hydra_config=True)
-            finally:
-                GlobalHydra.instance().hydra = outer
-    if composed is None or composed.until == "decided":
-        raise UserError("dry_run=true and until=decided are for the command line: simbal.train trains one run")
+        arguments = hydra_arguments(overrides, "config")
+        if not isinstance(arguments, list):
+            return arguments  # the run that run= names
+        if "-m" in arguments:  # added to a dry run
+            raise UserError("dry_run=true is for the command line: simbal.train trains one run")
+        outer = GlobalHydra.instance().hydra  # the caller may be a Hydra program itself
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                composed = hydra.compose("config", arguments, return_hydra_config=True)
+        finally:
+            GlobalHydra.instance().hydra = outer
+    if composed.until == "decided":
+        raise UserError("until=decided is for the command line: simbal.train trains one run")
     return RunSpec.from_hydra(composed)
 
 
-def _of(listed: "ListedRun") -> dict[str, Any]:
-    """Return what says of which run a row is."""
-    seed = listed.run.seed if listed.run else None
+def _name_run(listed: "Listed") -> dict[str, Any]:
+    """Return the columns that name the run of a row."""
+    seed = listed.spec.config.seed if listed.spec else None
     return {"folder": str(listed.path), "arm": listed.arm, "seed": seed}
 
 
-def _logged(path: Path) -> list[dict[str, Any]]:
+def _read_curve(path: Path) -> list[dict[str, Any]]:
     from simbal.runs.curves import rows
 
     return [{key: value for key, value in row.items() if key != "layers"} for row in rows(path)]
 
 
-def _library(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:

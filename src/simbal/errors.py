@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from simbal.commands import as_typed
+from simbal.commands import format_command
 
-FAILED, BAD_USAGE = 1, 2  # exit codes: the run cannot be done; the command line or the config is wrong
-BUSY = os.EX_TEMPFAIL  # exit code where another process already holds what was asked for
-INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
+FAILED, BAD_USAGE = 1, 2  # exit codes: the run failed or cannot start; the command line or a config is wrong
+BUSY = os.EX_TEMPFAIL  # exit code: another process is using the run or the sweep
+INTERRUPTED, TERMINATED = 130, 143  # exit codes for SIGINT and SIGTERM, as in a shell
 
 
 class UserError(ValueError):
-    """An error that the user can fix: one sentence says what is wrong and what is allowed."""
+    """An error that the user can fix; its message is one sentence."""
 
     exit_code: ClassVar[int] = FAILED
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(as_typed(sentence))
+    def __init__(self, message: str) -> None:
+        super().__init__(format_command(message))
 
 
 class ConfigError(UserError):
@@ -29,14 +29,14 @@ class ConfigError(UserError):
 
 
 class BusyError(UserError):
-    """Another process already holds what was asked for, so that nothing has failed."""
+    """Another process is using the run or the sweep; nothing has failed."""
 
     exit_code = BUSY
 
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn a `UserError` into `error: <sentence>` on stderr and its exit code; other errors keep their traceback."""
+    """Turn a `UserError` into `error: <message>` on stderr and its exit code; other errors keep their traceback."""
     try:
         yield
     except UserError as error:
@@ -48,7 +48,7 @@ def exit_on_user_error() -> Iterator[None]:
 def exit_codes() -> Iterator[None]:
     """Make an interrupted program exit with 130 and a terminated one with 143.
 
-    Lightning turns SIGTERM into a `SystemExit` without a code, which would be 0, success; and Ctrl-C into 1.
+    Lightning turns SIGTERM into a `SystemExit` without a code, which would mean success, and SIGINT into exit code 1.
     """
     try:
         yield

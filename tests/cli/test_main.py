@@ -1,8 +1,11 @@
-"""The command `simbal` is the programs of the checkout under other names."""
+"""The command `simbal` and the scripts of the checkout start the same programs."""
 
+import inspect
 import os
+import shutil
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -11,14 +14,12 @@ from tests.conftest import CONF
 
 ROOT = CONF.parent
 SCRIPTS = {file.stem: file for file in ROOT.glob("*.py")}
-HEAVY = {"torch", "lightning", "hydra", "omegaconf", "numpy"}
 
 
 @pytest.fixture
 def simbal(monkeypatch, capsys):
-    """Runs the command in this process; its exit code and what it printed."""
+    """Runs the command in this process; returns its exit code, stdout and stderr."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["/somewhere/bin/simbal", *arguments])
@@ -31,51 +32,78 @@ def simbal(monkeypatch, capsys):
     return run
 
 
-def python(*arguments, cwd=ROOT):
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
-def test_every_script_of_the_checkout_is_a_subcommand_and_holds_nothing_else():
+def test_every_script_of_the_checkout_starts_the_subcommand_of_its_name():
     assert {*SCRIPTS} <= {*dispatcher.PROGRAMS}
-    texts = {
-        file.read_text().partition('"""\n')[2].replace(f"cli.{name} ", "cli.NAME ") for name, file in SCRIPTS.items()
-    }
+    texts = {file.read_text().partition('"""\n')[2].replace(f'"{name}"', "NAME") for name, file in SCRIPTS.items()}
     assert len(texts) == 1
-    assert "from simbal.cli.NAME import main" in texts.pop()
+    assert "run_program(NAME, sys.argv[1:])" in texts.pop()
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
-def test_it_says_what_there_is(simbal, arguments):
+def test_help_lists_the_subcommands(simbal, arguments):
     code, out, _ = simbal(*arguments)
     assert code == (0 if arguments else 2)
     for name, program in dispatcher.PROGRAMS.items():
         assert f"simbal {name} " in out
-        assert program.about in out
+        assert program.summary in out
+        module, _, function = program.function.partition(":")
+        assert inspect.getdoc(getattr(import_module(module), function))
 
 
-def test_a_folder_beside_the_command_is_no_library(simbal, monkeypatch):
-    monkeypatch.setattr(sys, "path", ["/somewhere/bin", *sys.path])
-    simbal("--help")
-    assert "/somewhere/bin" not in sys.path
-    assert os.environ["PYTHONSAFEPATH"] == "1"
-
-
-def test_refusals_and_exit_codes_are_those_of_the_scripts(simbal, tmp_path, monkeypatch):
+def test_errors_name_the_command_as_it_was_typed(simbal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert simbal("train", "sed=1") == (2, "", "error: there is no key sed; did you mean seed?\n")
     assert simbal("prepare", "-m")[::2] == (2, "error: simbal prepare takes one config at a time: leave out -m\n")
-    assert simbal("report", "nowhere") == (1, "", "error: there is no folder nowhere\n")
+    assert simbal("report", "nowhere")[0] == 1
+    code, _, message = simbal("trian", "seed=1")
+    assert code == 2
+    assert "did you mean train?" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("simbal train balancing=si", "balancing=simbal\nbalancing=sinkhorn"),
+        ("simbal train -m sweeps=sig", "sweeps=significance"),
+        ("simbal train trainer.max", "trainer.max_steps="),
+    ],
+)
+def test_bash_completes_options_sweeps_and_keys(simbal, monkeypatch, line, completed):
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert simbal("-sc", "query=bash")[1].split() == completed.split()
 
 
 @pytest.mark.slow  # starts Python anew
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_help_imports_neither_torch_nor_hydra(arguments, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ([], ("torch", "hydra", "numpy", "pydantic")),
+        (["train", "--help"], ("torch", "hydra", "numpy")),
+        (["train", "--cfg=job"], ("torch", "optuna", "scipy", "rich")),
+        (["train", "sed=1"], ("torch", "optuna", "scipy", "rich")),
+    ],
+)
+def test_looking_around_imports_nothing_heavy(arguments, unused, tmp_path):
     program = (
         "import atexit, sys\n"
-        f"atexit.register(lambda: print('loaded', sorted(set(sys.modules) & {HEAVY!r})))\n"
+        f"atexit.register(lambda: print('loaded', sorted(set(sys.modules) & set({unused!r}))))\n"
         f"sys.argv = ['simbal', *{arguments!r}]\n"
         "from simbal.cli.main import main\n"
         "main()"
     )
-    assert python("-P", "-c", program, cwd=tmp_path).stdout.splitlines()[-1] == "loaded []"
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+@pytest.mark.slow  # starts Python anew
+def test_script_does_not_import_its_neighbours(tmp_path):
+    shutil.copy(SCRIPTS["evaluate"], tmp_path)
+    for name in ("evaluate", "argparse", "yaml", "simbal"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('a neighbour of the script')\n")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    command = [sys.executable, "evaluate.py", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

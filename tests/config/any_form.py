@@ -1,21 +1,25 @@
-"""The config of a run that has a certain key, whatever source of data or logger it belongs to."""
+"""Helpers for nested configs whose keys belong to different data sources and loggers."""
 
+from functools import cache
 from typing import Any
 
-import yaml
-
-from tests.conftest import CONF
+from simbal.config.options import options, read
 from tests.run_folders import changed
 
 
+@cache
+def contents(group: str) -> list[dict[str, Any]]:
+    """The files of a group; `files` comes first, as it needs fewest other keys."""
+    files = options(group)
+    return [read(files[name]) for name in sorted(files, key=lambda name: (name != "files", name))]
+
+
 def with_key(plain: dict[str, Any], name: str) -> dict[str, Any]:
-    """`plain`, with an option of its group that has the dotted key `name`, `files` before all others."""
+    """`plain`, with an option of the group that has the dotted key `name`."""
     group, _, key = name.partition(".")
     if not key or key in plain[group]:
         return plain
-    names = sorted((path.stem for path in (CONF / group).glob("*.yaml")), key=lambda name: (name != "files", name))
-    options = [yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) for name in names]
-    option = next(option for option in options if key in option)
+    option = next(content for content in contents(group) if key in content)
     return changed(plain, {group: {**option, "files": "corpus.txt"} if "files" in option else option})
 
 
@@ -26,10 +30,9 @@ def value_at(plain: Any, name: str) -> Any:
     return plain
 
 
-def without(plain: dict[str, Any], *names: str) -> dict[str, Any]:
-    """A copy of nested dicts less some dotted keys."""
+def without(plain: dict[str, Any], name: str) -> dict[str, Any]:
+    """A copy of nested dicts without a dotted key."""
     copy = changed(plain, {})
-    for name in names:
-        parent, _, last = name.rpartition(".")
-        (value_at(copy, parent) if parent else copy).pop(last, None)
+    parent, _, last = name.rpartition(".")
+    (value_at(copy, parent) if parent else copy).pop(last, None)
     return copy

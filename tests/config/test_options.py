@@ -1,51 +1,82 @@
-"""Every YAML file of conf/ means something: it composes, says what it is, and trains."""
+"""Every file of conf/ composes, describes itself and trains; comments of keys come from the schema."""
 
+import shutil
 from functools import partial
 
 import pytest
 
-from simbal.config.schema import GROUPS
+from simbal.config.schema import GROUPS, every_key
+from simbal.training.build import check_buildable
 from simbal.training.run import train
 from tests.conftest import CONF
 
-HALF = ["trainer.micro_batch=4"]  # of the batch, for each of two devices
+TWO_DEVICES = ["trainer.micro_batch=4"]
 DENSE = ["balancing=none", "model.num_experts=0"]
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
-SLOW = ("ddp", "fsdp", "mlflow", "wandb")  # a process for each device; libraries that take seconds to import
+SLOW = ("ddp", "fsdp", "mlflow", "wandb")  # a process per device; libraries that take seconds to import
 FOR_A_GPU = [("experts", "fused"), ("experts", "megablocks")]  # trained in tests/experts/megablocks_interpreted.py
+NEEDED = {
+    "files": ["data.files=corpus.txt"],
+    "tiny_dense": DENSE,
+    "dense_m": DENSE,
+    "dense_l": DENSE,
+    "ddp": TWO_DEVICES,
+    "fsdp": TWO_DEVICES,
+    "relu": ["balancing=remoe"],
+}
 
 
 def spec_of(small_spec, group, option):
-    needed = {
-        "files": ["data.files=corpus.txt"],
-        "tiny_dense": DENSE,
-        "dense_m": DENSE,
-        "dense_l": DENSE,
-        "ddp": HALF,
-        "fsdp": HALF,
-        "relu": ["balancing=remoe"],
-    }
-    forced = "trainer.force_precision=true"  # some are in bf16, for which not every CPU has instructions
-    return small_spec(f"{group}={option}", forced, *needed.get(option, []))
+    # force_precision: some options train in bf16, for which not every CPU has instructions
+    return small_spec(f"{group}={option}", "trainer.force_precision=true", *NEEDED.get(option, []))
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_composes_and_says_in_its_first_line_what_it_is(small_spec, group, option):
-    assert (CONF / group / f"{option}.yaml").read_text().startswith("# ")
-    named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a set of strategies, by those in it
-    assert spec_of(small_spec, group, option).choices[group] == named
+def describes_itself(group, option):
+    return (CONF / group / f"{option}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [pair for pair in OPTIONS if pair[0] in ("data", "model") or pair in FOR_A_GPU]
+)
+def test_option_composes_and_describes_itself(small_spec, group, option):
+    assert describes_itself(group, option)
+    assert spec_of(small_spec, group, option).choices[group] == option
+
+
+@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "balancing"])
+def test_strategy_can_be_built_and_describes_itself(small_spec, option):
+    spec = spec_of(small_spec, "balancing", option)
+    named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a list of strategies is named by its parts
+    assert describes_itself("balancing", option)
+    assert spec.choices["balancing"] == named
+    check_buildable(spec, here=True)
 
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("group", "option"),
     [
-        pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] in SLOW else [])
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] in SLOW or pair[0] == "balancing" else [])
         for pair in OPTIONS
         if pair[0] not in ("data", "model") and pair not in FOR_A_GPU
     ],
 )
-def test_every_option_trains(small_spec, group, option):
-    spec = spec_of(partial(small_spec, "trainer.max_steps=4", "trainer.val_every=2"), group, option)
+def test_option_trains_and_describes_itself(small_spec, group, option):
+    shortened = ("trainer.max_steps=2", "trainer.val_every=2", "optim.warmup_steps=1", "data.validation_tokens=64")
+    spec = spec_of(partial(small_spec, *shortened), group, option)
+    assert describes_itself(group, option)
     train(spec)
     assert (spec.path / "record.json").exists()
+
+
+def test_comments_are_written_from_the_schema(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(CONF.parent / "docs")
+    from generators import comments
+
+    copy = shutil.copytree(CONF, tmp_path / "conf", symlinks=True)
+    comments.write_comments(copy)
+    texts = {path: [file.read_text() for file in sorted(path.rglob("*.yaml"))] for path in (CONF, copy)}
+    assert texts[copy] == texts[CONF]
+    assert [name for name, field in every_key().items() if not field.description or "\n" in field.description] == []
+    long = [line for file, _ in comments.described(CONF) for line in file.read_text().splitlines() if len(line) > 120]
+    assert long == []

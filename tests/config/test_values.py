@@ -1,28 +1,14 @@
-"""What is said of single values, and dotted keys."""
+"""Credentials are kept out of saved configs, and nested dicts become dotted keys."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simbal.config.values import flatten, require_no_credentials
 from simbal.errors import UserError
 
-KEYS = st.text("ab", min_size=1)
 
-
-def leaves(node):
-    return sum(map(leaves, node.values())) if isinstance(node, dict) and node else 1
-
-
-@given(st.dictionaries(KEYS, st.recursive(st.integers(), lambda nested: st.dictionaries(KEYS, nested))))
-def test_flatten_keeps_every_value_under_its_dotted_key(nested):
-    flat = flatten(nested)
-    assert len(flat) == sum(map(leaves, nested.values()))
-    for key, value in flat.items():
-        node = nested
-        for part in key.split("."):
-            node = node[part]
-        assert node == value
+def test_flatten_returns_every_value_by_its_dotted_key():
+    nested = {"a": 1, "b": {"c": {"d": 2}, "e": [3]}, "f": {}}
+    assert flatten(nested) == {"a": 1, "b.c.d": 2, "b.e": [3], "f": {}}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +19,8 @@ def test_flatten_keeps_every_value_under_its_dotted_key(nested):
         ["a.jsonl", "https://host/a?sig=1"],
     ],
 )  # fmt: skip
-def test_a_url_with_credentials_is_refused_and_not_shown(url):
-    with pytest.raises(UserError, match="data.files has a user name, a password or a token in its URL.*environment"):
+def test_url_with_credentials_is_refused(url):
+    with pytest.raises(UserError, match="data.files has a user name, a password or a token"):
         require_no_credentials("data.files", url)
 
 
@@ -45,7 +31,7 @@ def test_a_url_with_credentials_is_refused_and_not_shown(url):
         "postgresql+psycopg2://host/db?sslmode=require", "s3://bucket/a.jsonl", ["a.txt", "b.txt"],
     ],
 )  # fmt: skip
-def test_other_addresses_are_taken(url):
+def test_url_without_credentials_is_accepted(url):
     require_no_credentials("data.files", url)
 
 
@@ -58,7 +44,7 @@ def test_other_addresses_are_taken(url):
         ("logger=mlflow", "logger.tracking_uri='http://ada:pass@host:5000'"),
     ],
 )
-def test_no_address_of_a_run_may_have_credentials(small_spec, keys):
+def test_address_in_a_config_must_not_have_credentials(small_spec, keys):
     with pytest.raises(UserError, match="password") as refused:
         small_spec(*keys)
     assert "ada" not in str(refused.value)

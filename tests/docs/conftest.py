@@ -1,4 +1,4 @@
-"""The documentation site, built once for all workers."""
+"""The documentation site, built once for all workers; mkdocs --strict fails for a broken link or anchor."""
 
 import os
 import subprocess
@@ -9,25 +9,20 @@ import pytest
 from filelock import FileLock
 
 from tests.conftest import CONF
-from tests.docs.site import Site
 
-NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")  # nobody listens
+NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")  # refuses connections
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory, worker_id) -> Site:
+def site(tmp_path_factory, worker_id) -> Path:
     pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'simbal[docs]')")
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "site"
+    folder: Path = (base if worker_id == "master" else base.parent) / "site"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            _build(folder)
-    return Site(folder)
-
-
-def _build(folder: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", f"{folder}.part"]
-    env = os.environ | NO_NETWORK | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=CONF.parent, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    Path(f"{folder}.part").rename(folder)
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", f"{folder}.part"]
+            env = os.environ | NO_NETWORK | {"NO_MKDOCS_2_WARNING": "1"}
+            done = subprocess.run(command, cwd=CONF.parent, env=env, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+            Path(f"{folder}.part").rename(folder)
+    return folder

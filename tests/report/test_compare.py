@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from simbal.cli.report import main
+from simbal.cli.commands import report
 from simbal.errors import UserError
 from simbal.report import sections
 from simbal.report.compare import build_both, differing_settings, read_sides, why_incomparable
@@ -107,7 +107,7 @@ def test_a_copied_run_is_no_pair_however_two_folders_are_compared(write):
 
 def test_the_command_compares_two_folders_and_writes_nothing(equal_arms, capsys):
     before = {path.name for folder in equal_arms for path in folder.iterdir()}
-    main([*map(str, equal_arms), "columns=[ppl]"])
+    report([*map(str, equal_arms), "columns=[ppl]"])
     out = capsys.readouterr().out
     assert out.index("settings that differ between old and new") < out.index("equal arms, new - old")
     assert "code.dirty" in out

@@ -9,7 +9,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.analysis.trained import load
-from simbal.cli.again import run_of
+from simbal.cli.resume import run_to_resume
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, run, strategies
@@ -109,7 +109,7 @@ def test_four_ranks_then_two_then_one_train_as_four(small_spec, finished, cache_
     kill_in_step(monkeypatch, 5, moved)
     asked = [f"data.cache_dir={cache_dir}"]
     fewer = [
-        run_of(moved.path, OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"]))
+        run_to_resume(moved.path, OverridesParser.create().parse_overrides([*asked, f"trainer.devices={devices}"]))
         for devices in (2, 1)
     ]
     kill_in_step(monkeypatch, 9, fewer[0])
@@ -143,6 +143,6 @@ def test_a_checkpoint_of_one_device_resumes_in_parts(small_spec, finished, cache
     whole, moved = finished(*one), small_spec(*one)
     kill_in_step(monkeypatch, 9, moved)
     asked = [f"data.cache_dir={cache_dir}", "trainer.devices=2", "trainer.strategy=fsdp"]
-    train(run_of(moved.path, OverridesParser.create().parse_overrides(asked)))
+    train(run_to_resume(moved.path, OverridesParser.create().parse_overrides(asked)))
     trained = weights(moved)
     assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(whole).items())

@@ -1,1 +1,1 @@
-"""The command lines of the programs: their help, their checks, and how the programs begin."""
+"""The command line: subcommands of `simbal`, their help pages and the translation of arguments for Hydra."""

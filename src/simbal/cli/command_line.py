@@ -1,12 +1,14 @@
-"""Starts a program from its command line: answers `--help`, rewrites a few arguments, and leaves the rest to Hydra."""
+"""Starts a program from its command line: prints `--help`, rewrites a few arguments and leaves the rest to Hydra."""
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from simbal.commands import as_typed
+from simbal.commands import format_command
 from simbal.errors import ConfigError, exit_codes, exit_on_user_error
 
 if TYPE_CHECKING:
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
 
     from simbal.runs.spec import RunSpec
 
-FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's variable: raise instead of printing
-PACKAGES = {"ray": "ray", "slurm": "submitit"}  # of launchers, which extras of the same name install
-OPEN = ("balancing", "data", "logger")  # groups whose options have different keys
+FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's variable: raise errors instead of printing them
+PACKAGES = {"ray": "ray", "slurm": "submitit"}  # of launchers, installed by extras of the same name
+OPEN_GROUPS = ("balancing", "data", "logger")  # groups whose options have different keys
 
 
 def run(
@@ -24,128 +26,119 @@ def run(
     about: str | None,
     argv: list[str],
     root: str = "config",
-    again: Callable[["RunSpec"], None] | None = None,
+    resume: Callable[["RunSpec"], None] | None = None,
 ) -> None:
     """Call `main` with the config that `argv` describes, or with each config of a sweep, as `hydra.main` does.
 
-    A mistake in `argv` or in a config file is one sentence and exit code 2; with HYDRA_FULL_ERROR=1 it is a traceback.
+    A mistake in `argv` or in a config file prints one sentence and exits with 2; HYDRA_FULL_ERROR=1 shows a traceback.
 
     Args:
         main: takes the composed config.
-        about: what the program does, and examples; it opens the help page.
+        about: a summary and examples for the top of the help page.
         argv: the arguments of the command line.
         root: the root config, Hydra's `config_name`.
-        again: is called instead with the run that `run=` names, if the program trains.
+        resume: called with the run that `run=` names, in place of `main`.
     """
     if {"-h", "--help"} & {*argv}:
         from simbal.cli.help import help_page
 
-        print(as_typed(help_page(about or "", root, [word for word in argv if not word.startswith("-")])))
+        print(format_command(help_page(inspect.cleandoc(about or ""), root, argv)))
         return
     from simbal.config.messages import raise_config_errors
 
-    before = os.environ.get(FULL_ERROR)
-    if before == "1":
-        with exit_codes():
-            _start(main, argv, root, again)
-        return
-    os.environ[FULL_ERROR] = "1"  # Hydra raises, so that its errors can be translated
-    try:
-        with exit_codes(), exit_on_user_error(), raise_config_errors(argv):
-            _start(main, argv, root, again)
-    finally:
-        os.environ.pop(FULL_ERROR)
+    full_error = os.environ.get(FULL_ERROR)
+    with ExitStack() as stack:
+        stack.enter_context(exit_codes())
+        if full_error != "1":
+            os.environ[FULL_ERROR] = "1"  # Hydra must raise its errors, so that they can be described
+            stack.callback(os.environ.pop, FULL_ERROR)
+            stack.enter_context(exit_on_user_error())
+            stack.enter_context(raise_config_errors(argv))
+        arguments = hydra_arguments(argv, root)
+        if sys.stderr.isatty() and not any(word.startswith("-") for word in argv):  # a sweep prints its own first line
+            print("starting ...", file=sys.stderr)  # importing torch takes seconds
+        if not isinstance(arguments, list):
+            assert resume
+            resume(arguments)
+            return
+        import hydra
 
+        from simbal.config.options import CONF
 
-def _start(main: Callable[[Any], None], argv: list[str], root: str, again: Callable[["RunSpec"], None] | None) -> None:
-    found = hydra_arguments(argv, root)
-    if sys.stderr.isatty() and not any(word.startswith("-") for word in argv):  # a sweep has its own first line
-        print("starting ...", file=sys.stderr)  # torch takes seconds
-    if not isinstance(found, list):
-        assert again
-        again(found)
-        return
-    import hydra
-
-    from simbal.config.options import CONF
-
-    sys.argv[1:] = found
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
+        sys.argv[1:] = arguments
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
 
 
 def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
-    """Return the arguments for Hydra: spans are expanded, `from=` is replaced; or the run that `run=` names.
+    """Return the arguments for Hydra, with spans expanded and `from=` replaced, or the run that `run=` names.
 
     Raises:
-        ConfigError: flags, spans or folders that make no sense.
-        OverrideParseException: an argument is not in Hydra's grammar.
+        ConfigError: an unknown flag, an invalid span, or arguments that contradict each other.
+        OverrideParseException: an argument does not follow Hydra's grammar.
     """
     from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from simbal.cli.again import begun_from, folder_of, run_of
+    from simbal.cli.resume import find_folder, overrides_from, run_to_resume
     from simbal.config import spans
-    from simbal.config.options import conf_here, options, sweeper_of, sweeps_here
+    from simbal.config.options import check_options_here, sweeper_of
     from simbal.config.schema import integer_keys
 
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print its usage
+    parser.error = _raise_flag_error  # type: ignore[method-assign]  # argparse would print its usage
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
-        raise ConfigError(_no_flag(unknown[0]))
+        raise ConfigError(_describe_unknown_flag(unknown[0]))
     if args.shell_completion or args.hydra_help:
         return [*argv]
-    for group in ["", *(path.name for path in [*sweeps_here(), *(p for c in conf_here() for p in c.iterdir())])]:
-        options(group)  # refuses a file that is never read
+    check_options_here()
     overrides = spans.parse(args.overrides, integer_keys(), OverridesParser.create())
-    given = {override.key_or_group: override for override in overrides}
+    given = {override.key_or_group: override.value() for override in overrides}
     flags = [word for word in argv if word not in args.overrides]
-    multirun = args.multirun or ("hydra.mode" in given and given["hydra.mode"].value() == "MULTIRUN")
+    multirun = args.multirun or given.get("hydra.mode") == "MULTIRUN"
     if root != "config":
         if multirun:
             raise ConfigError(f"{root}.py takes one config at a time: leave out -m")
         return [*flags, *(str(override.input_line) for override in overrides)]
-    if folder := folder_of("run", overrides):
+    if folder := find_folder("run", overrides):
         if multirun or args.cfg or "dry_run" in given:
-            raise ConfigError("run= continues one run: leave out -m, --cfg and dry_run=")
-        return run_of(folder, overrides)
-    if "dry_run" in given and given["dry_run"].value() is True and not (multirun or args.cfg):
-        multirun, flags = True, [*flags, "-m"]  # a dry run of one run is that of a sweep of one
-    if folder := folder_of("from", overrides):
-        overrides = spans.parse(begun_from(folder, overrides), integer_keys(), OverridesParser.create())
-    launcher = str(given["hydra/launcher"].value()) if "hydra/launcher" in given else ""
+            raise ConfigError("run= resumes one run: leave out -m, --cfg and dry_run=")
+        return run_to_resume(folder, overrides)
+    if given.get("dry_run") is True and not (multirun or args.cfg):
+        multirun, flags = True, [*flags, "-m"]  # a dry run is a feature of sweeps
+    if folder := find_folder("from", overrides):
+        overrides = spans.parse(overrides_from(folder, overrides), integer_keys(), OverridesParser.create())
+    launcher, sweep = str(given.get("hydra/launcher")), given.get("sweeps")
     if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
         raise ConfigError(f"hydra/launcher={launcher} is not installed: pip install 'simbal[{launcher}]'")
-    sweep = given["sweeps"].value() if "sweeps" in given else None
     if sweep and not (multirun or args.cfg or "hydra.mode" in given):
         raise ConfigError(f"sweeps={sweep} asks for several runs: add -m")
-    lines = [deferred(override) if multirun else str(override.input_line) for override in overrides]
-    sweeper = sweeper_of(str(sweep)) if sweep and "hydra/sweeper" not in given else None
+    lines = [defer(override) if multirun else str(override.input_line) for override in overrides]
     # the root config's choice of a sweeper would win over that of a named sweep
+    sweeper = sweeper_of(str(sweep)) if sweep and "hydra/sweeper" not in given else None
     return [*flags, *lines, *([f"hydra/sweeper={sweeper}"] if sweeper else [])]
 
 
-def deferred(override: "Override") -> str:
+def defer(override: "Override") -> str:
     """Return `balancing.lbl.coef=1` as `balancing.lbl.coef=choice(1)`, which Hydra leaves to the sweeper.
 
     Hydra would set it before it calls the sweeper, in a config with the default option, which has no such key.
     """
-    line, group = str(override.input_line), override.key_or_group.partition(".")[0]
-    plain = override.type.name == "CHANGE" and not override.is_sweep_override()
-    if plain and group in OPEN and "." in override.key_or_group:
+    is_plain = override.type.name == "CHANGE" and not override.is_sweep_override()
+    group, _, key = override.key_or_group.partition(".")
+    if is_plain and group in OPEN_GROUPS and key:
         return f"{override.get_key_element()}=choice({override.get_value_string()})"
-    return line
+    return str(override.input_line)
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_flag_error(message: str) -> NoReturn:
     raise ConfigError(f"{message}: --help lists the flags")
 
 
-def _no_flag(flag: str) -> str:
-    """Return what to write in place of `--seed 1` or `--sed=1`."""
-    from simbal.config.messages import all_keys, closest
+def _describe_unknown_flag(flag: str) -> str:
+    from simbal.config.messages import all_keys, suggest
 
     name = flag.partition("=")[0]
     key = name.lstrip("-").replace("-", "_")
-    hint = f"; did you mean {key}=?" if key in all_keys() else closest(key, all_keys())
+    hint = f"; did you mean {key}=?" if key in all_keys() else suggest(key, all_keys())
     return f"there is no flag {name}{hint or '.'} Keys are given as key=value, without dashes"

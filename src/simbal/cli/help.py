@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from simbal.config.options import CONF, SWEEPS, default_choices, first_comment, options
 from simbal.config.schema import Config, models_of
 
-_KEY_LINE = re.compile(r"(\w+): *([^#\s]*)\s*(?:# *(.*))?")
 WIDTH = 110
+_KEY_LINE = re.compile(r"(\w+): *([^#\s]+)\s*(?:# *(.*))?")
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null", Any: "any value"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 SWEEP_FLAG = ("-m", "run every combination of several values: seed=0-4, balancing=simbal,lbl")
@@ -23,33 +23,30 @@ FLAGS = (
 )
 
 
-def help_page(about: str, root: str, topics: Iterable[str] = ()) -> str:
-    """Return the page of a program.
+def help_page(about: str, root: str, words: Iterable[str] = ()) -> str:
+    """Return the help page of a program, or the pages of the groups in `words`.
 
     Args:
-        about: what the program does, and examples; it opens the page.
-        root: the root config.
-        topics: groups to list in full instead.
+        about: a summary and examples for the top of the page.
+        root: the root config of the program.
+        words: the arguments of the command line.
     """
     choices = default_choices(root)
-    if listed := [topic for topic in topics if topic in choices]:
-        return "\n\n".join(_group_page(group) for group in listed)
-    sections = [about.strip()]
-    if groups := [group for group in choices if group != SWEEPS]:
-        sections.append(
-            "Groups, set by group=option (* default)\n" + "\n".join(_group(name, choices[name]) for name in groups)
-        )
+    if groups := [word for word in words if word in choices]:
+        return "\n\n".join(map(_group_page, groups))
+    listed = [f"    {line}" for line in (_group_line(group, choices[group]) for group in choices if group != SWEEPS)]
+    sections = [about, "Groups, set by group=option (* default)\n" + "\n".join(listed)] if listed else [about]
     sections.append("Keys, set by key=value\n" + _columns(_root_keys(root)))
-    if groups:
+    if listed:
         sections[-1] += "\n    and the keys of each group, such as optim.lr=1e-3"
     if SWEEPS in choices:
-        sections.append("Named sweeps, run by -m sweeps=NAME (--help sweeps)\n" + _wrapped("", options(SWEEPS)))
+        sections.append(f"Named sweeps, run by -m sweeps=NAME (--help sweeps)\n    {_wrap(', '.join(options(SWEEPS)))}")
     sections.append("Flags\n" + _columns([SWEEP_FLAG, *FLAGS] if SWEEPS in choices else FLAGS))
     return "\n\n".join(sections)
 
 
 def describe_type(annotation: Any) -> str:
-    """Return a type in words, such as `integer or null`."""
+    """Describe a type in words, such as `integer or null`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, inner))
@@ -65,40 +62,38 @@ def describe_type(annotation: Any) -> str:
 
 
 def describe_bounds(field: FieldInfo) -> str:
-    """Return the bounds of a key, such as `≥ 1`, or nothing."""
-    given = [(sign, getattr(bound, name, None)) for bound in field.metadata for name, sign in BOUNDS.items()]
-    return ", ".join(f"{sign} {bound:,}" for sign, bound in given if bound is not None)
+    """Describe the bounds of a key, such as `≥ 1`; "" without bounds."""
+    bounds = [(sign, getattr(bound, name, None)) for bound in field.metadata for name, sign in BOUNDS.items()]
+    return ", ".join(f"{sign} {bound:,}" for sign, bound in bounds if bound is not None)
 
 
-def group_keys(group: str) -> dict[str, FieldInfo]:
-    """Return the keys of a group by their dotted names; none for a group without a schema."""
-    models = models_of(Config.model_fields[group].annotation) if group in Config.model_fields else []
-    return {f"{group}.{name}": field for model in models for name, field in model.model_fields.items()}
-
-
-def _group(group: str, chosen: list[str]) -> str:
-    names = [name + "*" * (name in chosen) for name in options(group)]
-    return _wrapped(f"{group}: ", names)
+def _group_line(group: str, selected: list[str]) -> str:
+    return _wrap(f"{group}: " + ", ".join(name + "*" * (name in selected) for name in options(group)))
 
 
 def _group_page(group: str) -> str:
-    about = f": {Config.model_fields[group].description}" if group in Config.model_fields else ""
+    page, keys = group, dict[str, str]()
+    if group in Config.model_fields:
+        page += f": {Config.model_fields[group].description}"
+        for model in models_of(Config.model_fields[group].annotation):
+            for name, field in model.model_fields.items():
+                kind = ", ".join(filter(None, (describe_type(field.annotation), describe_bounds(field))))
+                text = f"{field.description} [{kind}]"
+                same = keys.setdefault(f"{group}.{name}", text) == text
+                keys[f"{group}.{name}"] = text if same else str(field.description)
     rows = [(option, " ".join(first_comment(file))) for option, file in options(group).items()]
-    keys = []
-    for name, field in group_keys(group).items():
-        kind = ", ".join(filter(None, (describe_type(field.annotation), describe_bounds(field))))
-        keys.append((name, f"{field.description} [{kind}]"))
-    return f"{group}{about}\n\nOptions\n{_columns(rows)}" + (f"\n\nKeys\n{_columns(keys)}" if keys else "")
+    page += f"\n\nOptions\n{_columns(rows)}"
+    return f"{page}\n\nKeys\n{_columns(keys.items())}" if keys else page
 
 
 def _root_keys(root: str) -> Iterable[tuple[str, str]]:
     for line in (CONF / f"{root}.yaml").read_text(encoding="utf-8").splitlines():
-        if (match := _KEY_LINE.fullmatch(line)) and match[2]:
+        if match := _KEY_LINE.fullmatch(line):
             yield f"{match[1]}={match[2]}", match[3] or ""
 
 
-def _wrapped(label: str, names: Iterable[str]) -> str:
-    return textwrap.fill(label + ", ".join(names), WIDTH, initial_indent="    ", subsequent_indent="      ")
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, WIDTH - 4, subsequent_indent="      ")
 
 
 def _columns(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,6 +1,7 @@
-"""Turns the errors of Hydra, OmegaConf and pydantic into one sentence that names the key and the closest match."""
+"""Turns errors of Hydra, OmegaConf and pydantic into one sentence that names the key and the closest match."""
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,27 +14,20 @@ from simbal.config.schema import GROUPS, every_key
 from simbal.errors import ConfigError, UserError
 
 COULD_NOT = re.compile(r"Could not (?:override|append to config|delete from config)\S*.*?'?([\w./@-]+)'")
-FAULTS = {
-    re.compile("Environment variable '(.*)' not found"): "the environment variable {} is not set",
-    re.compile("Interpolation key '(.*)' not found"): "there is no key {}",
-    re.compile("Unsupported interpolation type (.*)"): "${{{}:...}} is unknown; ${{oc.env:VARIABLE}} is allowed",
-    re.compile("Recursive interpolation detected"): "the value refers to itself",
-}
-# names that other tools, papers and habit use for our keys; difflib cannot find them
+# names for our keys in other tools and papers, which are too different for difflib
 ALIASES = {
-    "seed": "seeds random_seed",
     "output_dir": "out output save_dir log_dir",
     "run": "resume resume_from checkpoint ckpt_path",
     "balancing": "method aux_loss",
+    "lf": "loss_free aux_free",
+    "lbl": "switch load_balancing",
     "model.num_layers": "layers n_layers num_hidden_layers depth",
     "model.d_model": "dim width n_embd hidden_size",
-    "model.num_heads": "heads n_heads num_attention_heads",
     "model.d_expert": "d_ff ffn_dim intermediate_size",
     "model.num_experts": "experts n_experts num_local_experts",
     "model.top_k": "k topk num_experts_per_tok",
     "data.files": "path file dataset data_path train_file",
     "data.seq_len": "context context_length block_size max_length",
-    "data.threads": "num_workers workers",
     "optim.lr": "lr learning_rate max_lr",
     "optim.weight_decay": "wd",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
@@ -46,30 +40,7 @@ ALIASES = {
     "trainer.precision": "dtype amp fp16 bf16",
     "trainer.val_every": "eval_every eval_steps eval_interval",
     "trainer.ckpt_every": "save_every save_steps",
-    "hydra.launcher.n_jobs": "n_jobs jobs workers",
-    "lf": "loss_free aux_free",
-    "lbl": "switch load_balancing",
-    "adamw": "adam",
-    "files": "text web",
-    "tensorboard": "tb",
-    "cuda": "gpu",
-    "bf16-mixed": "bf16 fp16 amp",
-}
-PYDANTIC = {
-    "extra_forbidden": "there is no key {key}{hint}",
-    "missing": "{key} is missing: give {key}=VALUE",
-    "union_tag_invalid": "{key}={value} is not one of {expected}{hint}",
-    "union_tag_not_found": "{key} is missing",
-    "literal_error": "{key}={value} is not one of {expected}{hint}",
-    "int_type": "{key}={value} must be an integer{hint}",
-    "float_type": "{key}={value} must be a number",
-    "bool_type": "{key}={value} must be true or false",
-    "string_type": "{key}={value} must be text; quote it twice, as in '{key}=\"{value}\"'",
-    "greater_than": "{key}={value} must be greater than {gt}",
-    "greater_than_equal": "{key}={value} must be at least {ge}",
-    "less_than": "{key}={value} must be less than {lt}",
-    "less_than_equal": "{key}={value} must be at most {le}",
-    "finite_number": "{key}={value} must be a finite number",
+    "hydra.launcher.n_jobs": "n_jobs jobs num_workers workers",
 }
 
 
@@ -83,23 +54,25 @@ def raise_config_errors(words: Sequence[str] = ()) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
     except Exception as error:
-        if (sentence := of_pydantic(error) if isinstance(error, ValidationError) else of_hydra(error, words)) is None:
+        if (sentence := describe_hydra_error(error, words)) is None:
             raise
         raise ConfigError(sentence) from None
 
 
-def of_pydantic(error: ValidationError, prefix: str = "", candidates: Iterable[str] = ()) -> str:
-    """Return the first thing that pydantic found wrong as a sentence.
+def describe_validation_error(error: ValidationError, prefix: str = "", candidates: Collection[str] = ()) -> str:
+    """Describe the first error that pydantic found.
 
     Args:
         error: the error.
-        prefix: the dotted key of what was validated, with a dot at its end.
-        candidates: keys that may have been meant; empty: all keys of a run.
+        prefix: the dotted key of the validated values, with a final dot.
+        candidates: keys to suggest for an unknown one; empty: all keys of a run.
     """
     first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")  # a typo is both
     context, value, kind = first.get("ctx", {}), first["input"], first["type"]
-    if isinstance(context.get("error"), UserError):  # from a validator of ours, whose sentence is whole
+    if isinstance(context.get("error"), UserError):  # raised by a validator of ours
         return str(context["error"])
     path = [*filter(None, prefix.split(".")), *first["loc"]]
     if path[:1] in (["data"], ["logger"]) and len(path) > 2:
@@ -108,39 +81,51 @@ def of_pydantic(error: ValidationError, prefix: str = "", candidates: Iterable[s
         path.append(context["discriminator"].strip("'"))
         value = context.get("tag")
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
-    hint = closest(str(value), expected) if expected else ""
-    if kind == "extra_forbidden":
-        hint = closest(key, [*candidates] or all_keys())
-    elif kind == "int_type" and isinstance(value, float) and value.is_integer():
-        hint = f": write {key}={int(value)}"
-    reason = "must " + re.sub(r"^(Value error, must |Value error, |\w+ should )", "", first["msg"])
-    said = PYDANTIC.get(kind, ("{key} " if isinstance(value, dict) else "{key}={value} ") + reason)
-    shown = {None: "null", True: "true", False: "false"}.get(value, value) if isinstance(value, bool | None) else value
     more = f" (and {len(others)} more)" if others else ""
-    numbers = {name: f"{bound:.15g}" for name, bound in context.items() if isinstance(bound, int | float)}
-    return said.format(key=key, value=shown, hint=hint, expected=", ".join(expected), **numbers) + more
+    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+    match kind:
+        case "extra_forbidden":
+            sentence = f"there is no key {key}{suggest(key, candidates or all_keys())}"
+        case "missing" | "union_tag_not_found":
+            sentence = f"{key} is missing: give {key}=VALUE"
+        case "literal_error" | "union_tag_invalid":
+            allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected"))))
+            sentence = f"{key}={shown} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
+        case "int_type":
+            remedy = f": write {key}={int(value)}" if isinstance(value, float) and value.is_integer() else ""
+            sentence = f"{key}={shown} must be an integer{remedy}"
+        case "float_type":
+            sentence = f"{key}={shown} must be a number"
+        case "bool_type":
+            sentence = f"{key}={value} must be true or false"
+        case "string_type":
+            sentence = f"{key}={shown} must be text; quote it twice, as in '{key}=\"{shown}\"'"
+        case _:
+            reason = re.sub(r"^(Value error, must |Value error, |\w+ should )", "", first["msg"])
+            reason = reason.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+            sentence = f"{key} must {reason}" if isinstance(value, dict) else f"{key}={shown} must {reason}"
+    return sentence + more
 
 
-def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa: PLR0911
-    """Return a sentence for an error of Hydra, OmegaConf or YAML; None if it is not the user's mistake.
+def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa: PLR0911
+    """Describe an error of Hydra, OmegaConf or YAML; return None for a bug, which is not the user's mistake.
 
     `words` are the arguments of the command line.
     """
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
-    text = str(error).partition("\n")[0]
+    text = _first_line(error)
     match error:
         case MissingConfigException(missing_cfg_file=str(file), options=list(names)) if names:
             group, _, option = file.rpartition("/")
-            return _no_option(group, option, names)
+            return _describe_option(group, option, names)
         case MissingConfigException() if found := re.search(r"Could not (?:load|find) '([\w/]+)/([^']+)'", text):
-            return _no_option(found[1], found[2], [*options(found[1])])
+            return _describe_option(found[1], found[2], [*options(found[1])])
         case OverrideParseException(override=str(word)):
-            return _unreadable(word, words)
+            return _describe_syntax_error(word, words)
         case OmegaConfBaseException():
-            return f"{error.full_key}: {_fault(text)}"
+            return f"{error.full_key}: {text}"
         case HydraException() if found := COULD_NOT.match(text):
             keys = getattr(getattr(error.__cause__, "object_type", None), "__dataclass_fields__", ())  # of a plugin
             others = [f"{found[1].rpartition('.')[0]}.{name}" for name in keys]
@@ -153,11 +138,11 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
             key, _, values = line.partition("=")
             return f"{line} asks for several runs: add -m, or write a list as {key}=[{values}]"
         case HydraException() if isinstance(error.__cause__, OmegaConfBaseException):
-            return f"{text}: {_fault(str(error.__cause__).partition(chr(10))[0])}"
-        case yaml.MarkedYAMLError(problem_mark=mark) if mark:
-            return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+            return f"{text} {_first_line(error.__cause__)}"
         case HydraException():
             return " ".join(str(error).split("\n")[:2]) if text.endswith(":") else text
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark:
+            return f"{mark.name}, line {mark.line + 1}: {error.problem}"
         case ValueError() if text.startswith("Config group override must be"):
             return f"{next((word for word in words if word.endswith('=null')), 'null')}: a group needs an option"
         case ValueError() if text.startswith("Only one of --"):
@@ -165,21 +150,27 @@ def of_hydra(error: Exception, words: Sequence[str] = ()) -> str | None:  # noqa
     return None
 
 
-def _no_option(group: str, option: str, names: Collection[str]) -> str:
-    """Return what is wrong with an option that does not exist."""
-    listed = ", ".join([*names][:5]) + (", ...; --help lists all" if len(names) > 5 else "")
+def _first_line(error: Exception) -> str:
+    line = str(error).partition("\n")[0]
+    return re.sub("Environment variable '(.*)' not found", r"the environment variable \1 is not set", line)
+
+
+def _describe_option(group: str, option: str, names: Collection[str]) -> str:
+    """Describe an option that does not exist."""
     parts = re.split(r"[+&|; ]", option)
     if len(parts) > 1 and {*parts} <= {*names}:
-        listed = ",".join(parts)
-        return f"{group}={option}: write -m {group}={listed} to compare, {group}=[{listed}] to combine"
+        joined = ",".join(parts)
+        return f"{group}={option}: write -m {group}={joined} to compare, {group}=[{joined}] to combine"
     if group == "data" and ("." in option or "/" in option):
         return f"data={option} is not an option; did you mean data=files data.files={option}?"
-    return f"{group}={option}: there is no such option{closest(option, names)} ({group} has {listed})"
+    listed = ", ".join([*names][:5]) + (", ...; --help lists all" if len(names) > 5 else "")
+    return f"{group}={option}: there is no such option{suggest(option, names)} ({group} has {listed})"
 
 
-def _unreadable(word: str, words: Sequence[str]) -> str:
-    """Return what is wrong with a word that Hydra's grammar does not have."""
+def _describe_syntax_error(word: str, words: Sequence[str]) -> str:
+    """Describe an argument that does not follow Hydra's grammar."""
     before = words[words.index(word) - 1] if word in words[1:] else ""
+    before = "" if before.startswith("-") else before
     is_cut = word.endswith((",", "=")) or before.endswith((",", "="))
     if is_cut or any(word.count(opening) != word.count(closing) for opening, closing in ("[]", "()")):
         return f"{before} {word} is incomplete: write values without spaces, such as seed=1,2".lstrip()
@@ -189,29 +180,21 @@ def _unreadable(word: str, words: Sequence[str]) -> str:
     return f"""{word} cannot be read: a value with characters like {{ ? ~ = needs two pairs of quotes: 'key="value"'"""
 
 
-def _fault(text: str) -> str:
-    """Return why OmegaConf cannot resolve a value."""
-    for pattern, sentence in FAULTS.items():
-        if found := pattern.search(text):
-            return sentence.format(*found.groups())
-    return text
-
-
 def unknown_key(key: str, others: Sequence[str] = (), added: bool = False) -> str:
-    """Return what is wrong with a key that the chosen options do not have.
+    """Describe a key that the selected options do not have.
 
-    `others` are further candidates; `added` says that the command adds the key by `+`.
+    `others` are more keys to suggest; `added` is True if the command adds the key with `+`.
     """
     known = all_keys()
     if known.get(key) == "":
         return f"{key} exists: leave out the +" if added else f"{key} is not a key of this program; --help lists them"
     if key in known:
-        return f"{key} belongs to {known[key]}, which is not chosen: add {known[key]}"
-    return f"there is no key {key}{closest(key, [*known, *others])}"
+        return f"{key} belongs to {known[key]}, which is not selected: add {known[key]}"
+    return f"there is no key {key}{suggest(key, [*known, *others])}"
 
 
 def all_keys() -> dict[str, str]:
-    """Return every dotted key, with the `group=option` that sets it if other options of its group do not."""
+    """Return every dotted key with the `group=option` that it needs; "" for a key that every option has."""
     keys = dict.fromkeys([*every_key(), "run", "from", "hydra/launcher", "hydra/sweeper", "hydra.launcher.n_jobs"], "")
     for group in ("data", "logger", "balancing", "analysis"):
         owned = {option: {*option_keys(group, option)} for option in options(group)}
@@ -223,16 +206,16 @@ def all_keys() -> dict[str, str]:
     return keys
 
 
-def closest(name: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean ...?`, or nothing. The part after the last dot counts as much as the whole name."""
+def suggest(name: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean ...?` or an empty string. The part after the last dot counts as much as the full name."""
     names, last = [*dict.fromkeys(candidates)], name.rpartition(".")[2]
-    for meant in (key for key, aliases in ALIASES.items() if last in aliases.split() and key in names):
-        owner = all_keys().get(meant, "") if "." in meant else ""
-        return f"; did you mean {owner} {meant}?".replace("  ", " ")
+    for key in (key for key, aliases in ALIASES.items() if last in aliases.split() and key in names):
+        option = all_keys().get(key, "") if "." in key else ""
+        return f"; did you mean {option} {key}?".replace("  ", " ")
     ratio = difflib.SequenceMatcher
     scores = {
         other: ratio(None, name, other).ratio() + ratio(None, last, other.rpartition(".")[2]).ratio() for other in names
     }
-    best = max(scores.values(), default=0.0)
-    likely = sorted((other for other in names if scores[other] >= max(1.2, 0.95 * best)), key=lambda n: -scores[n])
-    return f"; did you mean {' or '.join(likely[:3])}?" if likely else ""
+    threshold = max(1.2, 0.95 * max(scores.values(), default=0.0))
+    close = sorted((other for other in names if scores[other] >= threshold), key=lambda n: -scores[n])
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""

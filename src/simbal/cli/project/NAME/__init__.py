@@ -1,0 +1,1 @@
+"""Experiments with my own balancing strategies."""

@@ -1,0 +1,183 @@
+"""`run=FOLDER` resumes a run wherever it is; `from=FOLDER key=value` equals the run's own command with that change."""
+
+import signal
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simbal.cli.resume import literal, overrides_from, run_to_resume
+from simbal.errors import ConfigError
+from simbal.runs.folder import RunFolder
+from simbal.runs.spec import RunSpec
+from tests import programs
+from tests.child_processes import wait_until
+from tests.config.any_form import value_at
+from tests.conftest import CONF, MARKOV, SMALL
+from tests.sweep.small_sweep import curve
+
+PARSER = OverridesParser.create()
+LONG = ("trainer.max_steps=60", "trainer.ckpt_every=5", "trainer.val_every=30", "trainer.log_every=1")
+EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\nclass SimBal: ...\n"
+COMMANDS = [
+    (),
+    ("balancing=[simbal,router_z_loss]", "balancing.router_z_loss.coef=0.5"),
+    ("balancing=lf_simbal", "balancing.simbal.coef=0.3", "optim.betas=[0.8,0.99]", "optim.eps=1e-9"),
+    ("balancing=lbl_listing", "balancing.lbl_listing.schedule=[[0,1],[100,0.5]]"),
+    ("balancing=ernie_ortho", "model=small", "model.num_layers=3"),
+    ("model=tiny_dense", "balancing=none", "router=sigmoid"),
+    ("data=files", """data.files=["it's, a file.txt",'{b}.txt']""", "data.txt_split=blank_lines"),
+    ("data=synthetic", "data.validation_tokens=null", "data.branching=3", "seed=7"),
+    ("data=dclm", "data.location='shards/{shard}.jsonl.zst'"),
+    ("data.packages.numpy='1.0'", "data.strict=true"),
+    ("~data.packages.numpy", "+data.packages.attrs='25.4.0'"),
+    ("trainer=fsdp", "trainer.pes_every=5", "trainer.global_batch=16", "trainer.micro_batch=8"),
+]
+CHANGES = [("seed=11",), ("optim.lr=0.5",), ("router=sigmoid",), ("optim=adamw", "optim.weight_decay=0.3")]
+PAIRS = [(command, CHANGES[place % len(CHANGES)]) for place, command in enumerate(COMMANDS)]
+
+
+def composed(lines) -> RunSpec:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return RunSpec.from_hydra(compose("config", [*lines], return_hydra_config=True))
+
+
+def write_folder(lines, folder) -> RunSpec:
+    spec = composed([*lines, f"output_dir={folder}"])
+    RunFolder(spec.path).write_spec(spec)
+    return spec
+
+
+def started_from(folder, *lines) -> RunSpec:
+    return composed(overrides_from(folder, PARSER.parse_overrides([f"from={folder}", *lines])))
+
+
+def resumed(folder, *lines) -> RunSpec:
+    return run_to_resume(folder, PARSER.parse_overrides([f"run={folder}", *lines]))
+
+
+@pytest.mark.slow
+def test_killed_run_that_was_moved_resumes_to_the_bits_of_an_undisturbed_one(tmp_path, cache_dir):
+    undisturbed, killed, moved_to = (tmp_path / name for name in ("undisturbed", "killed", "moved"))
+    for folder in (undisturbed, killed, moved_to):
+        folder.mkdir()
+    command = [*SMALL, *MARKOV, *LONG, f"data.cache_dir={cache_dir}"]
+    assert programs.run("train.py", *command, cwd=undisturbed).returncode == 0
+    program = programs.Program("train.py", *command, cwd=killed)
+    wait_until(lambda: program.poll() is not None or [*killed.glob("outputs/*/*/checkpoints/step-*")] != [])
+    program.kill()
+    assert program.completed().returncode == -signal.SIGKILL
+    (left,) = killed.glob("outputs/default/*")
+    moved = left.rename(moved_to / "a run of mine")
+    arguments = (f"run={moved}", f"data.cache_dir={cache_dir}", "trainer.ckpt_every=50")
+    ended = programs.run("train.py", *arguments, cwd=killed)
+    assert ended.returncode == 0, ended.stderr
+    assert [*killed.glob("outputs/default/*")] == []
+    (whole,) = undisturbed.glob("outputs/default/*")
+    assert curve(moved / "metrics.jsonl") == curve(whole / "metrics.jsonl")
+    starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
+    assert "from step 0 " not in starts[-1]
+    assert RunFolder(moved).finished(RunFolder(moved).read_spec())
+
+
+@pytest.mark.parametrize("override", ["trainer.ckpt_every=3", "logger.kind=tensorboard", "data.threads=2", "name=b"])
+def test_key_that_cannot_change_the_result_may_be_given_to_resume(write_run, override):
+    path = write_run()
+    run = resumed(path, override)
+    key, _, value = override.partition("=")
+    assert (str(value_at(run.written, key)), run.path, run.trusted) == (value, path, False)
+    assert run.hash == RunFolder(path).read_spec().hash
+
+
+def test_number_of_devices_may_change_on_resume_and_is_not_saved(write_run):
+    path = write_run(keys={"trainer.micro_batch": 1})
+    before, run = RunFolder(path).read_spec(), resumed(path, "trainer.devices=2")
+    assert (run.config.trainer.devices, run.hash, run.written) == (2, before.hash, before.written)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["trainer.devices=3"], ["seed=7"], ["model=small"], ["name=a,b"], ["~data.threads"],
+        ["trainer.ckpt_evry=5"], ["trainer.ckpt_every=0"],
+    ],
+)  # fmt: skip
+def test_override_that_makes_another_run_is_refused_on_resume(write_run, lines):
+    with pytest.raises(ConfigError) as refusal:
+        resumed(write_run(), *lines)
+    assert lines[0] in str(refusal.value)
+    assert ("from=" in str(refusal.value)) == (lines == ["seed=7"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["run={}", "-m"], "-m"), (["run={}", "--cfg", "job"], "--cfg"), (["run={},{}"], "run="),
+        (["run=[{},{}]"], "run="), (["run={}", "run={}"], "run="), (["run="], "run="), (["from={},{}"], "from="),
+        (["-m", "from={}", "sweeps=league"], "sweeps=league"), (["run={}/nothing"], "run="),
+        (["run={}", "dry_run=true"], "dry_run="),
+    ],
+)  # fmt: skip
+def test_command_that_does_not_name_a_single_run_is_refused(write_run, check, arguments, key):
+    path = write_run()
+    with pytest.raises(ConfigError) as refusal:
+        check(*(argument.replace("{}", str(path)) for argument in arguments))
+    assert key in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_class_outside_simbal_in_a_run_folder_is_not_imported(write_run, tmp_path):
+    keys = {"data.documents": 8, "data.validation_tokens": 256, "trainer.accelerator": "cpu"}
+    keys["balancing"] = {"simbal": {"_target_": "evil.SimBal", "coef": 0.1}}
+    path = write_run(status=None, keys=keys)
+    (tmp_path / "evil.py").write_text(EVIL)
+    refused = programs.run("train.py", f"run={path}", cwd=tmp_path)
+    assert refused.returncode == 1, refused.stdout
+    assert "error: balancing.simbal: _target_=evil.SimBal" in refused.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(("command", "change"), PAIRS)
+def test_from_composes_to_the_same_run_and_to_the_command_with_a_change(command, change, tmp_path):
+    original = write_folder(command, tmp_path)
+    again = started_from(original.path)
+    assert (again.hash, again.choices) == (original.hash, original.choices)
+    keys = {line.partition("=")[0] for line in change}  # an option that is replaced brings its own keys
+    kept = [line for line in command if not {line.partition("=")[0], line.partition(".")[0]} & keys]
+    assert started_from(original.path, *change).hash == composed([*kept, *change]).hash
+
+
+def test_from_takes_nothing_that_cannot_change_the_result(tmp_path):
+    lines = ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3")
+    assert started_from(write_folder(lines, tmp_path).path).written == composed(["seed=3"]).written
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "give"),
+    [
+        ("simbal.balancing.weight_losses.SimBal", "evil.SimBal", "balancing="),
+        ("model: tiny", "model: mine", "model="),
+    ],
+)
+def test_option_that_conf_lacks_must_be_given(before, after, give, tmp_path):
+    path = write_folder((), tmp_path).path
+    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace(before, after, 1))
+    with pytest.raises(ConfigError, match=f"give {give}"):
+        started_from(path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.sampled_from("'\"\\{}[](),:=~@ \n\tab1.é-+"), max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.from_regex("[a-z_]{1,6}", fullmatch=True), inner),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@given(VALUES)
+def test_literal_is_parsed_to_the_same_value(value):
+    (override,) = PARSER.parse_overrides([f"key={literal(value)}"])
+    read = override.value()
+    assert (read, repr(read)) == (value, repr(value))
