@@ -1,13 +1,14 @@
-"""Run analyses of runs, of Hugging Face models, or without a model. Same as `simbal evaluate`."""
+"""Run analyses: `simbal evaluate` in this checkout."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # do not import files of this folder as libraries, here and in child processes
+# a library's `import evaluate` must not find evaluate.py, here or in a program that this one starts
+os.environ["PYTHONSAFEPATH"] = "1"
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from simbal.cli.evaluate import main
+from simbal.cli.main import run_program
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program("evaluate", sys.argv[1:])

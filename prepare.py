@@ -1,13 +1,14 @@
-"""Prepare data: the same as `simbal prepare`, from this checkout (src/simbal/cli/prepare.py)."""
+"""Prepare data: `simbal prepare` in this checkout."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # files next to a program are not importable, nor for programs that it starts
+# a library's `import evaluate` must not find evaluate.py, here or in a program that this one starts
+os.environ["PYTHONSAFEPATH"] = "1"
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from simbal.cli.prepare import main
+from simbal.cli.main import run_program
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program("prepare", sys.argv[1:])

@@ -1,13 +1,14 @@
-"""Print the table of a sweep again: `simbal report` in a checkout. The program is src/simbal/cli/report.py."""
+"""Print tables: `simbal report` in this checkout."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+# a library's `import evaluate` must not find evaluate.py, here or in a program that this one starts
+os.environ["PYTHONSAFEPATH"] = "1"
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from simbal.cli.report import main
+from simbal.cli.main import run_program
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program("report", sys.argv[1:])
