@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from benchmarks.gpu.layers import Case, Ours, Shape, errors, make_case, step, wanted  # noqa: E402
 from benchmarks.gpu.timing import time_layer  # noqa: E402
 from simbal.experts import fused  # noqa: E402
-from simbal.experts.fused_blocks import CONFIGS, Blocks  # noqa: E402
+from simbal.experts.fused import CONFIGS, Blocks  # noqa: E402
 
 DEVICE, DTYPE = (torch.device("cpu"), torch.float32) if SMOKE else (torch.device("cuda"), torch.bfloat16)
 SHARED_OF_AN_SM = 227 * 1024

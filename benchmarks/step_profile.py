@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import RoutingPlan
 from simbal.model import moe
 from simbal.model.attention import Attention
 from simbal.model.router import Router

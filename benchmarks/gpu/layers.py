@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.upstream import upstream_module
-from simbal.experts.dispatch import RoutingPlan
-from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
+from simbal.experts.backends import RoutingPlan
+from simbal.experts.megablocks import from_megablocks, to_megablocks
 from simbal.experts.select import BACKENDS
 from simbal.model.moe import FeedForward
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import torch
 
 from benchmarks.gpu.layers import Shape
+from benchmarks.gpu.megablocks_ops import install
 from benchmarks.gpu.timing import Timing
 from benchmarks.gpu.training import Step
 from benchmarks.gpu.upstream import GROUPED_GEMM
-from simbal.experts.megablocks_ops import install
 
 Checked = dict[str, list[tuple[str, str, float]]]
 Layers = Sequence[tuple[Shape, str, str, Timing | None]]

@@ -44,7 +44,7 @@ class Step:
 def smoke_shape() -> TransformerShape:
     """One that the Triton interpreter gets through."""
     return replace(
-        preset_shape("moe_m", 512), num_layers=1, d_model=128, num_heads=2, d_expert=128, num_experts=4, top_k=2
+        preset_shape("moe_m", 512), num_layers=1, d_model=128, num_heads=2, d_expert=128, num_experts=2, top_k=1
     )
 
 

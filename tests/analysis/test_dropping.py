@@ -8,7 +8,7 @@ import torch
 from simbal.analysis.dropping import Dropping, dropping
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Steering, largest
+from simbal.model.router import Candidates, Router, Steering, topk_indices
 from tests.analysis.module_runs import trained_run
 
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
@@ -65,7 +65,7 @@ def test_ties_are_dropped_in_the_order_in_which_they_would_be_chosen():
     candidates = Candidates(0, torch.zeros(1, 1).long(), scores_NE, scores_NE.softmax(1), 2)
     left_NE = Dropping(Plain(), 2).choice_scores(candidates)
     assert left_NE.tolist() == [[-math.inf, -math.inf, 0, 0]]
-    assert largest(left_NE, 2).tolist() == [[2, 3]]
+    assert topk_indices(left_NE, 2).tolist() == [[2, 3]]
 
 
 def test_dropping_none_is_the_run_as_it_is_to_the_bit(trained):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.redundancy import redundancy, summary
-from simbal.model.expert_similarity import layer_similarity, watched
+from simbal.model.expert_similarity import layer_similarity, record_similarity
 from simbal.model.moe import MoELayer
 from tests.analysis.module_runs import trained_run
 from tests.metrics.all_experts import pairwise_expert_similarity
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_every_token_and_no_matter_of_batches(trained):
 
 def test_the_hidden_stream_is_untouched(trained):
     plain_G3 = document_sums(trained, None, 16)
-    with watched(trained.model.feed_forwards) as seen:
+    with record_similarity(trained.model.feed_forwards) as seen:
         assert torch.equal(document_sums(trained, None, 16), plain_G3)
     assert seen.similarity_LN.shape == (2, int(plain_G3[:, 1].sum()))
     assert not any(layer._forward_pre_hooks for layer in trained.model.feed_forwards)

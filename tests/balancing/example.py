@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from simbal.model.router import Routing, count, gate
+from simbal.model.router import Routing, count_tokens, apply_gating
 
 PROBS_BSE = torch.tensor(
     [[[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05]], [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]]]
@@ -16,8 +16,8 @@ def routing_of(logits_NE, num_sequences, K=2, gating="softmax", experts_NK=None)
     """`experts_NK` are those of the K largest logits unless they are given."""
     plain_NK = logits_NE.topk(K).indices
     chosen_NK = plain_NK if experts_NK is None else experts_NK
-    probs_NE = gate(logits_NE, gating)
-    weights_NK, counts_E = probs_NE.gather(1, chosen_NK), count(chosen_NK, logits_NE.shape[1])
+    probs_NE = apply_gating(logits_NE, gating)
+    weights_NK, counts_E = probs_NE.gather(1, chosen_NK), count_tokens(chosen_NK, logits_NE.shape[1])
     return Routing(
         logits_NE, probs_NE, chosen_NK, weights_NK, counts_E, WEIGHT_ED, num_sequences, gating,
         experts_NK is not None, K,

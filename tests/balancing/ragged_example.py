@@ -10,7 +10,7 @@ from simbal.balancing.composition import Composition
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, ExpertThreshold
 from simbal.conformance import Case
-from simbal.model.router import Candidates, Router, Routing, gate
+from simbal.model.router import Candidates, Router, Routing, apply_gating
 
 LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
 IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
@@ -34,7 +34,7 @@ KEPT = {1.0: [{0, 1}, {0, 2}, {1}, set()], 1.25: [{0, 1}, {0, 2}, {1}, {0, 1}]} 
 
 
 def candidates(logits_NE: Tensor = LOGITS_NE, top_k: int = 2, gating: str = "softmax") -> Candidates:
-    return Candidates(0, IDS_BS[:, : len(logits_NE)], logits_NE, gate(logits_NE, gating), top_k)
+    return Candidates(0, IDS_BS[:, : len(logits_NE)], logits_NE, apply_gating(logits_NE, gating), top_k)
 
 
 def sets(scores_NE: Tensor) -> list[set[int]]:

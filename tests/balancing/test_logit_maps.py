@@ -13,7 +13,7 @@ from simbal.balancing.composition import build_balancing
 from simbal.balancing.logits import CosineRouter, PrototypeRouter, Temperature, sums_and_number
 from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
 from simbal.errors import UserError
-from simbal.model.router import Routing, gate
+from simbal.model.router import Routing, apply_gating
 from simbal.training.optimizer import parameter_groups
 from tests.balancing.cases import registered
 from tests.balancing.test_ragged import LOGITS_NE
@@ -145,7 +145,7 @@ def test_a_decay_that_keeps_everything_or_less_than_nothing_is_refused(decay):
 @pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.4554), (1.0, 0.9475), (2.0, 1.2451)])
 def test_the_entropy_of_a_token_at_three_temperatures(temperature, entropy):
     # rows of the identity make the hidden state the logits
-    probs_E = gate(Temperature(temperature).logits(LOGITS_NE[:1], torch.eye(4), 0), "softmax")[0]
+    probs_E = apply_gating(Temperature(temperature).logits(LOGITS_NE[:1], torch.eye(4), 0), "softmax")[0]
     assert -(probs_E * probs_E.log()).sum().item() == pytest.approx(entropy, abs=5e-5)
 
 

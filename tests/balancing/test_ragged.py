@@ -10,7 +10,7 @@ from simbal.balancing.base import FinishedStep
 from simbal.balancing.thresholds import ExpertThreshold, cutoff
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
-from simbal.model.router import Router, Routing, admitted, count, topk_weights
+from simbal.model.router import Router, Routing, ragged_indices, count_tokens, topk_weights
 from tests.balancing.ragged_example import IDS_BS, LOGITS_NE, candidates, sets
 
 
@@ -52,11 +52,11 @@ def test_a_token_without_experts_has_weights_of_zero_and_a_gradient_of_zero():
 def test_full_rows_are_the_choice_of_k_to_the_bit():
     fixed = Routing.of_logits(LOGITS_NE, 2, torch.eye(4))
     own_N1 = LOGITS_NE.topk(2).values[:, -1:]
-    table_NE = admitted(LOGITS_NE.masked_fill(own_N1 > LOGITS_NE, -torch.inf))
+    table_NE = ragged_indices(LOGITS_NE.masked_fill(own_N1 > LOGITS_NE, -torch.inf))
     assert torch.equal(table_NE[:, :2], fixed.topk_experts_NK)
     weights_NE = topk_weights(LOGITS_NE, fixed.probs_NE, table_NE, "softmax", renormalize=True)
     assert torch.equal(weights_NE[:, :2], fixed.topk_probs_NK)
-    assert torch.equal(count(table_NE, 4), fixed.tokens_per_expert_E)
+    assert torch.equal(count_tokens(table_NE, 4), fixed.tokens_per_expert_E)
 
 
 def test_the_cutoffs_of_the_example_are_the_second_largest_logits_of_each_expert():

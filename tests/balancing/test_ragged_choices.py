@@ -13,7 +13,7 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.ragged import TopP
 from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, even_load, places, smallest_above
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, largest
+from simbal.model.router import Router, Routing, topk_indices
 from tests.balancing.ragged_example import IDS_BS, LARGEST_SOFTMAX, LOGITS_NE, TWO_LARGEST, candidates, routing_by, sets
 
 
@@ -149,7 +149,9 @@ def test_nothing_is_dropped_in_evaluation_nor_with_room_for_all():
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
 def test_places_are_those_of_a_queue(num_tokens, num_experts, top_k, seed):
     top_k = min(top_k, num_experts)
-    experts_NK = largest(torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(seed)), top_k)
+    experts_NK = topk_indices(
+        torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(seed)), top_k
+    )
     waiting, expected = [0] * num_experts, torch.zeros(num_tokens, top_k, dtype=torch.int64)
     for choice in range(top_k):
         for token in range(num_tokens):

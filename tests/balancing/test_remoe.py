@@ -12,7 +12,7 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.ragged import ReMoE
 from simbal.conformance import composed_module, train
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, gate, log_scores, topk_weights
+from simbal.model.router import Router, Routing, apply_gating, log_scores, topk_weights
 from tests.balancing.ragged_example import LOGITS_NE, routing_by
 
 NOTHING_NE = torch.tensor([[-1.0, -2.0, 0.0, -0.5]])
@@ -34,7 +34,7 @@ def test_a_weight_is_what_is_above_0_of_a_logit():
     table_NE = routing_by(strategy, "relu", renormalize=False).topk_probs_NK
     expected = [[2, 1, 0, 0], [1.5, 0.5, 0, 0], [0.8, 0.2, 0.1, 0], [1, 0.9, 0, 0]]
     torch.testing.assert_close(table_NE, torch.tensor(expected))
-    assert gate(torch.tensor([[0.0, -1.0, 2.0]]), "relu").tolist() == [[0, 0, 2]]
+    assert apply_gating(torch.tensor([[0.0, -1.0, 2.0]]), "relu").tolist() == [[0, 0, 2]]
 
 
 @pytest.mark.parametrize(("balanced", "value"), [(True, 3.4375), (False, 2.0)])

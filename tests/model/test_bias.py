@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from simbal.analysis.flops import preset_shape
 from simbal.cost.parameters import count_parameters, parameters, weights_of
 from simbal.errors import UserError
-from simbal.experts.select import choose
+from simbal.experts.select import select_backend
 from simbal.hf.export import read_run
 from simbal.model.expert_similarity import layer_similarity
 from simbal.model.init import initialise
@@ -128,6 +128,6 @@ def test_a_run_trains_its_biases_and_cannot_be_exported(small_spec):
 def test_a_backend_without_biases_is_refused(name):
     cpu = torch.device("cpu")
     with pytest.raises(UserError, match=f"^experts.backend={name} has no biases, .*: use experts=reference$"):
-        choose(name, cpu, torch.float32, 64, 64, bias=True)
-    assert choose("auto", cpu, torch.float32, 64, 64, bias=True).name == "reference"
-    assert choose("reference", cpu, torch.float32, 64, 64, bias=True).name == "reference"
+        select_backend(name, cpu, torch.float32, 64, 64, bias=True)
+    assert select_backend("auto", cpu, torch.float32, 64, 64, bias=True).name == "reference"
+    assert select_backend("reference", cpu, torch.float32, 64, 64, bias=True).name == "reference"

@@ -78,7 +78,7 @@ def test_bf16_autocast_multiplies_in_bf16_and_returns_fp32_gradients():
 @pytest.mark.parametrize(("V", "padded"), [(128, 128), (131, 192)])
 def test_a_vocabulary_is_padded_to_multiples_of_64_by_zeros(V, padded):
     _, weight_VD, _ = leaves(V=V)
-    weight_PD = head._padded(weight_VD, head.MULTIPLE["cuda"])
+    weight_PD = head._padded(weight_VD, head.VOCAB_MULTIPLE["cuda"])
     torch.testing.assert_close(weight_PD, torch.cat([weight_VD, torch.zeros(padded - V, 8)]))
     assert (weight_PD is weight_VD) == (padded == V)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Router, Steering, largest
+from simbal.model.router import Candidates, Router, Steering, topk_indices
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -63,7 +63,7 @@ def test_the_largest_scores_are_the_first_of_a_stable_sort(top_k, num_experts, f
     scores_NE = torch.tensor(data.draw(rows), dtype=torch.float64 if fp64 else torch.float32)
     before_NE = scores_NE.clone()
     want_NK = scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    assert torch.equal(largest(scores_NE, top_k), want_NK)
+    assert torch.equal(topk_indices(scores_NE, top_k), want_NK)
     torch.testing.assert_close(scores_NE, before_NE, rtol=0, atol=0, equal_nan=True)
 
 

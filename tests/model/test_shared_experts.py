@@ -12,7 +12,7 @@ from simbal.conformance import batch_of, tiny_model
 from simbal.cost.parameters import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.hf.export import read_run
-from simbal.model.expert_similarity import watched
+from simbal.model.expert_similarity import record_similarity
 from simbal.model.init import initialise
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router
@@ -99,7 +99,7 @@ def test_the_similarity_of_experts_is_of_the_others_alone():
     seen = []
     for number in (0, 3):
         model = tiny(number)
-        with torch.no_grad(), watched(model.feed_forwards[:1]) as similarity:
+        with torch.no_grad(), record_similarity(model.feed_forwards[:1]) as similarity:
             model(batch_of(0)[:, :-1])
         seen.append(similarity.similarity_LN)
     assert torch.equal(*seen)

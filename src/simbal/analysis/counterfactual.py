@@ -22,7 +22,7 @@ from simbal.analysis.subject import Subject, UnsuitedError, check_pass, fixed_ch
 from simbal.balancing.controls import UniformRouting
 from simbal.config.values import whole_number
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, SteeringAround, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
     "counterfactual": "in one layer at a time each token gets K other experts in place of those that it was routed to: "
@@ -41,7 +41,7 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class OtherSets(SteeringAround):
+class OtherSets(SteeringWrapper):
     """A `Steering` by the model's own `strategy`; in `layer` alone each token gets K other experts, drawn at random.
 
     A draw depends on the seed, its number, the layer and the sequence so far, and not on batches.
@@ -72,7 +72,7 @@ class OtherSets(SteeringAround):
         return blind.choice_scores(candidates)
 
     def _sets(self, scores_NE: Tensor) -> Tensor:
-        return chosen_experts(largest(scores_NE, self.top_k), scores_NE.shape[1])
+        return chosen_experts(topk_indices(scores_NE, self.top_k), scores_NE.shape[1])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Subject, UnsuitedError, check_pass
 from simbal.errors import UserError
 from simbal.metrics.definitions import perplexity
-from simbal.model.router import Candidates, Steering, SteeringAround, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
     "dropping": "for each token, in all layers at once, the d experts which the run would choose first are masked, and "
@@ -28,7 +28,7 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class Dropping(SteeringAround):
+class Dropping(SteeringWrapper):
     """A `Steering` by the run's own `strategy` that masks each token's `drop` best experts."""
 
     strategy: Steering
@@ -42,7 +42,7 @@ class Dropping(SteeringAround):
         scores_NE = self.strategy.choice_scores(candidates)
         if not self.drop:
             return scores_NE
-        return scores_NE.scatter(1, largest(scores_NE, self.drop), -math.inf)
+        return scores_NE.scatter(1, topk_indices(scores_NE, self.drop), -math.inf)
 
 
 def dropping(subject: Subject, tokens: int | None, batch_size: int, drops: list[int] | None) -> Result:

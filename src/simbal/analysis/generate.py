@@ -18,7 +18,7 @@ from simbal.config.values import not_negative, whole_number
 from simbal.errors import UserError
 from simbal.files.console import new_grid
 from simbal.model.attention import KeyValueCache
-from simbal.model.router import Candidates, Steering, SteeringAround
+from simbal.model.router import Candidates, Steering, SteeringWrapper
 from simbal.model.transformer import Transformer
 
 DEFINITION = {
@@ -127,7 +127,7 @@ def continue_tokens(
     return torch.stack(ids, 1), torch.stack(nlls, 1)
 
 
-class WholePrefix(SteeringAround):
+class WholePrefix(SteeringWrapper):
     """A `Steering` around another that sees what every token so far had, and chooses for the new ones.
 
     With this even a choice by a hash of the sequence so far is that of a forward pass over the whole sequence, as long

@@ -18,7 +18,7 @@ from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import LayerRouter, Subject, UnsuitedError, check_pass, fixed_choices_of
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, SteeringAround, gate, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, apply_gating, topk_indices
 
 BF16_STEP = 2.0**-8  # bf16 numbers are this to twice this apart, relative to their size
 DEFINITION = {
@@ -33,7 +33,7 @@ DEFINITION = {
 
 
 @dataclass
-class Watching(SteeringAround):
+class Watching(SteeringWrapper):
     """A `Steering` by the model's own `strategy` that changes nothing, and keeps what it sees of every choice."""
 
     strategy: Steering
@@ -48,7 +48,7 @@ class Watching(SteeringAround):
         layer, router = candidates.layer, self.routers[candidates.layer]
         scores_NE = self.strategy.choice_scores(candidates)
         rounded_NE = candidates.logits_NE.bfloat16().to(candidates.logits_NE.dtype)
-        rounded = replace(candidates, logits_NE=rounded_NE, probs_NE=gate(rounded_NE, router.gating))
+        rounded = replace(candidates, logits_NE=rounded_NE, probs_NE=apply_gating(rounded_NE, router.gating))
         margin_N, kth_N = margins(scores_NE, router.top_k)
         flipped_N = flips(scores_NE, self.strategy.choice_scores(rounded), router.top_k)
         self.by_logits &= scores_NE is candidates.logits_NE
@@ -66,7 +66,7 @@ def margins(scores_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 def flips(scores_NE: Tensor, others_NE: Tensor, top_k: int) -> Tensor:
     """Return whether the K largest scores are those of other experts than the K largest others, (N,) bool."""
-    chosen_NE, other_NE = (chosen_experts(largest(each, top_k), each.shape[1]) for each in (scores_NE, others_NE))
+    chosen_NE, other_NE = (chosen_experts(topk_indices(each, top_k), each.shape[1]) for each in (scores_NE, others_NE))
     return (chosen_NE != other_NE).any(1)
 
 

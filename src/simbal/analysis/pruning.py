@@ -21,7 +21,7 @@ from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Pruned, Subject, UnsuitedError, check_pass
 from simbal.config.values import whole_number
 from simbal.errors import UserError
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.metrics.definitions import perplexity
 from simbal.model.moe import FeedForward, MoELayer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Subject, UnsuitedError, check_pass
-from simbal.model.expert_similarity import Watched
+from simbal.model.expert_similarity import ExpertSimilarity
 
 DEFINITION = {
     "pes": "mean cosine over all pairs of experts of their raw outputs on a layer's input, mean over tokens; "
@@ -103,7 +103,7 @@ def _cells(pes: float, se: float) -> tuple[str, str]:
     return f"{pes:.5f}", f"{se:.1e}"
 
 
-def _notes(record: dict[str, Any], seen: Watched) -> list[str]:
+def _notes(record: dict[str, Any], seen: ExpertSimilarity) -> list[str]:
     cost, zeros = record["cost"], sum(seen.zero_outputs_L)
     notes = [
         f"{record['tokens']:,} tokens, each through all experts of every layer.",

@@ -19,7 +19,7 @@ from torch import Tensor
 from simbal.config.values import whole_number
 from simbal.data.loader import HeldOut, ValidationSplit
 from simbal.errors import UserError
-from simbal.model.expert_similarity import Watched
+from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Groups, Routing, Steering
 
 
@@ -142,7 +142,7 @@ class Subject(ABC):
         """Yield a list that holds the last input (N, D) of each MoE layer after every forward pass in the block."""
 
     @abstractmethod
-    def similarity(self) -> AbstractContextManager[Watched]:
+    def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
         """Measure in every forward pass within the block how alike the experts are; the passes stay as they are."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_similarity import Watched, watched
+from simbal.model.expert_similarity import ExpertSimilarity, record_similarity
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
 from simbal.model.router import Groups, Router, Steering
@@ -144,9 +144,9 @@ class TrainedRun(Subject):
         """Yield a list that holds the last input (N, D) of each MoE layer after every forward pass in the block."""
         return inputs_of([layer for layer in self.model.feed_forwards if isinstance(layer, MoELayer)])
 
-    def similarity(self) -> AbstractContextManager[Watched]:
+    def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
         """Measure in every forward pass within the block how alike the experts are."""
-        return watched(self.model.feed_forwards)
+        return record_similarity(self.model.feed_forwards)
 
     def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
         """Compute only what `pruning` keeps within the block; yield how many choices each layer has kept so far."""

@@ -22,7 +22,7 @@ from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
 from simbal.errors import UserError
 from simbal.hf.hooks import Hooks, paused
 from simbal.hf.routers import HFRouter, Rule, find_backbone, find_routers
-from simbal.model.router import Routing, gate
+from simbal.model.router import Routing, apply_gating
 
 HUGE = 1e20  # by so many labels the cross-entropy is divided, and only what is added to it is left
 S = 16
@@ -183,7 +183,8 @@ class Fit:
     def of(self, routings: Sequence[Routing]) -> float:
         """Return the loss for these decisions, the mean over layers."""
         seen = [
-            replace(routing, gating=self.gating, probs_NE=gate(routing.logits_NE, self.gating)) for routing in routings
+            replace(routing, gating=self.gating, probs_NE=apply_gating(routing.logits_NE, self.gating))
+            for routing in routings
         ]
         strategy: Balancing = PooledLoadBalancingLoss(1.0)
         if self.together != "all layers":

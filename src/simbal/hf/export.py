@@ -24,7 +24,7 @@ from simbal.files.console import console
 from simbal.hf.card import model_card
 from simbal.hf.convert import CONFIG, SINGLE, Architecture, architecture, config_json, read_json, views
 from simbal.model.init import generator, init_router
-from simbal.model.router import Candidates, gate
+from simbal.model.router import Candidates, apply_gating
 from simbal.model.transformer import Transformer
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.training.build import build_strategies, transformer_shape
@@ -143,7 +143,7 @@ def require_unsteered(
         if part.adjust_logits(logits_NE) is not logits_NE:
             raise UserError(f"balancing.{name} adjusts the router's logits: {theirs.name} gates them as they are")
         for layer in range(num_layers):
-            candidates = Candidates(layer, tokens_BS, logits_NE, gate(logits_NE, "softmax"), top_k)
+            candidates = Candidates(layer, tokens_BS, logits_NE, apply_gating(logits_NE, "softmax"), top_k)
             if part.choice_scores(candidates) is not logits_NE:
                 raise UserError(
                     f"balancing.{name} steers the choice of experts: {theirs.name} takes those of the largest logits"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from simbal.errors import UserError
 from simbal.hf.routers import HFRouter
-from simbal.model.router import Candidates, Routing, Steering, count, gate, largest
+from simbal.model.router import Candidates, Routing, Steering, apply_gating, count_tokens, topk_indices
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class ForwardPass:
         with torch.autocast(logits_NE.device.type, enabled=False):
             wide_NE = logits_NE.to(wide(logits_NE))
             return Routing(
-                wide_NE, gate(wide_NE, router.gating), experts_NK, probs_NK.to(wide_NE.dtype),
-                count(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
+                wide_NE, apply_gating(wide_NE, router.gating), experts_NK, probs_NK.to(wide_NE.dtype),
+                count_tokens(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
                 router.gating, decision.steered, router.top_k,
             )  # fmt: skip
 
@@ -227,7 +227,7 @@ def steer(
     """
     with torch.autocast(logits_NE.device.type, enabled=False):
         adjusted_NE = steering.adjust_logits(logits_NE.to(wide(logits_NE)))
-        probs_NE = gate(adjusted_NE, router.gating)
+        probs_NE = apply_gating(adjusted_NE, router.gating)
         with torch.no_grad():
             if before is not None and _recomputed(adjusted_NE, before.logits_NE):
                 experts_NK, steered = before.topk_experts_NK, before.steered
@@ -243,7 +243,7 @@ def steer(
                 if scores_NE is adjusted_NE and not router.rule.plain:
                     scores_NE = router.rule.scores(probs_NE, router.bias_E)
                 steered = scores_NE is not adjusted_NE
-                experts_NK = largest(scores_NE, router.top_k)
+                experts_NK = topk_indices(scores_NE, router.top_k)
         weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
     return Decision(adjusted_NE, weights_NK, experts_NK, steered)
 

@@ -26,7 +26,7 @@ from simbal.errors import UserError
 from simbal.hf.hooks import Hooks
 from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
-from simbal.model.expert_similarity import Watched
+from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Candidates, Groups, Routing, Steering
 
 LOGITS_AT_ONCE = 1 << 28  # numbers of a pass, such as 2,048 tokens of 131,072 ids
@@ -184,9 +184,9 @@ class HFModel(Subject):
             yield inputs
 
     @contextmanager
-    def similarity(self) -> Iterator[Watched]:
+    def similarity(self) -> Iterator[ExpertSimilarity]:
         """Measure in every forward pass how alike the experts are; one expert's outputs are held at a time."""
-        seen = Watched(len(self.routers))
+        seen = ExpertSimilarity(len(self.routers))
 
         def measure(index: int, inner: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
             running = RunningSimilarity()

@@ -22,7 +22,7 @@ from simbal.distributed import is_rank_zero, on_rank_zero, sum_over_ranks
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
-from simbal.model.expert_similarity import watched
+from simbal.model.expert_similarity import record_similarity
 from simbal.runs import curves
 from simbal.runs.folder import CURVES_FILE
 from simbal.runs.record import digest, is_digest
@@ -59,7 +59,10 @@ class PES:
         data, training = cast(TokenData, trainer.datamodule), module.training  # type: ignore[attr-defined]
         module.eval()
         try:
-            with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
+            with (
+                trainer.precision_plugin.forward_context(),
+                record_similarity(module.model.feed_forwards) as seen,
+            ):
                 for batch in data.held_out_of_all_ranks(self.tokens):
                     module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
         finally:
