@@ -1,7 +1,7 @@
-"""Measures what preparing and loading text cost: python -m benchmarks.preparation [--vocab N]
+"""Cost of preparing and loading text: python -m benchmarks.preparation [--vocab N]
 
-Every measurement has a process of its own with one thread on one core; the best of three rounds is shown. The text is
-data=pysource.
+Every measurement runs in a separate process with one thread on one core; the best of three rounds is printed. The text
+is data=pysource.
 """
 
 import argparse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).parents[1] / "conf" / "data"
 ROUNDS = 3
-SMALL_FILES, LARGE = 378, 240_000_000  # of about 20 kB each; bytes of text in one .jsonl.zst
+SMALL_FILES, LARGE = 378, 240_000_000  # files of about 20 kB; bytes of text in the .jsonl.zst
 SEQ_LEN, BATCH, BATCHES = 1024, 16, 4000
 Figures = dict[str, float]
 
@@ -33,7 +33,7 @@ Figures = dict[str, float]
 def main() -> None:
     """Print two tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary, 100277 for all (8192)")
+    parser.add_argument("--vocab", type=int, default=8192, help="vocabulary size, up to 100277 (default: 8192)")
     vocab = parser.parse_args().vocab
     with tempfile.TemporaryDirectory(prefix="preparation-") as name:
         folder = Path(name)
@@ -69,7 +69,7 @@ def print_row(what: str, figures: Figures, tiktoken: Figures) -> None:
 
 
 def best(function: Callable[..., Figures], *arguments: Any) -> Figures:
-    """Return the least CPU and wall time of a few rounds, as another program can only slow one."""
+    """Return the minimum CPU and wall time of several rounds; other programs can only add time."""
     rounds = [alone(function, *arguments) for _ in range(ROUNDS)]
     return {key: min(figures[key] for figures in rounds) for key in rounds[0]}
 
@@ -87,7 +87,7 @@ def pinned(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def write_corpora(folder: Path) -> None:
-    """Write folders of small .txt, and one large .jsonl.zst."""
+    """Write folders of small .txt files and one large .jsonl.zst."""
     import zstandard
 
     texts = package_texts()
@@ -113,14 +113,14 @@ def package_texts() -> list[str]:
 
 
 def keys(source: str, **changed: Any) -> "DataConfig":
-    """Return the keys of `conf/data/<source>.yaml`, some replaced."""
+    """Return the keys of `conf/data/<source>.yaml` with some replaced."""
     from simbal.config.compose import checked_data
 
     return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 
 
 def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
-    """Encode texts that are in memory by tiktoken, a document at a time; reading its table is included, as below."""
+    """Encode in-memory texts with tiktoken, one document at a time; includes reading its table, like the others."""
     import zstandard
 
     from simbal.data.tokenizer import load_tokenizer
@@ -137,7 +137,7 @@ def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
 
 
 def prepare_files(folder: Path, files: str, vocab_size: int) -> Figures:
-    """Prepare a store in `folder/cache`, as `python prepare.py` does; imports are not counted."""
+    """Prepare a store in `folder/cache` like `python prepare.py`, without imports."""
     from simbal.data.store import prepare
 
     shutil.rmtree(folder / "cache", ignore_errors=True)
@@ -149,7 +149,7 @@ def prepare_files(folder: Path, files: str, vocab_size: int) -> Figures:
 
 
 def load_batches(folder: Path) -> Figures:
-    """Read training batches of the last store, as a run gets them."""
+    """Read training batches of the last store like a run."""
     from simbal.data.loader import TokenData
     from simbal.data.store import Store
 
@@ -162,7 +162,7 @@ def load_batches(folder: Path) -> Figures:
 
 
 class clock:  # noqa: N801 - used like a function
-    """Wall time and CPU time of all threads of what is done within, in seconds."""
+    """Measure wall time and the CPU time of all threads inside the `with` block, in seconds."""
 
     def __enter__(self) -> Figures:
         self.figures: Figures = {}

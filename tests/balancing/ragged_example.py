@@ -50,7 +50,7 @@ def expected(strategy: Any, gating: str) -> list[set[int]] | None:
     return next((known[kind] for kind in type(strategy).__mro__ if kind in known), None)
 
 
-def its_choice_on_the_example_is_the_one_worked_out_by_hand(case: Case) -> None:
+def its_choice_is_worked_out_by_hand(case: Case) -> None:
     strategy: Any = case.make()
     if not strategy.ragged:
         return

@@ -177,20 +177,6 @@ def sigmoid_routing(logits_NE, top_k, strategy) -> Routing:
     return Routing.of_logits(logits_NE, top_k, torch.zeros(1), 1, "sigmoid", choice_scores=choice_scores)
 
 
-def test_the_choice_within_groups_and_its_weights_on_the_example():
-    strategy = configured("lf_groups")
-    routing = sigmoid_routing(LOGITS_NE, 2, strategy)
-    assert routing.topk_experts_NK.sort(1).values.tolist() == [[0, 1]] * 4  # without groups, token 1 has 0 and 2
-    assert routing.topk_probs_NK[0].tolist() == pytest.approx([1.3661 / 2.5, 1.1339 / 2.5], abs=1e-4)
-    strategy.bias_LE += torch.tensor([-0.2, -0.2, 0.0, 0.0])
-    # 1.1951 - 0.4 is still above 0.7417, and 1.2398 - 0.4 above 0.7939
-    assert sigmoid_routing(LOGITS_NE, 2, strategy).topk_experts_NK.sort(1).values.tolist() == [[0, 1]] * 4
-    strategy.bias_LE -= torch.tensor([0.03, 0.03, 0.0, 0.0])
-    # 0.7351 and 0.7798 are not
-    chosen_NK = sigmoid_routing(LOGITS_NE, 2, strategy).topk_experts_NK.sort(1).values
-    assert chosen_NK.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
-
-
 def test_the_choice_within_groups_equals_deepseek_v3_in_transformers():
     """With nonzero biases, by the model's own code; its weights are 2.5 times ours."""
     model = architecture("deepseek_v3")

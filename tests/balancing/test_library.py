@@ -121,7 +121,7 @@ def test_preparing_keeps_a_bias_that_fits():
 INVALID = {
     "SimBal": {"coef": [-0.1, NAN, INF, "much", True], "reduction": ["max"]},
     "RowNorm": {"coef": [NAN]},
-    "LoadBalancingLoss": dict.fromkeys(("gates", "scope", "norm", "choice", "over_layers"), ["odd"]),
+    "LoadBalancingLoss": {key: ["odd"] for key in ("gates", "scope", "norm", "choice", "over_layers")},
     "LossFree": {"bias_on": ["probs"], "bias_dtype": ["fp8"], "update_rate": [-1]},
     "BiasController": {
         "error": ["cube"], "proportional": [INF], "kappa": [0.0], "momentum": [1.0, -0.1], "groups": [0],

@@ -1,7 +1,6 @@
 """Strategies that change the logits: cosine router, prototypes, logit normalization, temperature, Sinkhorn."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from simbal.balancing.logits import (
     PrototypeRouter,
     Sinkhorn,
     Temperature,
-    expert_potential,
     sums_and_number,
 )
 from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
@@ -80,16 +78,6 @@ def test_sums_count_a_token_for_each_of_its_experts_and_ignore_empty_slots():
     assert measured_EM.tolist() == [[11, 22, 2], [0, 0, 0], [1, 2, 1]]
 
 
-def test_prototypes_find_clusters():
-    centers_ED = torch.tensor([[8.0, 0.0, 0.0], [0.0, 8.0, 0.0], [0.0, 0.0, 8.0]])
-    x_ND = centers_ED.repeat(50, 1) + random(150, 3, seed=0)
-    strategy, weight_ED = PrototypeRouter(decay=0.5), torch.tensor([[1.0, 0.4, 0.3], [0.4, 1.0, 0.5], [0.2, 0.5, 1.0]])
-    for _ in range(20):
-        logits_NE = strategy.logits(x_ND, weight_ED, 0)
-        weight_ED = moved(strategy, weight_ED, [routing_of(x_ND, logits_NE.topk(1).indices)])
-    torch.testing.assert_close(weight_ED, torch.stack([x_ND[i::3].mean(0) for i in range(3)]), rtol=1e-3, atol=1e-3)
-
-
 def test_training_moves_prototypes_by_hidden_states_only_and_never_by_the_optimizer():
     module = composed_module(build_balancing({"prototype": KEYS["prototype"]}, FACTS, 100, "sum"))
     before = [router.weight_ED.clone() for router in module.model.routers]
@@ -104,16 +92,6 @@ def test_training_moves_prototypes_by_hidden_states_only_and_never_by_the_optimi
             own_N = (routing.topk_experts_NK == expert).any(1)
             expected = 0.99 * row + 0.01 * routing.x_ND[own_N].mean(0) if own_N.any() else row
             torch.testing.assert_close(router.weight_ED[expert], expected)
-
-
-@pytest.mark.parametrize(("name", "keeps"), [("prototype", True), ("lbl", False)])
-def test_routers_keep_their_input_on_request_also_after_measuring_an_auxiliary_gradient(name, keeps):
-    module = composed_module(build_balancing({name: KEYS[name]}, FACTS, 100, "sum"))
-    for measured in (False, True, False):
-        module.observers = [SimpleNamespace(wants_aux_gradient=lambda number, measured=measured: measured)]
-        module.training_step(batch_of(0), 0)
-        assert {router.keeps_input for router in module.model.routers} == {keeps}
-    assert len(module._aux_gradients) == (not keeps)
 
 
 @pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.4554), (1.0, 0.9475), (2.0, 1.2451)])
@@ -153,12 +131,6 @@ def test_equal_logits_stay_equal_with_a_finite_gradient():
     normed_NE = LogitNorm(1.0).adjust_logits(logits_NE)
     assert not normed_NE.any()
     assert torch.autograd.grad(normed_NE[0, 0], logits_NE)[0].isfinite().all()
-
-
-def test_sinkhorn_makes_the_marginals_even():
-    logits_NE = skewed().double()
-    shares_NE = (logits_NE + expert_potential(logits_NE, 50)).softmax(1)
-    torch.testing.assert_close(shares_NE.sum(0), torch.full((8,), 600 / 8).double(), rtol=1e-4, atol=0)
 
 
 def test_sinkhorn_evens_the_load_in_training_and_does_not_change_evaluation():

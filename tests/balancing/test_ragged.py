@@ -8,15 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simbal.analysis.pruning import Pruning, pruned
 from simbal.balancing.composition import Composition
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.balancing.thresholds import Capacity, ExpertChoice
 from simbal.conformance import composed_module, train
-from simbal.model.moe import MoELayer
 from simbal.model.router import Routing, apply_gating, count_tokens, log_scores, ragged_indices, topk_weights
-from tests.balancing.example import IDS_BS, LOGITS_NE, candidates, finished, finite_sets
+from tests.balancing.example import LOGITS_NE, candidates, finished, finite_sets
 from tests.balancing.ragged_example import routing_by
 
 EXCLUDED_NE = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
@@ -70,44 +68,8 @@ def test_ragged_rows_of_k_experts_are_bit_identical_to_top_k():
     assert torch.equal(count_tokens(table_NE, 4), fixed.tokens_per_expert_E)
 
 
-@given(st.integers(0, 999))
-def test_counts_and_empty_slots_add_up_to_the_table(seed):
-    generator = torch.Generator().manual_seed(seed)
-    scores_NE = torch.randn(4, 4, generator=generator)
-    scores_NE[torch.rand(4, 4, generator=generator) < 0.5] = -torch.inf
-    ragged = routing(scores_NE)
-    table = ragged.topk_experts_NK
-    assert ragged.tokens_per_expert_E.sum() + (table == 4).sum() == table.numel() == 16
-    assert [{*row} - {4} for row in table.tolist()] == finite_sets(scores_NE)
-
-
-class FixedRouter(torch.nn.Module):
-    """A router with given decisions."""
-
-    def __init__(self, decided):
-        super().__init__()
-        self.decided, self.weight_ED = decided, torch.eye(4)
-
-    def forward(self, *_):
-        return self.decided
-
-
-def test_pruning_nothing_of_a_ragged_choice_computes_and_counts_what_the_layer_does():
-    layer, generator = MoELayer(FixedRouter(routing()), 4, 3, "reference"), torch.Generator().manual_seed(0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    x_BSD = torch.randn(1, 4, 4, generator=generator)
-    plain_BSD, _ = layer(x_BSD, IDS_BS)
-    for threshold, kept in ((0.0, 8), (1.0, 3)):  # one token has no expert, another has one
-        with torch.no_grad(), pruned([layer], Pruning(threshold, "relative", False, False)) as kept_L:
-            pruned_BSD, _ = layer(x_BSD, IDS_BS)
-        assert kept_L == [kept]
-        assert torch.allclose(pruned_BSD, plain_BSD, atol=1e-6) == (threshold == 0)
-        assert not pruned_BSD[0, 2].any()
-
-
 @pytest.mark.parametrize("strategy", [TopP(0.6), Capacity(0.5), ExpertChoice(1, 4)])
-def test_the_scopes_micro_and_global_of_lbl_agree_for_one_ragged_batch(strategy):
+def test_for_one_ragged_batch_the_scopes_micro_and_global_of_lbl_agree(strategy):
     layer = routing_by(strategy)
     micro, step = (LoadBalancingLoss(scope=scope, choice="biased") for scope in ("micro", "global"))
     assert step.losses([layer], step.measure([layer])).item() == pytest.approx(micro.loss(layer).item())

@@ -84,14 +84,6 @@ def test_normed_queries_and_keys_do_not_depend_on_the_scale_of_their_projections
         assert not torch.allclose(model(tokens_BS)[0], before_BSD, atol=1e-2)
 
 
-def test_gains_in_bf16_get_bf16_gradients():
-    model = built(qk_norm="head").bfloat16()
-    model(torch.arange(24).view(2, 12))[0].float().sum().backward()
-    gradient = model.blocks[0].attention.q_norm.weight.grad
-    assert gradient.dtype == torch.bfloat16
-    assert gradient.abs().max() > 0
-
-
 def test_a_token_attends_to_its_own_document_whose_end_belongs_to_it():
     mask_SS = document_mask(torch.tensor([[1, 9, 9, 2, 3]]), document_end=9)[0, 0]
     assert mask_SS.int().tolist() == [

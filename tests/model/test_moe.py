@@ -1,13 +1,11 @@
 """A mixture-of-experts layer equals loops over tokens: with biases, shared experts and ragged choices."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from simbal.analysis.pruning import pruned
 from simbal.conformance import batch_of, tiny_model
 from simbal.cost.parameters import count_parameters, parameters
 from simbal.errors import UserError
@@ -173,30 +171,6 @@ def test_the_similarity_of_experts_includes_biases_and_excludes_shared_experts()
             model(batch_of(0)[:, :-1])
         seen.append(similarity.similarity_LN)
     assert torch.equal(*seen)
-
-
-def test_pruning_keeps_shared_experts():
-    layer, x_BSD = mixture(SHARED), hidden_states()
-    everything, nothing = (
-        SimpleNamespace(kept=lambda w_NK, above=above: w_NK > above, weights=lambda w_NK, kept_NK: w_NK * kept_NK)
-        for above in (0, 2)
-    )
-    with torch.no_grad():
-        y_BSD, _ = layer(x_BSD, IDS_BS)
-        with pruned([layer], everything):
-            torch.testing.assert_close(layer(x_BSD, IDS_BS)[0], y_BSD)
-        with pruned([layer], nothing):
-            assert torch.equal(layer(x_BSD, IDS_BS)[0], layer.shared(x_BSD))
-
-
-def test_activation_checkpointing_gives_bit_identical_gradients():
-    gradients = []
-    for checkpointing in (True, False):
-        model = tiny(num_shared_experts=1)
-        model.activation_checkpointing = checkpointing
-        model(batch_of(0)[:, :-1])[0].square().sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_a_run_trains_biases_and_shared_experts(small_spec):
