@@ -90,21 +90,6 @@ def test_the_noise_is_uniform_and_different_in_each_step_layer_and_seed():
         assert abs(torch.corrcoef(torch.stack([other[0], first[0]]))[0, 1]) < 4.5 / math.sqrt(4000)
 
 
-def test_coupling_makes_each_row_activate_its_own_expert_the_most():
-    g = torch.Generator().manual_seed(0)
-    weight_ED, gate_EFD = torch.randn(4, 6, generator=g), torch.randn(4, 5, 6, generator=g)
-    leaves = [weight_ED.requires_grad_(), gate_EFD.mul_(0.3).requires_grad_()]
-    strategy, optimizer = prepared([weight_ED.detach()]), torch.optim.SGD(leaves, 0.3)
-    for _ in range(150):
-        optimizer.zero_grad()
-        strategy.losses([routing_of(weight_ED, gate_EFD)], None).sum().backward()
-        optimizer.step()
-        with torch.no_grad():
-            strategy.update(finished(torch.zeros(1, 4), weights=[weight_ED]))
-    m = activations(weight_ED, gate_EFD, torch.ones_like(weight_ED))
-    assert m.argmax(0).tolist() == m.argmax(1).tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("name", ["erc", "expert_overlap"])
 def test_losses_of_experts_train_the_experts_of_a_frozen_router(name):
     balancing, model = together(name, "frozen"), tiny_model()
