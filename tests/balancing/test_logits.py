@@ -14,6 +14,7 @@ from simbal.balancing.logits import (
     PrototypeRouter,
     Sinkhorn,
     Temperature,
+    expert_potential,
     sums_and_number,
 )
 from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
@@ -131,6 +132,12 @@ def test_equal_logits_stay_equal_with_a_finite_gradient():
     normed_NE = LogitNorm(1.0).adjust_logits(logits_NE)
     assert not normed_NE.any()
     assert torch.autograd.grad(normed_NE[0, 0], logits_NE)[0].isfinite().all()
+
+
+def test_sinkhorn_makes_the_marginals_even():
+    logits_NE = skewed().double()
+    shares_NE = (logits_NE + expert_potential(logits_NE, 50)).softmax(1)
+    torch.testing.assert_close(shares_NE.sum(0), torch.full((8,), 600 / 8).double(), rtol=1e-4, atol=0)
 
 
 def test_sinkhorn_evens_the_load_in_training_and_does_not_change_evaluation():

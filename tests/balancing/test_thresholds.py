@@ -85,6 +85,12 @@ def test_expert_choice_looks_ahead_in_training_and_not_in_evaluation():
     assert finite_sets(strategy.choice_scores(candidates(changed_NE)))[:3] == LARGEST_SOFTMAX[:3]
 
 
+def test_with_half_a_capacity_the_evaluation_threshold_is_the_largest_probability():
+    strategy = ExpertChoice(1, 4, 0.5)
+    strategy.update(finished(strategy.measure([routing_by(strategy)])))
+    assert finite_sets(strategy.eval().choice_scores(candidates())) == [set(), {0, 2}, {1, 3}, set()]
+
+
 @pytest.mark.parametrize(("factor", "each"), [(0.01, 1), (0.75, 1), (1.0, 2), (1.25, 2), (1.5, 3), (50.0, 4)])
 def test_every_expert_takes_its_capacity_of_different_tokens(factor, each):
     assert routing_by(ExpertChoice(1, 4, factor)).tokens_per_expert_E.tolist() == [each] * 4
