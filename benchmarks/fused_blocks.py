@@ -45,7 +45,7 @@ def use(kernel: str, blocks: Blocks) -> None:
     """Make `fused` use these blocks in one kernel for any widths."""
     changed: dict[str, Any] = {kernel: blocks}
     config = replace(CONFIGS[0], **changed)
-    fused.config_for = lambda *_: config  # type: ignore[attr-defined]
+    fused.config_for = lambda *_: config
 
 
 @functools.cache

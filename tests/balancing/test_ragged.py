@@ -13,7 +13,8 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.balancing.thresholds import Capacity, ExpertChoice
 from simbal.conformance import composed_module, train
-from simbal.model.router import Routing, apply_gating, count_tokens, log_scores, ragged_indices, topk_weights
+from simbal.errors import UserError
+from simbal.model.router import Router, Routing, apply_gating, count_tokens, log_scores, ragged_indices, topk_weights
 from tests.balancing.example import LOGITS_NE, candidates, finished, finite_sets
 from tests.balancing.ragged_example import routing_by
 
@@ -121,6 +122,12 @@ def test_the_penalty_reduces_the_number_of_experts_to_k(coef, too_many):
     assert used[0] > 2.5
     assert (sum(used[-20:]) / 20 > 2.5) == too_many
     assert (int(strategy.raised) == 0) == too_many, "without a loss, lambda must not grow"
+
+
+@pytest.mark.parametrize(("gating", "renormalize"), [("softmax", False), ("relu", True)])
+def test_remoe_needs_relu_weights_without_renormalization(gating, renormalize):
+    with pytest.raises(UserError, match=r"router=relu with router.renormalize=false"):
+        ReMoE().prepare([Router(4, 4, 2, gating, renormalize, layer=0)])
 
 
 def test_a_token_without_positive_logits_has_no_experts_and_a_uniform_distribution():
