@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Optional
 import pytest
 
 from simbal.balancing.base import Balancing
-from simbal.balancing.composition import any_class, build_strategy
+from simbal.balancing.composition import import_strategy, build_strategy
 from simbal.config.options import option_keys, options
 from simbal.config.signatures import FACTS, check_arguments, check_strategy, parameters_of
 from simbal.errors import ConfigError
@@ -75,7 +75,7 @@ def test_a_key_that_is_unknown_or_missing_is_named_with_those_that_exist(argumen
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_parameters_read_from_the_source_are_those_of_the_class(name):
-    kind = any_class("x", TARGETS[name])
+    kind = import_strategy("x", TARGETS[name])
     of_class = signature(kind).parameters
     model = parameters_of(TARGETS[name])
     assert model is not None
