@@ -85,7 +85,7 @@ def sized_for(routers: Sequence[Router], state_LE: Tensor) -> Tensor:
         return torch.zeros(shape, dtype=state_LE.dtype, device=state_LE.device)
     if tuple(state_LE.shape) != shape:
         own, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape))
-        raise UserError(f"the strategy was created for {own}, but the model has {model}")
+        raise UserError(f"the strategy was made for {own}, but the model has {model}")
     return state_LE
 
 

@@ -73,7 +73,7 @@ class LoadBalancingLoss(Balancing):
         self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
         group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the full step)"}
         self.formula = (
-            f"coef * {norm} * sum_i f_i P_i; f_i: fraction of the tokens of {group[scope]} that chose i, sums to K; "
+            f"coef * {norm} * sum_i f_i P_i; f_i: share of the tokens of {group[scope]} that chose i, sums to K; "
             f"P_i: their mean {GATES[gates]}"
         )
         self.properties = Properties(
