@@ -1,6 +1,6 @@
-"""CPU time of a training step with each strategy, by that with none: python -m benchmarks.balancing [override ...]
+"""CPU time of a training step by strategy, relative to none: python -m benchmarks.balancing [override ...]
 
-Strategies take turns within one process, so that a noisy machine slows all of them; the median of the rounds is shown.
+Strategies take turns within one process, so that a noisy machine slows all of them. Prints medians over the rounds.
 """
 
 import statistics
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 
 def module_and_batch(option: str, output_dir: str) -> tuple[LitMoE, torch.Tensor]:
-    """Return a model with the strategy, and the first batch of its run."""
+    """Return a model with the strategy and the first batch of its run."""
     spec = spec_of(f"output_dir={output_dir}", f"balancing={option}", *sys.argv[1:])
     store = prepare(spec.config.data, progress=False)
     module = build_module(spec, store, torch.device("cpu"), "32-true")
@@ -29,7 +29,7 @@ def module_and_batch(option: str, output_dir: str) -> tuple[LitMoE, torch.Tensor
 
 
 def seconds(module: LitMoE, optimizer: torch.optim.Optimizer, batch_BT: torch.Tensor) -> float:
-    """Return the CPU time of one step: forward, backward, optimizer, strategy."""
+    """Return the CPU time of one step: forward, backward, optimizer and strategy."""
     started = time.process_time()
     module.training_step(batch_BT, 0)["loss"].backward()
     optimizer.step()
@@ -39,14 +39,14 @@ def seconds(module: LitMoE, optimizer: torch.optim.Optimizer, batch_BT: torch.Te
 
 
 def main() -> None:
-    """Print a line for each option of conf/balancing."""
+    """Print one line per option of conf/balancing."""
     with tempfile.TemporaryDirectory() as out:
         built = {option: module_and_batch(option, out) for option in options("balancing")}
         optimizers = {name: torch.optim.AdamW(part.model.parameters(), fused=True) for name, (part, _) in built.items()}
         taken: dict[str, list[float]] = {option: [] for option in built}
         for _ in range(ROUNDS):
             for option, (module, batch_BT) in built.items():
-                for _ in range(2):  # the first is slower after a strategy that takes much memory
+                for _ in range(2):  # the first step is slower after a strategy that uses much memory
                     spent = seconds(module, optimizers[option], batch_BT)
                 taken[option].append(spent)
         for option in built:

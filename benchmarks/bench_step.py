@@ -1,18 +1,17 @@
-"""A training step on a CPU beside Hugging Face's: python -m benchmarks.bench_step [tiny|small ...] [--threads N ...]
+"""CPU training step, compared with Hugging Face: python -m benchmarks.bench_step [tiny|small ...] [--threads N ...]
 
-Every arm is a model of the same widths with its own AdamW (fused) and the clipping of its gradient, on the same random
-tokens, in a process of its own as its users run it. They take turns, so that a noisy machine slows all of them; medians
-of a round's ratios are shown, of process CPU time (for one thread the honest one where others use the cores) and of
-wall time.
+All arms have the same widths, their own fused AdamW, gradient clipping and the same random tokens. Each arm runs in its
+own process. Arms take turns, so that a noisy machine slows all of them. Medians over the rounds of the ratios are
+printed, for the process's CPU time (with one thread the fair measure on a shared machine) and for wall time.
 
-simbal    the bare step: forward, loss, backward, clipping, AdamW, schedule, balancing
-trainer   the same through Lightning's Trainer with the callbacks of train.py; no checkpoint or validation falls in it
-mixtral   MixtralForCausalLM as transformers starts it; attention sdpa, no cache, no auxiliary loss (ours has one, and
-          a z-loss); `eager`: the loop over experts; `aux`: with its auxiliary loss
-llama     LlamaForCausalLM whose feed-forward is as wide as the K chosen experts together
-kept      with the memory of the step before kept, as train.py keeps it: no page faults
+simbal    only the step: forward, loss, backward, clipping, AdamW, schedule, balancing
+trainer   the same through Lightning's Trainer with the callbacks of train.py, without checkpoints and validation
+mixtral   MixtralForCausalLM with the defaults of transformers: attention sdpa, no cache, no auxiliary loss (simbal has
+          one, and a z-loss); `eager`: the loop over experts; `aux`: with its auxiliary loss
+llama     LlamaForCausalLM with a feed-forward layer as wide as K experts together
+kept      reuses the memory of the previous step, as train.py does, to avoid page faults
 
-With --profile, where the time of our step goes.
+--profile prints the time of each part of simbal's step.
 """
 
 import argparse
@@ -40,31 +39,31 @@ from simbal.training.module import LitMoE
 from simbal.training.run import RunCallbacks, build_trainer
 
 VOCABULARY = {"tiny": 4096, "small": 8192}
-BATCHES, WARM_UP = 4, 3  # different batches, in turn; rounds that are not reported
+BATCHES, WARM_UP = 4, 3  # number of different batches; warm-up rounds
 
 
 def our_spec(model: str, out: str) -> RunSpec:
-    """Return what `python train.py model=<model>` composes, but for the vocabulary and for files."""
+    """Return the run of `python train.py model=<model>`, apart from the vocabulary and files."""
     fixed = ("logger=none", "trainer.progress_bar=false", "trainer.accelerator=cpu", "trainer.max_steps=1000000")
     never = ("trainer.ckpt_every=1000000", "trainer.val_every=1000000")
     return spec_of(f"model={model}", f"data.vocab_size={VOCABULARY[model]}", f"output_dir={out}", *fixed, *never)
 
 
 def our_module(spec: RunSpec) -> LitMoE:
-    """Return the module of a run, without its text."""
+    """Return the module of a run, without data."""
     store = SimpleNamespace(meta={"eot": 0}, byte_len=np.ones(spec.config.data.vocab_size, np.int32))
     return build_module(spec, cast(Store, store), torch.device("cpu"), "32-true").train()
 
 
 def random_batches(spec: RunSpec) -> Tensor:
-    """Return token ids, (BATCHES, B, S + 1), the same for every arm."""
+    """Return token ids, (BATCHES, B, S + 1), equal for all arms."""
     data, trainer = spec.config.data, spec.config.trainer
     shape = (BATCHES, trainer.global_batch, data.seq_len + 1)
     return torch.randint(data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
 def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Make our step without Lightning's loop."""
+    """Return simbal's step without Lightning's loop."""
     keep_freed_memory()
     module = our_module(spec)
     configured = module.configure_optimizers()
@@ -79,19 +78,19 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 
 
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Make our step as `train.py` does."""
+    """Return simbal's step with the Trainer of `train.py`."""
     keep_freed_memory()
     spec.path.mkdir(parents=True)
     callbacks = RunCallbacks.of(spec)
     trainer = build_trainer(spec, callbacks.all(spec), "cpu", "32-true")
-    trainer.fit_loop.max_epochs = 1  # the batches end once
+    trainer.fit_loop.max_epochs = 1  # the batches end eventually
     module = our_module(spec)
     module.observers.append(callbacks.telemetry)
     trainer.fit(module, train_dataloaders=batches)
 
 
 def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = False, **extra: Any) -> None:
-    """Train a transformers model of our shape with our optimizer's numbers."""
+    """Train a transformers model of the same shape with the same optimizer settings."""
     if kept:
         keep_freed_memory()
     m, optim, causal = spec.config.model, spec.config.optim, transformers.AutoModelForCausalLM
@@ -137,7 +136,7 @@ ARMS: dict[str, Callable[[RunSpec, Iterable[Tensor]], None]] = {
 
 
 def main() -> None:
-    """Measure the shapes, with each number of threads."""
+    """Measure the shapes with each number of threads."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=[*VOCABULARY])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])

@@ -1,4 +1,4 @@
-"""The runs that benchmarks measure, as train.py composes them."""
+"""The runs that benchmarks measure, composed like those of train.py."""
 
 from hydra import compose, initialize_config_dir
 
@@ -7,6 +7,6 @@ from simbal.runs.spec import RunSpec
 
 
 def spec_of(*overrides: str) -> RunSpec:
-    """Return the run that `python train.py` makes of these overrides."""
+    """Return the run of `python train.py` with these overrides."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return RunSpec.from_hydra(compose("config", [*overrides], return_hydra_config=True))

@@ -1,7 +1,7 @@
-"""Device time of each kernel of `fused` by block shape, for CONFIGS: python -m benchmarks.fused_blocks [--widths 768]
+"""Device time of each kernel of `fused` by block shape: python -m benchmarks.fused_blocks [--widths 768]
 
-Every shape is compiled and checked against `reference` in processes of its own, many at once; the right ones are then
-timed one after another, on balanced and on skewed routing. SMOKE=1 is a dry run on a CPU; its numbers mean nothing.
+Every shape is compiled and compared with `reference`, many at once in separate processes. Correct shapes are then timed
+one after another, on balanced and on skewed routing. SMOKE=1 is a dry run on a CPU; its numbers are meaningless.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from benchmarks.gpu.layers import Case, Ours, Shape, errors, make_case, step, wanted  # noqa: E402
 from benchmarks.gpu.timing import time_layer  # noqa: E402
 from simbal.experts import fused  # noqa: E402
-from simbal.experts.fused_blocks import CONFIGS, Blocks  # noqa: E402
+from simbal.experts.fused import CONFIGS, Blocks  # noqa: E402
 
 DEVICE, DTYPE = (torch.device("cpu"), torch.float32) if SMOKE else (torch.device("cuda"), torch.bfloat16)
 SHARED_OF_AN_SM = 227 * 1024
@@ -32,7 +32,7 @@ OPERANDS = {"up": 2, "down": 1, "hidden_grad": 1, "weight_grad": 1}
 
 
 def candidates(kernel: str) -> Iterator[Blocks]:
-    """Block shapes whose tiles fit into the shared memory of one SM, for tiles of 128 rows."""
+    """Return block shapes whose tiles fit into the shared memory of one SM, for tiles of 128 rows."""
     columns = (64, 128) if kernel in ("up", "hidden_grad") else (64, 128, 256)
     for width, depth, warps, stages in itertools.product(columns, (64, 128), (4, 8), (2, 3, 4, 5)):
         shared = stages * 2 * depth * (128 + OPERANDS[kernel] * width)
@@ -42,36 +42,36 @@ def candidates(kernel: str) -> Iterator[Blocks]:
 
 
 def use(kernel: str, blocks: Blocks) -> None:
-    """Let `fused` take these blocks in one kernel, whatever the widths."""
+    """Make `fused` use these blocks in one kernel for any widths."""
     changed: dict[str, Any] = {kernel: blocks}
     config = replace(CONFIGS[0], **changed)
-    fused.config_for = lambda *_: config  # type: ignore[attr-defined]
+    fused.config_for = lambda *_: config
 
 
 @functools.cache
 def case_of(width: int, routing: str, tokens: int) -> Case:
-    """Return a layer as wide as its experts."""
+    """Return a layer with d_model = d_expert."""
     return make_case(Shape("", tokens, width, width, *((4, 2) if SMOKE else (32, 4))), routing, DEVICE, DTYPE)
 
 
 @functools.cache
 def expected(width: int, routing: str, tokens: int) -> list[torch.Tensor]:
-    """Return what `reference` gives."""
+    """Return the output and gradients of `reference`."""
     return wanted(case_of(width, routing, tokens))
 
 
 def checked(width: int, kernel: str, blocks: Blocks) -> float | str:
-    """Return the largest error of a layer with these blocks, or why it did not run; the compiled kernels are kept."""
+    """Return the largest error of a layer with these blocks, or why it did not run; compiled kernels are cached."""
     use(kernel, blocks)
     layer = width, "skewed", 24 if SMOKE else 2048
     try:
         return max(errors(step(Ours("fused"), case_of(*layer)), expected(*layer)).values())
-    except Exception as error:  # too much shared memory, say
+    except Exception as error:  # for example, too much shared memory
         return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
 
 
 def device_ms(width: int, routing: str, kernel: str, blocks: Blocks, tokens: int) -> float:
-    """Milliseconds of the kernel in one forward and backward pass."""
+    """Return the kernel's milliseconds in one forward and backward pass."""
     use(kernel, blocks)
     case, layer = case_of(width, routing, tokens), Ours("fused")
     if SMOKE:
@@ -87,9 +87,9 @@ def device_ms(width: int, routing: str, kernel: str, blocks: Blocks, tokens: int
 
 
 def main() -> None:
-    """Check, time, print a table."""
+    """Check, time and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", type=int, nargs="+", default=[768, 1536], help="of the model and of an expert")
+    parser.add_argument("--widths", type=int, nargs="+", default=[768, 1536], help="d_model and d_expert")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--kernels", nargs="+", default=list(OPERANDS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())

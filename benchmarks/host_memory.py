@@ -1,9 +1,9 @@
-"""Memory and time that measuring a mixture of a billion parameters takes: quality, routing and PES on 2,048 tokens.
+"""Memory and time of measuring a model with a billion parameters: quality, routing and PES on 2,048 tokens.
 
-    python -m benchmarks.host_memory            # 2 GB of disk and a minute or two on two cores
+    python -m benchmarks.host_memory            # 2 GB of disk and one to two minutes on two cores
 
-A random OLMoE is written as a folder, and measured by `evaluate.py hf=` in a process of its own, whose largest
-resident size is printed. Nothing else is measured than what a user's command takes.
+Writes a random OLMoE to a folder and measures it with `evaluate.py hf=` in a separate process. Prints the peak resident
+memory of that process.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ANALYSES = ("quality", "routing", "redundancy")
 TOKENS = 2048
-IDS = 4096  # of the tokenizer; the embedding has as many as OLMoE's
+IDS = 4096  # of the tokenizer; the embedding is as large as OLMoE's
 SHAPE = {
     "vocab_size": 50304, "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 9, "num_experts": 64,
     "num_experts_per_tok": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 2048,
@@ -26,7 +26,7 @@ SHAPE = {
 
 
 def write_model(folder: Path, dtype: str) -> int:
-    """Write a random model with its tokenizer, and return how many parameters it has."""
+    """Write a random model with its tokenizer and return its number of parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -43,7 +43,7 @@ def write_model(folder: Path, dtype: str) -> int:
 
 
 def measured(command: list[str], place: str) -> float:
-    """Run a command to its end, and return its largest resident size in GB."""
+    """Run a command and return its peak resident memory in GB."""
     process = subprocess.Popen(command, cwd=place)
     _, status, used = os.wait4(process.pid, 0)
     if status:
@@ -52,10 +52,10 @@ def measured(command: list[str], place: str) -> float:
 
 
 def main() -> None:
-    """Write the model, measure it, and print what that took."""
+    """Write the model, measure it and print time and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stored", choices=["bfloat16", "float32"], default="bfloat16", help="dtype of the folder")
-    parser.add_argument("--dtype", default="auto", help="of evaluate.py")
+    parser.add_argument("--stored", choices=["bfloat16", "float32"], default="bfloat16", help="dtype of the weights")
+    parser.add_argument("--dtype", default="auto", help="dtype= of evaluate.py")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write:
@@ -71,7 +71,7 @@ def main() -> None:
         for name in ANALYSES:
             found = json.loads(Path(place, f"outputs/models/olmoe/analysis/{name}.json").read_text())
             print(f"{name}: {found['seconds']:.1f} s in {found['precision']['analysed']}, {found['tokens']:,} tokens")
-        print(f"largest resident size: {peak:.2f} GB")
+        print(f"peak resident memory: {peak:.2f} GB")
 
 
 if __name__ == "__main__":

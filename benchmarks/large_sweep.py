@@ -1,8 +1,8 @@
-"""What a sweep of very many runs takes: python -m benchmarks.large_sweep [arms] [seeds]
+"""Time and memory of the commands on a very large sweep: python -m benchmarks.large_sweep [arms] [seeds]
 
-One small run is trained. Its folder, with noise on its losses, then stands for every run of a sweep: two strategies at
-as many learning rates, on the same seeds. Each command is a process of its own, of which the processor seconds and the
-largest resident size are printed; temporary folders lie where TMPDIR says.
+Trains one small run. Copies of its folder, with noise on the losses, represent all runs of a sweep: two strategies at
+many learning rates, with the same seeds. Each command runs in a separate process; CPU seconds and peak resident memory
+are printed. Temporary folders are in TMPDIR.
 """
 
 import json
@@ -29,18 +29,18 @@ from simbal.sweep.view import Tally, draw
 REPOSITORY = Path(__file__).parents[1]
 SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
 STRATEGIES = ("lbl", "simbal")
-DOCUMENTS = 82  # of `data=pysource`
+DOCUMENTS = 82  # tokens of `data=pysource`
 CLAIMING = """
 import os, sys
-from simbal.cli.train import train
+from simbal.cli.train import main
 from simbal.sweep.attempt import Attempt
 Attempt.claim = lambda attempt: os._exit(0)
-train(sys.argv[1:])
-"""  # train.py up to where the first job would start
+main(sys.argv[1:])
+"""  # train.py until the first job would start
 
 
 def main(arms: int = 100, seeds: int = 100) -> None:
-    """Print what each command takes, and the size of the page."""
+    """Print the cost of each command and the size of the page."""
     print(f"{arms * seeds:,} runs: {arms:,} arms of {seeds:,} seeds")
     with tempfile.TemporaryDirectory() as temporary:
         keys = [*SMALL, f"output_dir={temporary}/outputs", f"data.cache_dir={temporary}/data"]
@@ -69,7 +69,7 @@ def train(*arguments: str) -> None:
 
 
 def specs(keys: Sequence[str], rates: Sequence[str], seeds: int) -> Iterator[RunSpec]:
-    """Yield the runs that the command of the sweep composes to."""
+    """Yield the runs that the sweep's command composes."""
     for strategy in STRATEGIES:
         base = spec_of(*keys, f"balancing={strategy}")
         for rate in rates:
@@ -78,7 +78,7 @@ def specs(keys: Sequence[str], rates: Sequence[str], seeds: int) -> Iterator[Run
 
 
 def write_run(spec: RunSpec, template: Path) -> None:
-    """Write a finished run, as the template is, with losses of its own."""
+    """Write a finished run: the template with different losses."""
     folder, noise = RunFolder(spec.path), random.Random(spec.hash)
     folder.write_spec(spec)
     shift = noise.gauss(0, 0.05)
@@ -96,12 +96,12 @@ def write_run(spec: RunSpec, template: Path) -> None:
 
 
 def shifted(numbers: dict[str, Any], shift: float) -> dict[str, Any]:
-    """Return a row of a curve, or a record's numbers, with other losses."""
+    """Return a row of a curve, or a record's numbers, with different losses."""
     return numbers | {key: numbers[key] + shift for key in ("val/loss", "val/ppl", "train/ce") if key in numbers}
 
 
 def show_polls(runs: Sequence[RunSpec]) -> None:
-    """Print how long the live view takes to draw while the first run is training and all others are done."""
+    """Print the time to draw the live view while the first run trains and all others are finished."""
     attempts = [Attempt(Job([], spec), spec.path.name, "done") for spec in runs]
     attempts[0].state = "running"
     tally = Tally(attempts)
@@ -116,12 +116,12 @@ def show_polls(runs: Sequence[RunSpec]) -> None:
 
 
 def measured(*command: str) -> tuple[float, float]:
-    """Return the processor seconds of a Python program, and the MB that it was at its largest."""
+    """Return the CPU seconds and peak MB of a Python program."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, cwd=REPOSITORY, env=environment)
     _, status, used = os.wait4(program.pid, 0)
     if status:
-        raise SystemExit(f"{command[:3]} ended with {status}")
+        raise SystemExit(f"{command[:3]} failed with status {status}")
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 

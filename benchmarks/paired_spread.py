@@ -1,8 +1,8 @@
-"""How far the paired difference of two arms scatters over seeds, by what is validated, and what a validation costs.
+"""Standard deviation over seeds of the paired difference of two arms, by validation set, and the cost of a validation.
 
-python -m benchmarks.paired_spread outputs/NAME TREATMENT BASELINE, such as simbal and lbl: validates the trained models
-on drawn windows, on the first tokens of each held-out document, and on all held-out tokens; prints mean and standard
-deviation of the difference of losses over the seeds that both arms have, in nats, and the seconds of one validation.
+python -m benchmarks.paired_spread outputs/NAME TREATMENT BASELINE, for example simbal and lbl: validates the trained
+models on random windows, on the first tokens of each held-out document, and on all held-out tokens. Prints the mean and
+standard deviation, in nats, of the loss difference over the seeds that both arms have, and the seconds per validation.
 """
 
 import sys
@@ -15,8 +15,8 @@ from simbal.analysis.quality import document_sums
 from simbal.analysis.trained import load
 from simbal.report.collect import Run, collect
 
-DOCUMENT_TOKENS, DRAWN_TOKENS = 2048, 12288  # as conf/data/pysource.yaml has them
-MEASURED_ON = {  # the first tokens of each document, and the tokens that are drawn of them
+DOCUMENT_TOKENS, DRAWN_TOKENS = 2048, 12288  # from conf/data/pysource.yaml
+MEASURED_ON = {  # first tokens per document, and number of sampled tokens
     f"{DRAWN_TOKENS:,} tokens drawn of these": (DOCUMENT_TOKENS, DRAWN_TOKENS),
     f"the first {DOCUMENT_TOKENS:,} tokens of each document": (DOCUMENT_TOKENS, None),
     "all held-out tokens": (None, None),
@@ -24,7 +24,7 @@ MEASURED_ON = {  # the first tokens of each document, and the tokens that are dr
 
 
 def validated(run: Run) -> dict[str, tuple[float, float, int]]:
-    """Return loss, seconds of processor time and number of tokens, by what was measured on."""
+    """Return loss, CPU seconds and number of tokens by validation set."""
     trained, found = load(run.path, "cpu"), {}
     for name, (of_document, tokens) in MEASURED_ON.items():
         part = replace(trained, validation=replace(trained.validation, document_tokens=of_document))

@@ -1,9 +1,9 @@
-"""Measures how well `analysis=plan` predicts a sweep on a Ray cluster: python -m benchmarks.plan_of_a_sweep [steps]
+"""Accuracy of `analysis=plan` for a sweep on a Ray cluster: python -m benchmarks.plan_of_a_sweep [steps]
 
-The cluster is three nodes on this machine, a head without jobs and two that share the cores, so that as many runs are
-at once as there are cores. The sweep is four runs of `model=tiny` on `hardware=cpu`, by default of 500 steps. The plan
-is given the rate of a short sweep there, as many runs at once. What it leaves out happens before: the data are
-prepared, the cluster is up. Speeds say what a difference comes from.
+The cluster has three nodes on this machine: a head without jobs and two nodes that share the cores, so as many runs
+train at once as there are cores. The sweep has four runs of `model=tiny` with `hardware=cpu`, by default of 500 steps.
+The plan uses the rate of a short sweep on the same cluster. Data preparation and cluster start are not measured. The
+printed rates show the cause of a difference.
 """
 
 import json
@@ -24,10 +24,10 @@ SHORT = "trainer.max_steps=60"
 
 
 def main(steps: int = 500) -> None:
-    """Print what the plan says, what the sweep took, and their ratio."""
+    """Print the planned time, the actual time and their ratio."""
     runs, at_once = len(ARMS) * len(SEEDS), usable_cores() // 2 * 2
     if not at_once:
-        raise SystemExit("two nodes need a core each")
+        raise SystemExit("two nodes need at least two cores")
     call("prepare.py")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     with tempfile.TemporaryDirectory() as temporary:
@@ -51,9 +51,9 @@ def main(steps: int = 500) -> None:
         of_runs = speeds(Path(temporary, "long"))
     assert len(of_runs) == runs
     predicted = plan["sweep_days"] * 86_400
-    print(f"{runs} runs of {steps} steps, {at_once} at once on three nodes")
+    print(f"{runs} runs of {steps} steps, {at_once} in parallel on three nodes")
     print(f"predicted {predicted:.1f} s, taken {taken:.1f} s: ratio {taken / predicted:.2f}")
-    print(f"tokens per second: planned {rate:,.0f}, of the runs {', '.join(f'{speed:,.0f}' for speed in of_runs)}")
+    print(f"tokens per second: planned {rate:,.0f}, actual {', '.join(f'{speed:,.0f}' for speed in of_runs)}")
 
 
 def speeds(sweep: Path) -> list[float]:
@@ -62,7 +62,7 @@ def speeds(sweep: Path) -> list[float]:
 
 
 def call(program: str, *arguments: str) -> None:
-    """Run a program of the repository to its end."""
+    """Run a program of the repository."""
     subprocess.run([sys.executable, program, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=REPOSITORY)
 
 

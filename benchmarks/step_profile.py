@@ -1,7 +1,7 @@
-"""Prints where the time of a training step goes, forward and backward.
+"""Time of each part of a training step, forward and backward.
 
-Operators of the forward pass count for the function that ran them, those of the backward pass for the forward operator
-that they belong to (torch numbers both alike).
+Operators of the forward pass are attributed to the function that called them, and operators of the backward pass to
+their forward operator (torch gives both the same number).
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from simbal.balancing.composition import Composition
 from simbal.balancing.step import StepInProgress
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import RoutingPlan
 from simbal.model import moe
 from simbal.model.attention import Attention
 from simbal.model.router import Router
@@ -38,7 +38,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 
 
 def profile(train: Callable[[Iterable[Tensor]], None], batches: Tensor, warm_up: int = 5, steps: int = 5) -> None:
-    """Print each part's share; the profiler itself makes small operators look larger than they are."""
+    """Print each part's fraction of the time; profiling overstates small operators."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
     for owner, name, label in PARTS:
         setattr(owner, name, spanned(getattr(owner, name), f"part: {label}"))
@@ -73,7 +73,7 @@ def spanned(function: Any, label: str) -> Any:
 
 
 def part_of(event: Any) -> str:
-    """Return the innermost part around an event."""
+    """Return the innermost part that contains an event."""
     while event is not None:
         if event.name.startswith("part: "):
             return str(event.name[6:])
@@ -84,7 +84,7 @@ def part_of(event: Any) -> str:
 
 
 def shares(events: list[Any], steps: int) -> None:
-    """Print a line for each part, forward and backward, and the ten operators that take longest."""
+    """Print each part's forward and backward time, and the ten slowest operators."""
     forward: dict[int, str] = {}
     for event in events:
         if event.sequence_nr >= 0 and not event.name.startswith(BACKWARD) and "Backward" not in event.name:

@@ -1,4 +1,4 @@
-"""The table of `bench_step.py`, and what the processor could do at most."""
+"""The table of `bench_step.py` and the processor's peak performance."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from benchmarks.step_turns import Seconds
 
 
 def peak() -> float:
-    """Return the FLOP/s of the fastest fp32 product that torch offers here, the best of several, by CPU time."""
+    """Return the FLOP/s, by CPU time, of torch's fastest fp32 matrix product on this machine, the best of several."""
     a, b, best = torch.randn(1024, 1024), torch.randn(1024, 1024), 0.0
     linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
     products = [lambda: a @ b] + ([lambda: linear(a, b, None, "none", [], "")] if linear else [])
@@ -22,7 +22,7 @@ def peak() -> float:
 
 
 def report(taken: dict[str, list[Seconds]], flops: int, tokens: int) -> None:
-    """Print a line for each arm: time, speed, and how many times its time is ours."""
+    """Print a line per arm: time, speed, and time relative to simbal."""
     fastest = peak()
     print(f"peak {fastest / 1e9:.0f} GFLOP/s per core, step {flops / 1e9:.2f} GFLOP, {tokens} tokens")
     for name, times in taken.items():

@@ -1,4 +1,4 @@
-"""Arms of a benchmark in processes of their own that take turns: one makes a step while the others wait."""
+"""Benchmark arms in separate processes that take turns: one arm makes a step while the others wait."""
 
 import multiprocessing
 import time
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Arm = Callable[[Iterable[Tensor]], None]  # trains on the batches that it is given, to their end
+Arm = Callable[[Iterable[Tensor]], None]  # trains on all of its batches
 
 
 class Seconds(NamedTuple):
@@ -22,15 +22,15 @@ class Seconds(NamedTuple):
 
 
 class Turns:
-    """The batches of one arm, each given out when its turn has come; from one to the next is a step.
+    """The batches of one arm, each returned when it is the arm's turn; the time between two batches is a step.
 
-    A Trainer can take them as its data, so that all it does around a step is in the step's time.
+    A Trainer can use them as its data, so the step includes everything that the Trainer does around it.
     """
 
     def __init__(self, batches: Tensor, connection: Connection) -> None:
         self.batches, self.connection = batches, connection
 
-    def __len__(self) -> int:  # without it, Lightning fetches one ahead
+    def __len__(self) -> int:  # without a length, Lightning prefetches a batch
         return 10**6
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -56,7 +56,7 @@ def take_turns(
             connections[name], theirs = spawn.Pipe()
             process = spawn.Process(target=_work, args=(arm, batches, threads, theirs))
             process.start()
-            theirs.close()  # so that its death ends our wait
+            theirs.close()  # so that recv fails if the process dies
             stack.callback(process.join)
             stack.callback(connections[name].close)
         for _ in range(warm_up + rounds):

@@ -1,6 +1,7 @@
-"""Share of a training step that the telemetry costs: python -m benchmarks.telemetry [override ...]
+"""Telemetry's fraction of the time of a training step: python -m benchmarks.telemetry [override ...]
 
-Times every hook of `Telemetry` and the training steps around them in one process, so that a noisy machine cancels out.
+Times every hook of `Telemetry` and the training steps around them in one process, so that the noise of the machine
+cancels.
 """
 
 import sys
@@ -16,7 +17,7 @@ seconds = dict.fromkeys(HOOKS, 0.0)
 
 
 def timed(name: str) -> None:
-    """Replace one hook by itself and a clock."""
+    """Wrap one hook with a clock."""
     hook = getattr(Telemetry, name)
 
     def wrapped(self: Telemetry, *args: object) -> None:

@@ -1,4 +1,4 @@
-"""The share of a run's processor time that its validations take, in one process.
+"""Fraction of a run's CPU time spent in validation, in one process.
 
 Example:
     OMP_NUM_THREADS=1 python -m benchmarks.validation_cost balancing=lbl trainer.max_steps=1500
@@ -16,7 +16,7 @@ from simbal.training.run import train
 
 
 def main(overrides: list[str]) -> None:
-    """Train the run of these overrides and print what its validations took."""
+    """Train the run of these overrides and print the time of its validations."""
     seconds: list[float] = []
     run = _EvaluationLoop.run
 

@@ -1,4 +1,4 @@
-"""Every implementation of an expert layer behind one call, and whether it is right: for `gpu_check.py`.
+"""All implementations of an expert layer behind one interface, and their errors, for `gpu_check.py`.
 
 Shapes: N tokens, D model width, F expert hidden width, E experts, K experts per token.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.upstream import upstream_module
-from simbal.experts.dispatch import RoutingPlan
-from simbal.experts.megablocks_weights import from_megablocks, to_megablocks
+from simbal.experts.backends import RoutingPlan
+from simbal.experts.megablocks import from_megablocks, to_megablocks
 from simbal.experts.select import BACKENDS
 from simbal.model.moe import FeedForward
 
@@ -33,13 +33,13 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Return those of the forward pass; the backward pass has twice as many."""
+        """FLOPs of the forward pass; the backward pass has twice as many."""
         return 6 * self.N * self.K * self.D * self.F
 
 
 @dataclass(frozen=True)
 class Case:
-    """Leaves (x, p, w13, w2), the choice, and an output gradient."""
+    """Leaves (x, p, w13, w2), the chosen experts and an output gradient."""
 
     shape: Shape
     leaves: list[Tensor]
@@ -48,7 +48,7 @@ class Case:
 
 
 def make_case(shape: Shape, routing: str, device: torch.device, dtype: torch.dtype) -> Case:
-    """Random numbers: zeros would run faster. skewed: hot experts and every eighth one empty; collapsed: K experts."""
+    """Return random numbers (zeros would be faster). skewed: hot and empty experts; collapsed: K experts."""
     g = torch.Generator().manual_seed(0)
     logits_NE = torch.randn(shape.N, shape.E, generator=g)
     if routing == "skewed":
@@ -67,7 +67,7 @@ def make_case(shape: Shape, routing: str, device: torch.device, dtype: torch.dty
 
 
 class Ours:
-    """A backend of ours, plan included."""
+    """A backend of simbal, including the routing plan."""
 
     def __init__(self, name: str) -> None:
         self.run = BACKENDS[name].run
@@ -87,7 +87,7 @@ class Ours:
 
 
 class Upstream(Ours):
-    """MegaBlocks' own module. Its three weights are leaves of its own, so that no copy of a layout is timed."""
+    """MegaBlocks' own module. Its three weights are leaves, so that no conversion of layouts is timed."""
 
     def __init__(self, impl: str) -> None:
         self.impl, self.num_experts = impl, 0
@@ -117,7 +117,7 @@ class Upstream(Ours):
 
 
 class Dense(Ours):
-    """One SwiGLU as wide as K experts: the same active size, no routing; what a perfect kernel could reach."""
+    """One SwiGLU as wide as K experts: the same active parameters without routing, an upper bound for the speed."""
 
     def __init__(self) -> None:
         self.layer: Any = None
@@ -137,21 +137,21 @@ class Dense(Ours):
 
 
 def step(implementation: Ours, case: Case) -> list[Tensor]:
-    """y, dx, dp, dw13, dw2."""
+    """Return y, dx, dp, dw13, dw2."""
     leaves = implementation.prepare(case)
     y = implementation.forward(leaves, case)
     return [y.detach(), *implementation.gradients(torch.autograd.grad(y, leaves, case.dy_ND))]
 
 
 def wanted(case: Case) -> list[Tensor]:
-    """Return the reference on the same numbers in fp32, whose matrix products must not be TF32."""
+    """Return the results of `reference` in fp32, without TF32."""
     assert not torch.backends.cuda.matmul.allow_tf32
     exact = Case(case.shape, [leaf.float() for leaf in case.leaves], case.experts_NK, case.dy_ND.float())
     return step(Ours("reference"), exact)
 
 
 def errors(got: list[Tensor], want: list[Tensor]) -> dict[str, float]:
-    """Largest difference by the largest wanted entry; NaN stays NaN."""
+    """Return the largest error of each tensor relative to its largest entry; NaN stays NaN."""
     return {
         name: ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
         for name, a, b in zip(NAMES, got, want, strict=True)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import torch
 
 from benchmarks.gpu.layers import Shape
+from benchmarks.gpu.megablocks_ops import install
 from benchmarks.gpu.timing import Timing
 from benchmarks.gpu.training import Step
 from benchmarks.gpu.upstream import GROUPED_GEMM
-from simbal.experts.megablocks_ops import install
 
 Checked = dict[str, list[tuple[str, str, float]]]
 Layers = Sequence[tuple[Shape, str, str, Timing | None]]
@@ -19,14 +19,14 @@ Steps = Sequence[tuple[str, str, Step | str]]
 
 
 def progress(shape: Shape, routing: str, name: str, timing: Timing | None) -> str:
-    """One line while it runs."""
+    """Return one line to print while it runs."""
     return f"{shape.name} {shape.N} {routing} {name}: {'out of memory' if timing is None else f'{timing.total:.3f} ms'}"
 
 
 def section(device: torch.device, checked: Checked, peak: float, layers: Layers, steps: Steps, smoke: bool) -> str:
-    """Everything, ready to be pasted into RESULTS.md."""
+    """Return the full section for RESULTS.md."""
     where = "CPU, Triton interpreter" if smoke else torch.cuda.get_device_name(device)
-    warning = "A dry run (SMOKE=1): the numbers mean nothing.\n\n" if smoke else ""
+    warning = "A dry run (SMOKE=1): the numbers are meaningless.\n\n" if smoke else ""
     return (
         f"## Expert layers on {where}, {datetime.now(UTC):%Y-%m-%d}\n\n{warning}"
         f"`make gpu-check`; {versions()}. Largest matrix product measured here: {peak:.0f} TFLOP/s.\n\n"
@@ -35,7 +35,7 @@ def section(device: torch.device, checked: Checked, peak: float, layers: Layers,
 
 
 def versions() -> str:
-    """Return the versions of all that computes."""
+    """Return the versions of all libraries that compute."""
     names = ("torch", "triton", "megablocks", "stanford-stk")
     shown = [f"{name} {importlib.metadata.version(name)}" for name in names]
     cuda = [f"CUDA {torch.version.cuda}"] if torch.version.cuda else []
@@ -44,7 +44,7 @@ def versions() -> str:
 
 
 def correctness(checked: Checked) -> str:
-    """Largest error of y, dx, dp, dw13, dw2, by the largest entry of the fp32 reference."""
+    """Return the largest error of y, dx, dp, dw13, dw2 relative to the largest entry of the fp32 reference."""
     dtypes = list(checked)
     rows: dict[tuple[str, str], list[float]] = {}
     for found in checked.values():

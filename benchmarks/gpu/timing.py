@@ -1,4 +1,4 @@
-"""Times of one layer and of the largest matrix product, by device events: for `gpu_check.py`."""
+"""Times of one layer and of the largest matrix product, with device events, for `gpu_check.py`."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ from benchmarks.gpu.layers import Case, Ours
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in milliseconds, spread of the whole, and the most memory held beside what was held before."""
+    """Medians in milliseconds, the spread of the total, and the peak of additional memory."""
 
     forward: float
     backward: float
@@ -28,7 +28,7 @@ class Clock:
         self.device = device
 
     def now(self) -> Any:
-        """Return a moment, in the order of the device's work."""
+        """Return a time stamp in the device's order of execution."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -36,7 +36,7 @@ class Clock:
         return event
 
     def milliseconds(self, begin: Any, end: Any) -> float:
-        """Between two moments; waits for the device."""
+        """Return the time between two stamps; synchronizes with the device."""
         if self.device.type != "cuda":
             return 1e3 * float(end - begin)
         end.synchronize()
@@ -44,7 +44,7 @@ class Clock:
 
 
 def time_layer(implementation: Ours, case: Case, device: torch.device, repeats: int) -> Timing:
-    """Forward and backward, plan included, after three rounds that count for nothing (compilation, autotuning)."""
+    """Time forward and backward, including the plan, after three warm-up rounds (compilation, autotuning)."""
     clock, leaves = Clock(device), implementation.prepare(case)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
 
@@ -73,7 +73,7 @@ def time_layer(implementation: Ours, case: Case, device: torch.device, repeats: 
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, size: int, repeats: int) -> float:
-    """TFLOP/s of one large square product of random numbers: what the layers are measured against."""
+    """Return the TFLOP/s of one large square matrix product of random numbers."""
     clock = Clock(device)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(3):

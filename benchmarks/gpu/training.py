@@ -1,7 +1,7 @@
-"""A whole training step of a model preset, eager and compiled: for `gpu_check.py`.
+"""A full training step of a model preset, eager and compiled, for `gpu_check.py`.
 
-The step is forward, chunked head, backward, clipping and AdamW, in the precision of the paper's presets (bf16-true),
-without a balancing loss and without reading data.
+The step has a forward pass, chunked head, backward pass, clipping and AdamW in the precision of the paper's presets
+(bf16-true), without a balancing loss and without reading data.
 """
 
 import statistics
@@ -33,18 +33,18 @@ OPTIM = OptimConfig(
 
 @dataclass(frozen=True)
 class Step:
-    """Medians of whole steps."""
+    """Medians over training steps."""
 
     milliseconds: float
     tokens_per_second: float
-    tflops: float  # training FLOPs of the model (3 times forward), not those that were executed
+    tflops: float  # the model's training FLOPs (3 times forward), not the executed FLOPs
     peak_gib: float | None
 
 
 def smoke_shape() -> TransformerShape:
-    """One that the Triton interpreter gets through."""
+    """Return a shape that is small enough for Triton's interpreter."""
     return replace(
-        preset_shape("moe_m", 512), num_layers=1, d_model=128, num_heads=2, d_expert=128, num_experts=4, top_k=2
+        preset_shape("moe_m", 512), num_layers=1, d_model=128, num_heads=2, d_expert=128, num_experts=2, top_k=1
     )
 
 
@@ -52,8 +52,8 @@ def time_step(
     shape: TransformerShape, backend: str, batch: int, seq_len: int, device: torch.device, dtype: torch.dtype,
     compiled: bool, repeats: int,
 ) -> Step:  # fmt: skip
-    """Time `repeats` steps on random tokens; compiled: as by trainer.compile."""
-    with device:  # simbal.model.init draws on the CPU: minutes, for numbers that no time depends on
+    """Time `repeats` steps on random tokens; `compiled` is trainer.compile."""
+    with device:  # simbal.model.init would take minutes on the CPU, and times do not depend on the values
         model = Transformer(shape, backend if shape.num_experts else None)
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -1,7 +1,7 @@
-"""MegaBlocks' own module, `ParallelDroplessMLP`, made to run beside ours: for `gpu_check.py` and its tests.
+"""MegaBlocks' own module `ParallelDroplessMLP`, for comparison in `gpu_check.py` and its tests.
 
-`sparse` is its block-sparse path with int32 block indices (its int16 ones overflow at block 256, and it refuses Triton
->= 3.2 for it); `grouped` is its grouped path, over `F.grouped_mm` where the package grouped_gemm is not installed.
+`sparse` is its block-sparse path with int32 block indices (int16 indices overflow at block 256, so it rejects Triton
+>= 3.2). `grouped` is its grouped path, which uses `F.grouped_mm` unless the package grouped_gemm is installed.
 """
 
 import importlib
@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from simbal.experts.megablocks_ops import kernels
+from benchmarks.gpu.megablocks_ops import install
+from simbal.experts.megablocks import import_kernels
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """Identity; grouped_mm refuses an expanded gradient."""
+    """Identity whose gradient is contiguous: grouped_mm rejects an expanded gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -41,7 +42,10 @@ def _differentiable_gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool
 
 
 def install_grouped_gemm() -> str:
-    """`compiled` if grouped_gemm is there, else `torch`: its installation needs a GPU, so nothing depends on it."""
+    """Return `compiled` if grouped_gemm is installed, else install a stand-in and return `torch`.
+
+    Installing grouped_gemm needs a GPU, so nothing here requires it.
+    """
     grouped_gemm: Any
     try:
         grouped_gemm = importlib.import_module("grouped_gemm")
@@ -53,14 +57,15 @@ def install_grouped_gemm() -> str:
     return "torch" if grouped_gemm.backend.gmm is _gmm else "compiled"
 
 
-GROUPED_GEMM = install_grouped_gemm()  # now: megablocks looks for it when it is imported, by whichever backend is first
+GROUPED_GEMM = install_grouped_gemm()  # before megablocks is imported, which looks for it
 
 
 def upstream_module(
     impl: str, D: int, width: int, E: int, K: int, device: torch.device, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """`ParallelDroplessMLP`, routed from outside: call it with (x[None], None, p_NK, experts_NK)."""
-    kernels()
+    """Return a `ParallelDroplessMLP` with external routing: call it with (x[None], None, p_NK, experts_NK)."""
+    import_kernels()
+    install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import stk
@@ -68,7 +73,7 @@ def upstream_module(
         from megablocks.layers.dmoe import ParallelDroplessMLP
 
     class WideIndices(ParallelDroplessMLP):  # type: ignore[misc]
-        """The same with block indices that do not overflow."""
+        """ParallelDroplessMLP with int32 block indices, which do not overflow."""
 
         def topology(self, x: Tensor, padded_bins: Tensor) -> Any:
             t = super().topology(x, padded_bins)
@@ -80,9 +85,9 @@ def upstream_module(
     arguments = Arguments(
         hidden_size=D, ffn_hidden_size=width, moe_num_experts=E, moe_top_k=K,
         mlp_type="glu", mlp_impl="grouped", activation_fn=F.silu,
-        bias=False, return_bias=False,  # by default it returns a tuple
-        moe_loss_weight=0.0,  # by default it keeps router scores in a global list
+        bias=False, return_bias=False,  # the default returns a tuple
+        moe_loss_weight=0.0,  # the default keeps router scores in a global list
         fp16=dtype is torch.float16, bf16=dtype is torch.bfloat16, device=device,
     )  # fmt: skip
-    arguments.mlp_impl = impl  # what refuses Triton >= 3.2 looks at the constructor's value only
+    arguments.mlp_impl = impl  # the check that rejects Triton >= 3.2 reads only the constructor's value
     return WideIndices(arguments)

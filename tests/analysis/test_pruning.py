@@ -9,7 +9,7 @@ import torch
 from simbal.analysis import pruning as pruning_module
 from simbal.analysis.pruning import Pruning, geometric_mean, kept_plan, pruning
 from simbal.analysis.quality import quality
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import RoutingPlan
 from simbal.experts.select import BACKENDS
 
 WEIGHTS_NK = torch.tensor([[4 / 7, 3 / 7], [0.625, 0.375], [4 / 7, 3 / 7], [4 / 7, 3 / 7]])

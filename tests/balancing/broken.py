@@ -1,4 +1,4 @@
-"""Strategies with one well-known mistake each: the conformance suite must see every one of them."""
+"""Strategies with one well-known mistake each, which the conformance suite must catch."""
 
 from dataclasses import replace
 
@@ -13,20 +13,15 @@ from simbal.balancing.thresholds import Capacity, ExpertChoice, ExpertThreshold,
 from simbal.balancing.weight_losses import SimBal
 from simbal.conformance import SIZES
 
-READING = {"coef": 1.0, "gates": "dense", "norm": "E", "choice": "unbiased", "over_layers": None}
-
 
 class Undeclared(Balancing):
-    """Says nothing of itself."""
+    """Declares no properties."""
 
     formula, citation = "0", "nobody"
 
 
 class DenseGates(LoadBalancingLoss):
-    """Takes every expert with a probability above 0 for chosen: f = 1, the loss is the constant E."""
-
-    def __init__(self):
-        super().__init__(scope="sequence", **READING)
+    """Counts every expert with a probability above 0 as chosen: f = 1, so the loss is the constant E."""
 
     def loss(self, routing):
         f_E = (routing.probs_NE > 0).double().mean(0)
@@ -34,10 +29,7 @@ class DenseGates(LoadBalancingLoss):
 
 
 class WrongFactor(LoadBalancingLoss):
-    """Divides by K once more than it declares."""
-
-    def __init__(self):
-        super().__init__(scope="sequence", **READING)
+    """Divides by K once more than declared."""
 
     def loss(self, routing):
         return super().loss(routing) / routing.topk_experts_NK.shape[1]
@@ -46,70 +38,75 @@ class WrongFactor(LoadBalancingLoss):
 class CoefficientTwice(LoadBalancingLoss):
     """Multiplies by the coefficient twice."""
 
-    def __init__(self):
-        super().__init__(scope="sequence", **READING)
-
     def loss(self, routing):
         return self.coef * super().loss(routing)
 
 
 class ConcatenatedLayers(PooledLoadBalancingLoss):
-    """Does not say that it pools the layers."""
+    """Does not declare that it pools the layers."""
 
     properties = replace(PooledLoadBalancingLoss.properties, mixes_layers=False)
 
-    def __init__(self):
-        super().__init__(coef=1.0)
-
 
 class TransposedGram(SimBal):
-    """Multiplies the wrong way round: D x D."""
-
-    def __init__(self):
-        super().__init__(1.0, "sum", "fp32")
+    """Computes W^T W instead of W W^T."""
 
     def loss(self, routing):
         return super().loss(replace(routing, router_weight_ED=routing.router_weight_ED.T))
 
 
 class SecretReader(SimBal):
-    """Says that it looks at weights alone, and looks at the tokens too."""
-
-    def __init__(self):
-        super().__init__(1.0, "sum", "fp32")
+    """Declares that it depends only on weights, but uses probabilities."""
 
     def loss(self, routing):
         return super().loss(routing) * routing.probs_NE.max()
 
 
 class RunningGlobal(LoadBalancingLoss):
-    """Calls global what it knows of one micro-batch."""
+    """Declares scope=global, but uses the counts of one micro-batch."""
 
     def __init__(self):
-        super().__init__(scope="global", **READING)
+        super().__init__(scope="global")
 
     def losses(self, routings, step_counts_LE):
         return super().losses(routings, self.measure(routings))
 
 
-class Bf16Bias(LossFree):
-    """Keeps its bias in bf16."""
+class FalseHope(LoadBalancingLoss):
+    """Declares that gates which are 0 for an expert can revive it."""
 
-    def __init__(self, **keys):
-        settings = {"update_rate": 0.1, "bias_on": "logits", "center": False, "bias_dtype": "fp32"}
-        super().__init__(**SIZES, **(settings | keys))
-        self.bias_LE = nn.Buffer(self.bias_LE.bfloat16())
+    def __init__(self):
+        super().__init__(gates="sparse_renorm")
+        self.properties = replace(self.properties, revives_dead_experts=True)
+
+
+class HiddenLoss(Balancing):
+    """Has an undeclared loss, on which nothing trains."""
+
+    formula, citation = "mean of the logits", "nobody"
+    properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
+
+    def loss(self, routing):
+        return routing.logits_NE.mean()
 
 
 class GoodBias(LossFree):
-    """Nothing wrong yet; what the next ones spoil."""
+    """A correct base class for the mistakes below."""
 
     def __init__(self):
-        super().__init__(**SIZES, update_rate=0.1, bias_on="logits", center=False, bias_dtype="fp32")
+        super().__init__(**SIZES, update_rate=0.1)
+
+
+class Bf16Bias(GoodBias):
+    """Keeps its bias in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias_LE = nn.Buffer(self.bias_LE.bfloat16())
 
 
 class CastBias(GoodBias):
-    """Lets its bias be cast with the model."""
+    """Casts its bias with the model."""
 
     def _apply(self, fn, recurse=True):
         return nn.Module._apply(self, fn, recurse)
@@ -124,7 +121,7 @@ class ForgottenBias(GoodBias):
 
 
 class CountsInForward(GoodBias):
-    """Counts while it chooses: twice, if activations are recomputed."""
+    """Counts in the forward pass: twice if activations are recomputed."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +134,7 @@ class CountsInForward(GoodBias):
 
 
 class MovesInEvaluation(GoodBias):
-    """Moves its bias whenever it is asked, validation included."""
+    """Moves its bias in every forward pass, including validation."""
 
     def choice_scores(self, candidates):
         self.bias_LE[candidates.layer] += 0.1 * candidates.probs_NE.mean(0)
@@ -171,7 +168,7 @@ class MicroBatchController(BiasController):
 
 
 class ForgottenMomentum(BiasController):
-    """Saves its bias, but not the error that its momentum keeps."""
+    """Saves its bias, but not the smoothed error."""
 
     def __init__(self):
         super().__init__(**SIZES, update_rate=0.1, momentum=0.9)
@@ -179,7 +176,7 @@ class ForgottenMomentum(BiasController):
 
 
 class SilentGroups(BiasController):
-    """Limits the choice to groups of neighbours, and does not say that the experts' order matters."""
+    """Limits the choice to groups, but does not declare that the order of the experts matters."""
 
     def __init__(self):
         super().__init__(**SIZES, update_rate=0.1, groups=2)
@@ -187,14 +184,14 @@ class SilentGroups(BiasController):
 
 
 class LooksAhead(GoodBias):
-    """Chooses by the mean over a batch that the tokens to come are part of."""
+    """Chooses by a mean over the batch, which includes later tokens."""
 
     def choice_scores(self, candidates):
         return super().choice_scores(candidates) - 50 * candidates.probs_NE.mean(0)
 
 
 class SharedBias(GoodBias):
-    """Holds its bias in the class."""
+    """Stores its bias in the class."""
 
     shared_LE = torch.zeros(*SIZES.values())
 
@@ -207,40 +204,22 @@ class SharedBias(GoodBias):
 
 
 class ExpertZeroFirst(GoodBias):
-    """Prefers an index."""
+    """Prefers high indices."""
 
     def choice_scores(self, candidates):
         scores_NE = super().choice_scores(candidates)
         return scores_NE + torch.arange(scores_NE.shape[1], device=scores_NE.device)
 
 
-class FalseHope(LoadBalancingLoss):
-    """Claims that gates which are 0 for an expert can revive it."""
-
-    def __init__(self):
-        super().__init__(scope="sequence", **(READING | {"gates": "sparse_renorm"}))
-        self.properties = replace(self.properties, revives_dead_experts=True)
-
-
-class HiddenLoss(Balancing):
-    """Has a loss that it does not declare, so that nothing trains on it."""
-
-    formula, citation = "mean of the logits", "nobody"
-    properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
-
-    def loss(self, routing):
-        return routing.logits_NE.mean()
-
-
 class GoodThreshold(ExpertThreshold):
-    """Nothing wrong yet, and ragged; what the next ones spoil."""
+    """A correct, ragged base class for the mistakes below."""
 
     def __init__(self):
         super().__init__(**SIZES)
 
 
 class OwnBatch(GoodThreshold):
-    """Chooses by the cutoff of the batch itself, in which later tokens stand too."""
+    """Chooses by the cutoff of the current batch, which includes later tokens."""
 
     def choice_scores(self, candidates):
         logits_NE = candidates.logits_NE
@@ -248,7 +227,7 @@ class OwnBatch(GoodThreshold):
 
 
 class ChoiceInEvaluation(ExpertChoice):
-    """Lets experts choose among the tokens to come in evaluation too."""
+    """Lets experts choose among later tokens in evaluation too."""
 
     def __init__(self):
         super().__init__(**SIZES)
@@ -258,13 +237,13 @@ class ChoiceInEvaluation(ExpertChoice):
 
 
 class KeepsStrangeWeights(GoodThreshold):
-    """Says that it only drops, so that the weights are not divided by the sum of those that it has chosen."""
+    """Declares that it only drops, so weights are not divided by the sum over the chosen experts."""
 
     drops = True
 
 
 class WithoutTheLast(TopP):
-    """Leaves out the expert that crosses p."""
+    """Excludes the expert that crosses p."""
 
     def choice_scores(self, candidates):
         sorted_NE, experts_NE = candidates.probs_NE.sort(descending=True)
@@ -274,7 +253,7 @@ class WithoutTheLast(TopP):
 
 
 class CountsTheDropped(Capacity):
-    """Scores what it drops very low, and does not leave it out."""
+    """Gives dropped experts a very low score instead of -inf."""
 
     def choice_scores(self, candidates):
         plain_NE = candidates.logits_NE
@@ -284,6 +263,6 @@ class CountsTheDropped(Capacity):
 
 
 class RenormalisesTheRest(Capacity):
-    """Divides the weights of what is left by their sum, so that a token loses nothing of its output."""
+    """Divides the remaining weights by their sum."""
 
     drops = False

@@ -1,4 +1,4 @@
-"""Every strategy of conf/balancing, at its defaults and in its variants, as the conformance suite takes it."""
+"""Cases of the conformance suite: every strategy of conf/balancing with its defaults and in variants."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ VARIANTS = {
         {"norm": "E/K", "over_layers": "mean"},
     ],
     "simbal": [{"reduction": "mean"}],
-    "lf": [{"bias_on": "scores"}, {"center": True}],
+    "lf": [{"center": True}, {"bias_on": "scores"}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
     "erc": [{"alpha": 0.5}],
     "temperature": [{"of_layers": [0.5, 2.0]}],
@@ -35,14 +35,19 @@ VARIANTS = {
 
 
 def registered(folder: Path = CONF) -> dict[str, dict]:
-    """Strategies by name with their keys: those that a YAML file of `folder` holds itself."""
+    """The keys of each strategy that a YAML file of `folder` defines, by name."""
     files = [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
     return {name: keys for file in files for name, keys in file.items() if name != "defaults"}
 
 
 def cases_of(name: str, keys: dict) -> list[Case]:
-    """The strategy and its variants, each under both gatings unless it looks at weights alone."""
-    return [case for changes in [{}, *VARIANTS.get(name, [])] for case in conformance.cases_of(name, keys, changes)]
+    """The strategy under every gating that it supports, and its variants under one gating each, in turn."""
+    cases = conformance.cases_of(name, keys)
+    for number, changes in enumerate(VARIANTS.get(name, [])):
+        gatings = conformance.cases_of(name, keys, changes)
+        cases.append(gatings[number % len(gatings)])
+    return cases
 
 
 CASES = [case for name, keys in registered().items() for case in cases_of(name, keys)]
+EVERY_STRATEGY = [conformance.cases_of(name, keys)[0] for name, keys in registered().items()]

@@ -1,23 +1,27 @@
-"""Two sequences of two tokens over four experts, small enough to work out by hand."""
+"""Small routings that can be worked out by hand: two sequences of two tokens over four experts."""
 
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from simbal.model.router import Routing, count, gate
+from simbal.balancing.base import FinishedStep
+from simbal.model.router import Candidates, Routing, apply_gating, count_tokens
 
 PROBS_BSE = torch.tensor(
     [[[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05]], [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]]]
 ).double()
 WEIGHT_ED = torch.tensor([[1, 0.5, 0], [0, 1, -0.5]])
+LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
+IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
 
 
 def routing_of(logits_NE, num_sequences, K=2, gating="softmax", experts_NK=None) -> Routing:
-    """`experts_NK` are those of the K largest logits unless they are given."""
+    """The routing by the K largest logits, or by `experts_NK`."""
     plain_NK = logits_NE.topk(K).indices
     chosen_NK = plain_NK if experts_NK is None else experts_NK
-    probs_NE = gate(logits_NE, gating)
-    weights_NK, counts_E = probs_NE.gather(1, chosen_NK), count(chosen_NK, logits_NE.shape[1])
+    probs_NE = apply_gating(logits_NE, gating)
+    weights_NK, counts_E = probs_NE.gather(1, chosen_NK), count_tokens(chosen_NK, logits_NE.shape[1])
     return Routing(
         logits_NE, probs_NE, chosen_NK, weights_NK, counts_E, WEIGHT_ED, num_sequences, gating,
         experts_NK is not None, K,
@@ -31,5 +35,20 @@ def example(gating="softmax"):
 
 
 def mirrored(routing: Routing) -> Routing:
-    """Another layer, with the experts in opposite order."""
+    """Another layer, with the experts in reverse order."""
     return replace(routing_of(routing.logits_NE.flip(1), routing.num_sequences))
+
+
+def candidates(logits_NE: Tensor = LOGITS_NE, top_k: int = 2, gating: str = "softmax", layer: int = 0) -> Candidates:
+    ids_BS = torch.zeros(1, len(logits_NE), dtype=torch.int64)
+    return Candidates(layer, ids_BS, logits_NE, apply_gating(logits_NE, gating), top_k)
+
+
+def finished(measured_LE, times: int = 1, factor: float = 1.0, weights=()) -> FinishedStep:
+    """A step at learning rate 0.1 whose `times` micro-batches measured `measured_LE` in total."""
+    return FinishedStep(torch.as_tensor(measured_LE), times, list(weights), 0.1, factor)
+
+
+def finite_sets(scores_NE: Tensor) -> list[set[int]]:
+    """The experts of each token with a score above -inf."""
+    return [{i for i, score in enumerate(row) if score > -torch.inf} for row in scores_NE.tolist()]

@@ -1,8 +1,8 @@
-"""What each loss is at two routings that can be worked out by hand, coefficient included.
+"""Values of each loss at two routings, worked out by hand, including the coefficient.
 
-Uniform: every expert is equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, to terms
-of exp(-SCALE): x = v, and all rows of W are SCALE times this unit vector v, those of the experts but 0 with a minus.
-In both, every weight of expert i is i + 1, and its hidden width is 1.
+Uniform: every expert is equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, up to
+terms of exp(-SCALE): x = v, and every row of W is SCALE times this unit vector v, negated for all experts except 0.
+In both, every weight of expert i is i + 1, and the hidden width is 1.
 """
 
 import math
@@ -25,7 +25,7 @@ SCALE = 20.0
 
 
 def uniform_lbl(lbl: Any) -> float:
-    """f = K/E; P = 1/E, or that times the share K/E of chosen probability."""
+    """f = K/E; P = 1/E, times K/E for raw sparse gates."""
     value = K * K / E if lbl.gates == "sparse_raw" else K
     return lbl.coef * value / (1 if lbl.norm == "E" else K)
 
@@ -41,17 +41,17 @@ def uniform_simbal(simbal: Any) -> float:
 
 
 def collapsed_simbal(simbal: Any) -> float:
-    """Every entry of W W^T is SCALE^2 or -SCALE^2, and E of them are one too large."""
+    """Every entry of W W^T is SCALE^2 or -SCALE^2; the identity is subtracted from E of them."""
     return simbal.coef * (E**2 * SCALE**2 - E) / (1 if simbal.reduction == "sum" else E**2)
 
 
 def collapsed_remoe(remoe: Any) -> float:
-    """The logits above 0 are that of expert 0, SCALE, which has one of K uses."""
+    """The only positive logit is SCALE, of expert 0, with a load of 1/K."""
     return remoe.coef * SCALE * (E / K if remoe.balanced else 1)
 
 
 def collapsed_erc(erc: Any) -> float:
-    """M_ij = SCALE * (j + 1), whatever i."""
+    """M_ij = SCALE * (j + 1) for every i."""
     over = [max(j - erc.alpha * i, 0) + max(i - erc.alpha * i, 0) for i, j in permutations(range(1, E + 1), 2)]
     return erc.coef * SCALE * sum(over) / E**2
 
@@ -69,9 +69,9 @@ VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], floa
     ReMoE: (lambda remoe: 0.0, collapsed_remoe),
     # all experts are equally probable; one is certain
     TopP: (lambda top_p: top_p.coef * math.log(E), lambda top_p: 0.0),
-    # all logits are 0; that of expert 0 is all that counts
+    # all logits are 0; only the logit of expert 0 counts
     RouterZLoss: (lambda z_loss: z_loss.coef * math.log(E) ** 2, lambda z_loss: z_loss.coef * SCALE**2),
-    # W = 0 excites nobody
+    # W = 0 activates no expert
     ExpertRouterCoupling: (lambda erc: 0.0, collapsed_erc),
     # all experts are parallel
     ExpertOverlap: (lambda overlap: overlap.coef, lambda overlap: overlap.coef),
@@ -79,17 +79,17 @@ VALUES: dict[type[Balancing], tuple[Callable[[Any], float], Callable[[Any], floa
 
 
 def values_of(strategy: Balancing) -> tuple[float, float] | None:
-    """The loss of one layer, uniform and collapsed: 0 where there is none, None where `VALUES` does not know it."""
+    """The loss of one layer, uniform and collapsed; zeros without a loss, None for classes that `VALUES` lacks."""
     if not strategy.properties.differentiable:
         return 0.0, 0.0
     known = next((kind for kind in type(strategy).__mro__ if kind in VALUES), None)
     return (VALUES[known][0](strategy), VALUES[known][1](strategy)) if known else None
 
 
-def its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula(case: Case) -> None:
+def its_values_are_worked_out_by_hand(case: Case) -> None:
     strategy = case.make()
     if strategy.coef:
-        strategy.coef = 1.0  # a coefficient may be so small that every value is about 0
+        strategy.coef = 1.0  # some default coefficients are so small that all values are about 0
     if (values := values_of(strategy)) is None:
         return
     turn = torch.arange(24)[:, None] + torch.arange(K)  # every expert is chosen equally often

@@ -1,21 +1,18 @@
-"""One worked example of four tokens and four experts, of which a token has two on average."""
+"""One worked example of ragged choices: four tokens and four experts, two experts per token on average."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from simbal.balancing.base import FinishedStep
 from simbal.balancing.composition import Composition
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.balancing.thresholds import Capacity, DynamicQuantile, ExpertChoice, ExpertThreshold
 from simbal.conformance import Case
-from simbal.model.router import Candidates, Router, Routing, gate
+from simbal.model.router import Router, Routing
+from tests.balancing.example import IDS_BS, LOGITS_NE, finished
 
-LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
-IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
 TWO_LARGEST = [{0, 1}, {0, 2}, {0, 1}, {0, 1}]
-# the two largest of each expert, among the logits (or sigmoids) and among the softmax
+# the tokens with the two largest logits (or sigmoids) and softmax probabilities of each expert
 LARGEST_LOGITS = [{0, 1, 2}, {0, 2}, {3}, {1, 3}]
 LARGEST_SOFTMAX = [{0}, {0, 2}, {1, 3}, {1, 2, 3}]
 TOP_P = {
@@ -30,16 +27,7 @@ TAKEN = {
     (1.0, "sigmoid"): LARGEST_LOGITS,
     (0.5, "sigmoid"): [{0, 1}, {2}, {3}, set()],
 }
-KEPT = {1.0: [{0, 1}, {0, 2}, {1}, set()], 1.25: [{0, 1}, {0, 2}, {1}, {0, 1}]}  # two, three tokens for an expert
-
-
-def candidates(logits_NE: Tensor = LOGITS_NE, top_k: int = 2, gating: str = "softmax") -> Candidates:
-    return Candidates(0, IDS_BS[:, : len(logits_NE)], logits_NE, gate(logits_NE, gating), top_k)
-
-
-def sets(scores_NE: Tensor) -> list[set[int]]:
-    """The experts of each token."""
-    return [{i for i, score in enumerate(row) if score > -torch.inf} for row in scores_NE.tolist()]
+KEPT = {1.0: [{0, 1}, {0, 2}, {1}, set()], 1.25: [{0, 1}, {0, 2}, {1}, {0, 1}]}  # two or three tokens per expert
 
 
 def routing_by(strategy: Any, gating: str = "softmax", renormalize: bool = True) -> Routing:
@@ -50,7 +38,7 @@ def routing_by(strategy: Any, gating: str = "softmax", renormalize: bool = True)
 
 
 def expected(strategy: Any, gating: str) -> list[set[int]] | None:
-    """The experts after a step on the same tokens, worked out by hand; None where no one has."""
+    """The experts after a step on the same tokens, worked out by hand; None for unknown strategies."""
     known: dict[type, Any] = {
         ExpertChoice: TAKEN.get((getattr(strategy, "capacity_factor", 0.0), gating)),
         DynamicQuantile: LARGEST_SOFTMAX if gating == "softmax" else LARGEST_LOGITS,
@@ -62,7 +50,7 @@ def expected(strategy: Any, gating: str) -> list[set[int]] | None:
     return next((known[kind] for kind in type(strategy).__mro__ if kind in known), None)
 
 
-def its_choice_on_the_example_is_the_one_worked_out_by_hand(case: Case) -> None:
+def its_choice_is_worked_out_by_hand(case: Case) -> None:
     strategy: Any = case.make()
     if not strategy.ragged:
         return
@@ -71,12 +59,12 @@ def its_choice_on_the_example_is_the_one_worked_out_by_hand(case: Case) -> None:
     if hasattr(strategy, "threshold_LE"):
         strategy.threshold_LE = torch.zeros(1, 4)
     first = routing_by(strategy, case.gating, case.renormalize)
-    strategy.update(FinishedStep(strategy.measure([first]), 1, [], 0.1, 1.0))
+    strategy.update(finished(strategy.measure([first])))
     routing = routing_by(strategy, case.gating, case.renormalize)
-    weighed = TWO_LARGEST if isinstance(strategy, Capacity) else experts
-    for token, (chosen, among) in enumerate(zip(experts, weighed, strict=True)):
-        share = sum(routing.probs_NE[token, i].item() for i in among) if case.renormalize else 1.0
-        weights = {i: routing.probs_NE[token, i].item() / share for i in chosen}
+    weighted = TWO_LARGEST if isinstance(strategy, Capacity) else experts
+    for token, (chosen, among) in enumerate(zip(experts, weighted, strict=True)):
+        total = sum(routing.probs_NE[token, i].item() for i in among) if case.renormalize else 1.0
+        weights = {i: routing.probs_NE[token, i].item() / total for i in chosen}
         slots = zip(routing.topk_experts_NK[token].tolist(), routing.topk_probs_NK[token].tolist(), strict=True)
         found = {i: weight for i, weight in slots if i < 4}
         assert found.keys() == weights.keys()

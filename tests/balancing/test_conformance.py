@@ -1,28 +1,77 @@
-"""Every registered strategy keeps every promise that it declares; a new YAML file in conf/balancing is enough."""
+"""Every strategy keeps the properties that it declares, and the conformance suite catches deliberate mistakes.
+
+A new YAML file in conf/balancing is tested without any change here.
+"""
+
+import inspect
 
 import pytest
 
-from simbal import balancing
-from simbal.conformance import CHECKS
+from simbal import balancing, conformance
+from simbal.conformance import CHECKS, Case
+from tests.balancing import broken
 from tests.balancing.cases import CASES
-from tests.balancing.loss_values import its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula, values_of
-from tests.balancing.ragged_example import its_choice_on_the_example_is_the_one_worked_out_by_hand
+from tests.balancing.loss_values import its_values_are_worked_out_by_hand, values_of
+from tests.balancing.ragged_example import its_choice_is_worked_out_by_hand
 
-EVERY = [
-    *CHECKS,
-    its_values_at_uniform_and_collapsed_routing_are_those_of_its_formula,
-    its_choice_on_the_example_is_the_one_worked_out_by_hand,
-]
+EVERY = [*CHECKS, its_values_are_worked_out_by_hand, its_choice_is_worked_out_by_hand]
+CAUGHT_BY = {
+    broken.Undeclared: conformance.says_what_it_is,
+    broken.DenseGates: conformance.its_gradient_reaches_the_router,
+    broken.HiddenLoss: conformance.its_loss_is_part_of_the_training_loss,
+    broken.WrongFactor: its_values_are_worked_out_by_hand,
+    broken.TransposedGram: its_values_are_worked_out_by_hand,
+    broken.CoefficientTwice: conformance.it_is_linear_in_its_coefficient,
+    broken.SecretReader: conformance.a_loss_of_weights_looks_at_nothing_else_if_declared,
+    broken.ConcatenatedLayers: conformance.layers_mix_only_if_declared,
+    broken.RunningGlobal: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.LastMicroBatchOnly: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.MicroBatchController: conformance.the_cut_into_micro_batches_matters_only_if_declared,
+    broken.CountsInForward: conformance.activation_checkpointing_changes_nothing,
+    broken.MovesInEvaluation: conformance.evaluation_has_no_effect,
+    broken.ForgottenBias: conformance.its_state_survives_a_checkpoint,
+    broken.ForgottenMomentum: conformance.its_state_survives_a_checkpoint,
+    broken.Bf16Bias: conformance.its_state_stays_fp32,
+    broken.CastBias: conformance.its_state_stays_fp32,
+    broken.SharedBias: conformance.instances_share_nothing,
+    broken.LooksAhead: conformance.choices_look_ahead_only_if_declared,
+    broken.ExpertZeroFirst: conformance.relabelling_experts_relabels_the_choice_if_declared,
+    broken.SilentGroups: conformance.relabelling_experts_relabels_the_choice_if_declared,
+    broken.FalseHope: conformance.a_dead_expert_is_drawn_in_as_declared,
+    broken.OwnBatch: conformance.a_prefix_is_routed_as_in_the_whole,
+    broken.ChoiceInEvaluation: conformance.a_prefix_is_routed_as_in_the_whole,
+    broken.KeepsStrangeWeights: conformance.weights_are_those_of_the_chosen,
+    broken.WithoutTheLast: its_choice_is_worked_out_by_hand,
+    broken.CountsTheDropped: its_choice_is_worked_out_by_hand,
+    broken.RenormalisesTheRest: its_choice_is_worked_out_by_hand,
+}
+
+
+@pytest.mark.parametrize(("strategy", "check"), CAUGHT_BY.items(), ids=lambda item: item.__name__)
+def test_each_deliberate_mistake_is_caught_by_its_check(strategy, check):
+    with pytest.raises(AssertionError):
+        check(Case(strategy.__name__, strategy))
+
+
+@pytest.mark.parametrize("good", [broken.GoodBias, broken.GoodThreshold])
+def test_the_base_classes_of_broken_strategies_pass(good):
+    for check in EVERY:
+        check(Case("good", good))
+
+
+def test_every_broken_strategy_and_every_check_is_tried():
+    classes = {each for _, each in inspect.getmembers(broken, inspect.isclass) if each.__module__ == broken.__name__}
+    assert classes == {*CAUGHT_BY, broken.GoodBias, broken.GoodThreshold}
+    assert {*CAUGHT_BY.values()} == {*EVERY}
 
 
 @pytest.mark.parametrize("check", EVERY, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_conformance(case, check):
+def test_a_strategy_keeps_what_it_declares(case, check):
     check(case)
 
 
 def test_the_values_of_every_loss_of_the_package_are_worked_out_by_hand():
-    strategies = [case.make() for case in CASES]
-    own = [strategy for strategy in strategies if type(strategy).__name__ in balancing.__all__]
+    own = [each for each in (case.make() for case in CASES) if type(each).__name__ in balancing.__all__]
     assert len(own) > 20
-    assert [strategy for strategy in own if values_of(strategy) is None] == []
+    assert all(values_of(strategy) is not None for strategy in own)

@@ -1,4 +1,4 @@
-"""The strategies in a program of someone else's: imported by name, no config, no trainer."""
+"""Strategies in other people's programs: imported by name and built without config or trainer."""
 
 import inspect
 import subprocess
@@ -11,63 +11,57 @@ from hydra.utils import get_class
 import simbal.balancing as library
 from simbal.balancing import (
     Balancing,
-    ErnieOrthogonalLoss,
+    BiasController,
+    ExpertRouterCoupling,
+    ExpertThreshold,
     LoadBalancingLoss,
     LossFree,
-    OffDiagonalCosine,
+    OrthogonalMixture,
     QuantileBalancing,
+    ReMoE,
     RouterZLoss,
     Routing,
-    RowNorm,
-    SimBal,
+    Temperature,
 )
 from simbal.errors import UserError
 from simbal.model.router import Router
 from tests.balancing.cases import registered
 
 E, D, N, K = 6, 16, 12, 2
-
-
-def weight(rows: int = E, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, D, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+NAN, INF = float("nan"), float("inf")
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level packages that a new interpreter has loaded after `statement`."""
+    """Top-level packages in a new interpreter after `statement`."""
     code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_schedules_which_a_sweep_reads_load_without_torch():
+def test_schedules_load_without_torch():
     loaded = loaded_by("from simbal.config.schedule import Schedule")
     assert "simbal" in loaded
     assert "torch" not in loaded
 
 
 @pytest.mark.slow
-def test_strategies_and_what_attaches_them_load_with_torch_alone():
+def test_strategies_and_attach_load_without_hydra_lightning_and_transformers():
     loaded = loaded_by("from simbal.balancing import *; import simbal.hf")
     assert "torch" in loaded
     assert not {"hydra", "lightning", "omegaconf", "transformers"} & loaded
 
 
-def test_every_strategy_that_the_library_exports_is_one_of_the_config():
+def test_every_exported_strategy_has_a_config():
     exported = {name for name in library.__all__ if issubclass(getattr(library, name), Balancing)}
     configured = {get_class(keys["_target_"]).__name__ for keys in registered().values()}
     assert exported - configured == {"Balancing", "WeightLoss"}
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(ImportError, match="SimBall"):
-        from simbal.balancing import SimBall  # noqa: F401
+# options of classes whose defaults are those of lbl, lf and bias_controller
+OTHER_OPTIONS = {"lbl_listing", "lbl_olmoe", "lbl_sequence", "lf_torchtitan", "lf_groups", "smebu"}
 
 
-# of classes whose defaults are those of lbl, lf and bias_controller
-VARIANTS = {"lbl_listing", "lbl_olmoe", "lbl_sequence", "lf_torchtitan", "lf_groups", "smebu"}
-
-
-@pytest.mark.parametrize("name", sorted(registered().keys() - VARIANTS))
-def test_defaults_of_the_constructors_are_those_of_the_config(name):
+@pytest.mark.parametrize("name", sorted(registered().keys() - OTHER_OPTIONS))
+def test_defaults_of_the_constructor_equal_the_config(name):
     keys = registered()[name]
     parameters = inspect.signature(get_class(keys["_target_"])).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -76,27 +70,12 @@ def test_defaults_of_the_constructors_are_those_of_the_config(name):
     assert defaults == config | {key: value for key, value in facts.items() if key in defaults}
 
 
-@pytest.mark.parametrize("make", [SimBal, ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm])
-def test_the_loss_of_a_weight_is_that_of_a_routing_with_this_weight(make):
-    weight_ED = weight()
-    loss = make(coef=0.5).of_weight(weight_ED)
-    routing = Routing.of_logits(torch.zeros(N, E), K, weight_ED)
-    torch.testing.assert_close(loss, make(coef=0.5).loss(routing))
-    assert torch.autograd.grad(loss, weight_ED)[0].abs().sum() > 0
-
-
-def test_simbal_of_a_weight_is_its_formula():
-    weight_ED = weight()
-    expected = 0.1 * (weight_ED @ weight_ED.T - torch.eye(E)).abs().sum()
-    torch.testing.assert_close(SimBal(coef=0.1).of_weight(weight_ED), expected)
-
-
 @pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_a_routing_of_logits_is_that_of_our_router(gating, renormalize):
+def test_a_routing_of_logits_equals_the_routers(gating, renormalize):
     router = Router(D, E, K, gating, renormalize, layer=0)
-    router.weight_ED.data.copy_(weight())
-    x_ND = weight(N, seed=1)
+    torch.nn.init.normal_(router.weight_ED, generator=torch.Generator().manual_seed(0))
+    x_ND = torch.randn(N, D, generator=torch.Generator().manual_seed(1))
     ours = router(x_ND, torch.zeros(3, N // 3, dtype=torch.int64))
     theirs = Routing.of_logits(x_ND @ router.weight_ED.T, K, router.weight_ED, 3, gating, renormalize)
     assert (theirs.gating, theirs.num_sequences, theirs.steered) == (ours.gating, ours.num_sequences, ours.steered)
@@ -108,27 +87,27 @@ def test_a_routing_of_logits_is_that_of_our_router(gating, renormalize):
         torch.testing.assert_close(make().loss(theirs), make().loss(ours))
 
 
-def test_logits_of_lower_precision_are_gated_in_fp32():
-    routing = Routing.of_logits(weight(N).detach()[:, :E].bfloat16(), K, weight())
-    assert routing.probs_NE.dtype == routing.topk_probs_NK.dtype == torch.float32
+def routers(num_layers: int = 3, num_experts: int = E, top_k: int = K) -> list[Router]:
+    return [Router(D, num_experts, top_k, "softmax", True, layer) for layer in range(num_layers)]
 
 
-def routers(num_layers: int, num_experts: int = E) -> list[Router]:
-    return [Router(D, num_experts, K, "softmax", True, layer) for layer in range(num_layers)]
-
-
-@pytest.mark.parametrize("make", [LossFree, QuantileBalancing])
-def test_a_bias_takes_its_size_from_the_routers(make):
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (LossFree, ["bias_LE"]),
+        (BiasController, ["bias_LE", "error_LE"]),
+        (QuantileBalancing, ["bias_LE"]),
+        (ExpertThreshold, ["threshold_LE"]),
+        (ExpertRouterCoupling, ["spread_LE"]),
+    ],
+)
+def test_state_takes_its_size_from_the_routers_and_fits_no_other_model(make, names):
     strategy: Balancing = make()
-    strategy.prepare(routers(3))
-    assert strategy.bias_LE.shape == (3, E)
-    assert [*strategy.state_dict()] == ["bias_LE"]
-
-
-@pytest.mark.parametrize("make", [LossFree, QuantileBalancing])
-def test_a_bias_made_for_another_model_is_refused(make):
-    with pytest.raises(UserError, match="made for num_layers=2 and num_experts=8, but the model has num_layers=3 and"):
-        make(2, 8).prepare(routers(3))
+    strategy.prepare(routers())
+    sizes = {name: tuple(buffer.shape) for name, buffer in strategy.state_dict().items() if buffer.ndim}
+    assert sizes == dict.fromkeys(names, (3, E))
+    with pytest.raises(UserError, match="num_layers=2 and num_experts=8, but the model has num_layers=3"):
+        make(2, 8).prepare(routers())
 
 
 def test_preparing_keeps_a_bias_that_fits():
@@ -137,3 +116,64 @@ def test_preparing_keeps_a_bias_that_fits():
     strategy.prepare(routers(2))
     assert (strategy.bias_LE == 1).all()
     assert strategy.bias_LE.dtype == torch.bfloat16
+
+
+INVALID = {
+    "SimBal": {"coef": [-0.1, NAN, INF, "much", True], "reduction": ["max"]},
+    "RowNorm": {"coef": [NAN]},
+    "LoadBalancingLoss": {key: ["odd"] for key in ("gates", "scope", "norm", "choice", "over_layers")},
+    "LossFree": {"bias_on": ["probs"], "bias_dtype": ["fp8"], "update_rate": [-1]},
+    "BiasController": {
+        "error": ["cube"], "proportional": [INF], "kappa": [0.0], "momentum": [1.0, -0.1], "groups": [0],
+        "group_top_k": [0, 2],
+    },
+    "QuantileBalancing": {"smoothing": [-0.1, 1.0]},
+    "ExpertThreshold": {"decay": [-0.1, 1.0]},
+    "PrototypeRouter": {"decay": [-0.1, 1.0], "scale": [0]},
+    "CosineRouter": {"scale": [0, -1.0]},
+    "LogitNorm": {"scale": [0]},
+    "Temperature": {"temperature": [0, -1.0, INF, NAN], "of_layers": [[1.0, 0.0]]},
+    "Sinkhorn": {"iterations": [0, -1, 2.5]},
+    "TopP": {"p": [-0.1, 1.0, NAN]},
+    "ReMoE": {"alpha": [1]},
+    "Capacity": {"capacity_factor": [0, -1.0, INF, NAN]},
+    "ExpertChoice": {"capacity_factor": [0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_argument_is_refused_by_name(name):
+    for key, values in INVALID[name].items():
+        for value in values:
+            with pytest.raises(UserError, match=f"^{key}="):
+                getattr(library, name)(**{key: value})
+
+
+def test_lbl_refuses_gates_and_counts_of_different_choices():
+    with pytest.raises(UserError, match="choice=unbiased must be biased with gates=layer"):
+        LoadBalancingLoss(gates="layer")
+
+
+@pytest.mark.parametrize("make", [LoadBalancingLoss, QuantileBalancing, ExpertThreshold, ReMoE])
+def test_strategies_need_an_expert_that_is_not_chosen(make):
+    with pytest.raises(UserError, match=r"model.top_k equals model.num_experts"):
+        make().prepare(routers(1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        (BiasController(groups=4, group_top_k=2), "groups=4 must divide model.num_experts=6"),
+        (BiasController(groups=6, group_top_k=1), "group_top_k=1 leaves a token 1 experts"),
+        (Temperature(of_layers=[1.0]), "1 temperatures for 3 layers"),
+        (ReMoE(), "balancing=remoe needs router=relu"),
+    ],
+)
+def test_strategies_refuse_routers_that_do_not_fit(strategy, names):
+    with pytest.raises(UserError, match=names):
+        strategy.prepare(routers())
+
+
+def test_orthogonal_rows_need_as_many_dimensions():
+    with pytest.raises(UserError, match=r"num_experts=17 .*d_model=16"):
+        OrthogonalMixture().prepare(routers(1, 17))

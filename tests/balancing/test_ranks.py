@@ -1,35 +1,72 @@
-"""Two data-parallel ranks with half of the batch each do what one does with all of it, where a strategy says so."""
+"""Two data-parallel ranks, each with half of the batch, train like two micro-batches."""
 
-import subprocess
-import sys
-from pathlib import Path
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import Tensor
 
 from simbal import distributed
-from simbal.conformance import same
-from tests.balancing.cases import CASES
-from tests.balancing.two_ranks import OF_EACH_SCOPE, Threads, trained
+from simbal.conformance import Case, outcome, same, tiny_module, train
+from tests.balancing.cases import CASES, EVERY_STRATEGY
 
-ROOT = Path(__file__).parents[2]
+RANKS = 2
+TRIED = [*EVERY_STRATEGY, *(case for case in CASES if case.make().needs_step_counts)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_ranks_matter_only_if_declared_and_then_as_micro_batches_do(case, monkeypatch):
-    alone, cut, ranks = trained(case), trained(case, micro_batches=2), Threads()
+def trained(case: Case, **split: int) -> dict[str, Tensor]:
+    """The outcome of two steps, split by `rank` or `micro_batches`."""
+    module = tiny_module(case)
+    train(module, range(2), **split)
+    return outcome(module)
+
+
+class Threads:
+    """The part of torch.distributed that training needs, for ranks that are threads."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(RANKS, timeout=60)
+        self.rank = threading.local()
+        self.inputs: list[Tensor] = [torch.empty(0)] * RANKS
+
+    def run(self, work: Callable[[int], dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return the result of `work(rank)` for each rank."""
+
+        def on(rank: int) -> dict[str, Tensor]:
+            self.rank.number = rank
+            try:
+                return work(rank)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(RANKS) as pool:
+            return [*pool.map(on, range(RANKS))]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_world_size(self) -> int:
+        return RANKS
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.inputs[self.rank.number] = tensor.clone()
+        self.barrier.wait()
+        tensor.copy_(torch.stack(self.inputs).sum(0))
+        self.barrier.wait()  # all ranks have read the inputs
+
+
+@pytest.mark.parametrize("case", TRIED, ids=str)
+def test_ranks_matter_only_if_declared_and_then_like_micro_batches(case, monkeypatch):
+    single, split, ranks = trained(case), trained(case, micro_batches=2), Threads()
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "dist", ranks)
         first, second = ranks.run(lambda rank: trained(case, rank=rank))
     assert same(first, second, exactly=True)
-    assert same(first, alone) != (case.make().properties.scope == "micro")
-    assert same(first, cut)
-
-
-@pytest.mark.slow
-def test_ranks_that_are_processes_do_what_two_micro_batches_do(tmp_path):
-    file = tmp_path / "outcomes.pt"
-    subprocess.run([sys.executable, "-m", "tests.balancing.two_ranks", file], cwd=ROOT, check=True)
-    on_two = torch.load(file, weights_only=True)
-    assert len(on_two) == 5
-    assert all(same(trained(case, micro_batches=2), on_two[str(case)]) for case in OF_EACH_SCOPE)
+    assert same(first, single) != (case.make().properties.scope == "micro")
+    assert same(first, split)

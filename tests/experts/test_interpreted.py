@@ -1,7 +1,7 @@
-"""The kernels of `fused`, `megablocks`, head and rotations in Triton's interpreter, chosen when kernels are defined.
+"""The Triton kernels, run by Triton's interpreter, which must be selected before kernels are defined.
 
-Their tests run in processes of their own: one in the default run, which tries every kernel in every dtype, and one for
-all other cases of each backend. The first is not marked slow, process or not: nothing else there runs the kernels.
+So these tests run in processes of their own: one in the default run tries every kernel in every dtype, and one for each
+expert backend runs the slow cases.
 """
 
 import os
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.experts.test_megablocks import MISSING
+from tests.experts.test_select import MISSING
 
 TESTS = Path(__file__).parents[1]
 FILES = {
-    "model/head_interpreted.py": MISSING & {"triton"},
-    "model/rotary_interpreted.py": MISSING & {"triton"},
+    "model/kernels_interpreted.py": MISSING & {"triton"},
     "experts/fused_interpreted.py": MISSING & {"triton"},
     "experts/megablocks_interpreted.py": MISSING,
 }
@@ -27,15 +26,15 @@ def interpret(folder: Path, *names: str, markers: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SLIPCOVER_"))}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     files = [str(TESTS / name) for name in names]
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers)
-    # in a folder of ours it does not delete what earlier runs of all tests have left
-    command = (sys.executable, "-m", "pytest", f"--basetemp={folder / 'tests'}", *options, *files)
+    # with its own --basetemp it does not delete the temporary folders of earlier runs
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", markers, f"--basetemp={folder / 'tests'}")
+    command = (sys.executable, "-m", "pytest", *options, *files)
     done = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not POSSIBLE, reason="Triton is not installed: make setup-gpu")
-def test_every_kernel_equals_reference_in_every_dtype(tmp_path):
+def test_every_kernel_equals_its_reference_in_every_dtype(tmp_path):
     interpret(tmp_path, *POSSIBLE, markers="not slow")
 
 

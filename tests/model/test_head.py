@@ -1,4 +1,4 @@
-"""The chunked head equals the plain loss it stands for, gradients included."""
+"""The chunked head equals cross-entropy plus z-loss, with all gradients."""
 
 import math
 
@@ -26,13 +26,13 @@ def test_loss_and_gradients_equal_cross_entropy_plus_z_loss_at_any_chunk_size(mo
     want = F.cross_entropy(logits_NV, targets_N) + 0.1 * z
     got = head_loss(x_ND, weight_VD, targets_N, z_coef=0.1)
     torch.testing.assert_close(got.loss, want)
-    # an upstream gradient other than 1, as gradient accumulation gives
+    # / 4: an upstream gradient other than 1, as with gradient accumulation
     wanted, gotten = (torch.autograd.grad(loss / 4, (x_ND, weight_VD)) for loss in (want, got.loss))
     torch.testing.assert_close(gotten, wanted)
     torch.testing.assert_close(got.nll_N.mean(), F.cross_entropy(logits_NV, targets_N))
 
 
-def test_no_tensor_of_all_logits_is_ever_made(monkeypatch):
+def test_no_tensor_holds_all_logits(monkeypatch):
     x_ND, weight_VD, targets_N = leaves(N=64, D=4, V=32)
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", {"cpu": 4 * 32})
     largest = 0
@@ -57,7 +57,7 @@ def test_uniform_head_over_cl100k_gives_the_known_values():
     assert (loss.loss - loss.nll_N.mean()).item() == pytest.approx(1.326112e-3, abs=2e-6)
 
 
-def test_z_loss_squares_the_log_normaliser():
+def test_z_loss_squares_the_log_normalizer():
     weight_VD = torch.tensor([0.0, math.log(2), math.log(3)])[:, None]
     loss = head_loss(torch.ones(1, 1), weight_VD, torch.tensor([0]), 1.0)
     assert (loss.loss - loss.nll_N).item() == pytest.approx(3.210402)
@@ -76,14 +76,14 @@ def test_bf16_autocast_multiplies_in_bf16_and_returns_fp32_gradients():
 
 
 @pytest.mark.parametrize(("V", "padded"), [(128, 128), (131, 192)])
-def test_a_vocabulary_is_padded_to_multiples_of_64_by_zeros(V, padded):
+def test_a_vocabulary_is_padded_with_zeros_to_a_multiple_of_64(V, padded):
     _, weight_VD, _ = leaves(V=V)
-    weight_PD = head._padded(weight_VD, head.MULTIPLE["cuda"])
+    weight_PD = head._padded(weight_VD, head.VOCAB_MULTIPLE["cuda"])
     torch.testing.assert_close(weight_PD, torch.cat([weight_VD, torch.zeros(padded - V, 8)]))
     assert (weight_PD is weight_VD) == (padded == V)
 
 
-def test_a_third_of_the_loss_has_a_third_of_the_gradient_in_bf16():
+def test_a_third_of_the_loss_has_exactly_a_third_of_the_gradient_in_bf16():
     x_ND, weight_VD, targets_N = leaves()
     x_ND, weight_VD = (leaf.detach().bfloat16().requires_grad_() for leaf in (x_ND, weight_VD))
     whole, third = (

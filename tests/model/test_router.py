@@ -1,4 +1,4 @@
-"""What the router promises to strategies and experts."""
+"""The router's choice, weights, precision and initialization, and the limit to groups of experts."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Router, Steering, largest
+from simbal.model.router import Candidates, Groups, Router, Steering, topk_indices
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -48,22 +48,16 @@ def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormali
     torch.testing.assert_close(routing.distribution_NE.sum(1), torch.ones(10))
 
 
-def test_renormalised_softmax_is_the_softmax_of_the_chosen_logits():
-    routing = router()(states(), ids())
-    chosen = routing.logits_NE.gather(1, routing.topk_experts_NK)
-    torch.testing.assert_close(routing.topk_probs_NK, chosen.softmax(-1))
-
-
 @given(st.integers(0, 5), st.integers(1, 40), st.booleans(), st.data())
-def test_the_largest_scores_are_the_first_of_a_stable_sort(top_k, num_experts, fp64, data):
-    """Ties, scores that forbid an expert and NaN included; whether the passes or the sort has chosen."""
+def test_topk_indices_are_the_first_of_a_stable_sort(top_k, num_experts, fp64, data):
+    """Including ties, -inf and NaN, both for the argmax passes and for the sort."""
     assume(top_k <= num_experts)
     score = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan])
     rows = st.lists(st.lists(score, min_size=num_experts, max_size=num_experts), min_size=1, max_size=4)
     scores_NE = torch.tensor(data.draw(rows), dtype=torch.float64 if fp64 else torch.float32)
     before_NE = scores_NE.clone()
     want_NK = scores_NE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    assert torch.equal(largest(scores_NE, top_k), want_NK)
+    assert torch.equal(topk_indices(scores_NE, top_k), want_NK)
     torch.testing.assert_close(scores_NE, before_NE, rtol=0, atol=0, equal_nan=True)
 
 
@@ -73,7 +67,7 @@ def test_ties_go_to_the_lowest_expert_index():
     assert module(states(), ids()).topk_experts_NK.tolist() == [[0, 1, 2]] * 10
 
 
-def test_a_bias_picks_but_never_weighs_and_a_constant_changes_nothing():
+def test_a_bias_affects_the_choice_but_not_the_weights_and_a_constant_changes_nothing():
     module, bias_E = router(renormalize=False), torch.tensor([0.0, 0, 0, 9, 9, 0])
     routing = module(states(), ids(), Biased(bias_E))
     assert set(routing.topk_experts_NK.flatten().tolist()) == {3, 4}
@@ -84,10 +78,7 @@ def test_a_bias_picks_but_never_weighs_and_a_constant_changes_nothing():
     assert torch.equal(routing.unsteered_experts_NK, plain.topk_experts_NK)
 
 
-def test_sigmoid_scores_too_small_to_divide_still_make_weights_and_a_distribution():
-    module = router("sigmoid")
-    routing = module(-200 * module.weight_ED.sum(0).sign().expand(4, 8), ids(4))
-    assert routing.logits_NE.max() < 400
+def test_sigmoids_that_underflow_still_give_weights_and_a_distribution():
     low = router("sigmoid", std=1e-3)
     low.weight_ED.data.fill_(-30)
     routing = low(torch.ones(3, 8), ids(3))
@@ -104,14 +95,8 @@ def test_routing_stays_fp32_under_bf16_parameters_and_autocast():
     torch.testing.assert_close(routing.logits_NE, states().bfloat16().float() @ module.weight_ED.float().T)
 
 
-def test_gradient_reaches_the_router_through_the_weights():
-    module = router()
-    module(states(), ids()).topk_probs_NK[:, 0].sum().backward()
-    assert module.weight_ED.grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize(("kind", "row_norm"), [("orthogonal", 1.0), ("normal", 0.02 * 512**0.5), ("normal_unit", 1.0)])
-def test_router_starts_have_their_row_norms(kind, row_norm):
+def test_router_initializations_have_their_row_norms(kind, row_norm):
     weight_ED = torch.empty(8, 512)
     init_router(weight_ED, kind, 0.02, torch.Generator().manual_seed(0))
     assert weight_ED.norm(dim=1).mean().item() == pytest.approx(row_norm, rel=0.05)
@@ -122,3 +107,30 @@ def test_router_starts_have_their_row_norms(kind, row_norm):
 def test_more_orthogonal_rows_than_dimensions_are_refused():
     with pytest.raises(UserError, match=r"num_experts=9 rows cannot be orthogonal in model.d_model=8"):
         init_router(torch.empty(9, 8), "orthogonal", 0.02, torch.Generator())
+
+
+CLOSED = -math.inf
+
+
+@pytest.mark.parametrize(
+    ("groups", "scores", "limited"),
+    [
+        (Groups(4, 1, "best"), [9, 0, 5, 5, 1, 1, 2, 2], [9, 0, *[CLOSED] * 6]),
+        (Groups(4, 1, "best two"), [9, 0, 5, 5, 1, 1, 2, 2], [CLOSED, CLOSED, 5, 5, *[CLOSED] * 4]),
+        (Groups(2, 1, "best two"), [-0.5, -0.25, -2, -1], [-0.5, -0.25, CLOSED, CLOSED]),  # negative scores
+        (Groups(3, 2, "best two"), [1, 1, 2, 0, 0, 2], [1, 1, 2, 0, CLOSED, CLOSED]),  # a tie
+    ],
+)
+def test_groups_exclude_the_experts_of_all_but_the_best_groups(groups, scores, limited):
+    assert groups.limited(torch.tensor([scores]).float()).tolist() == [limited]
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.data())
+def test_groups_equal_a_sort_of_the_groups(count, size, data):
+    chosen = data.draw(st.integers(1, count))
+    score, best = data.draw(st.sampled_from([("best", 1), ("best two", 2)]))
+    scores_NE = torch.randn(7, count * size, generator=torch.Generator().manual_seed(count * size))
+    for row, limited in zip(scores_NE.tolist(), Groups(count, chosen, score).limited(scores_NE).tolist(), strict=True):
+        groups = [row[first : first + size] for first in range(0, len(row), size)]
+        order = sorted(range(count), key=lambda group: -sum(sorted(groups[group])[-best:]))
+        assert limited == [x if i // size in order[:chosen] else CLOSED for i, x in enumerate(row)]

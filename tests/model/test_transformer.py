@@ -1,5 +1,6 @@
-"""The model is the paper's: its sizes, and its function as two other implementations compute it."""
+"""The model has the paper's sizes and computes what transformers' Mixtral and Llama compute."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from simbal.cost import count_parameters
-from simbal.model.attention import document_mask
+from simbal.cost.parameters import count_parameters
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 
@@ -23,17 +23,19 @@ def preset(name: str, vocab_size: int = CL100K) -> TransformerShape:
 
 
 @pytest.mark.parametrize(
-    ("name", "total", "active", "experts", "router"),
+    ("name", "total", "active", "experts", "router", "with_bias"),
     [
-        ("dense_m", 229_536_000, 229_536_000, 56_623_104, 0),
-        ("moe_m", 626_094_336, 229_732_608, 452_984_832, 196_608),
-        ("dense_l", 761_074_176, 761_074_176, 339_738_624, 0),
-        ("moe_l", 3_139_834_368, 761_664_000, 2_717_908_992, 589_824),
+        ("dense_m", 229_536_000, 229_536_000, 56_623_104, 0, 229_591_296),  # the paper prints 230M
+        ("moe_m", 626_094_336, 229_732_608, 452_984_832, 196_608, 626_684_160),  # 627M, 230M active
+        ("dense_l", 761_074_176, 761_074_176, 339_738_624, 0, 761_240_064),  # 761M
+        ("moe_l", 3_139_834_368, 761_664_000, 2_717_908_992, 589_824, 3_141_603_840),  # 3142M, 762M active
     ],
 )
-def test_the_papers_presets_have_its_parameter_counts(name, total, active, experts, router):
+def test_the_papers_presets_have_its_parameter_counts(name, total, active, experts, router, with_bias):
     with torch.device("meta"):
         model = Transformer(preset(name))
+        biased = Transformer(replace(model.shape, bias=True), "reference" if model.shape.num_experts else None)
+    assert count_parameters(biased)["total"] == sum(p.numel() for p in biased.parameters()) == with_bias
     counts = count_parameters(model)
     assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert counts["router"] == sum(router.weight_ED.numel() for router in model.routers)
@@ -84,7 +86,7 @@ def assert_same_logits(ours: Transformer, theirs) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_moe_logits_equal_those_of_mixtral_in_transformers(backend):
+def test_moe_logits_equal_mixtral_in_transformers(backend):
     ours = Transformer(shape(), backend)
     initialise(ours, seed=0, std=0.3, router_init="normal")
     theirs = MixtralForCausalLM(
@@ -99,7 +101,7 @@ def test_moe_logits_equal_those_of_mixtral_in_transformers(backend):
 
 
 @torch.no_grad()
-def test_dense_logits_equal_those_of_llama_in_transformers():
+def test_dense_logits_equal_llama_in_transformers():
     ours = Transformer(shape(num_experts=0, top_k=0), None)
     initialise(ours, seed=0, std=0.3, router_init="normal")
     theirs = LlamaForCausalLM(LlamaConfig(**common(ours.shape))).eval()
@@ -124,36 +126,7 @@ def test_a_later_token_never_changes_an_earlier_state():
         assert torch.equal(first.topk_experts_NK[:8], second.topk_experts_NK[:8])
 
 
-@torch.no_grad()
-def test_no_attention_crosses_a_document_end():
-    end = 60
-    model, unmasked = Transformer(shape(document_end=end)), Transformer(shape())
-    for each in (model, unmasked):
-        initialise(each, seed=0, std=0.3, router_init="orthogonal")
-    tokens_BS = torch.randint(0, end, (2, 12), generator=torch.Generator().manual_seed(1))
-    tokens_BS[0, 4] = tokens_BS[0, 5] = end  # the second document is empty
-    hidden_BSD, _ = model(tokens_BS)
-    changed_BS = tokens_BS.clone()
-    changed_BS[0, :4] = (changed_BS[0, :4] + 1) % end
-    torch.testing.assert_close(model(changed_BS)[0][0, 5:], hidden_BSD[0, 5:], atol=1e-6, rtol=0)
-    assert not torch.allclose(unmasked(changed_BS)[0][0, 5:], unmasked(tokens_BS)[0][0, 5:])
-    alone_BSD, _ = model(tokens_BS[:1, 6:])  # positions are relative: a document does not know where it stands
-    torch.testing.assert_close(alone_BSD[0], hidden_BSD[0, 6:], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(hidden_BSD[1], unmasked(tokens_BS)[0][1], atol=1e-6, rtol=1e-5)
-
-
-def test_a_document_sees_its_own_past_and_its_end_belongs_to_it():
-    mask_SS = document_mask(torch.tensor([[1, 9, 9, 2, 3]]), document_end=9)[0, 0]
-    assert mask_SS.int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [0, 0, 0, 1, 1],
-    ]
-
-
-def test_only_the_routers_differ_between_router_starts_and_seeds_differ_everywhere():
+def test_router_init_changes_only_routers_and_the_seed_changes_every_matrix():
     def weights(seed: int, router_init: str) -> dict:
         model = Transformer(shape())
         initialise(model, seed, 0.02, router_init)

@@ -1,7 +1,7 @@
-"""Balancing strategies, also for models that are not ours: `SimBal(coef=0.1).of_weight(weight_ED)` is a loss.
+"""Balancing strategies. They also work in your own training loop: `SimBal(coef=0.1).of_weight(weight_ED)` is a loss.
 
-Those that look at tokens take a `Routing`, which `Routing.of_logits(logits_NE, top_k, weight_ED)` makes. All of them:
-`simbal.hf.attach`, for a model of Hugging Face transformers. Neither Hydra nor Lightning is imported.
+Losses of tokens take a `Routing`, which `Routing.of_logits(logits_NE, top_k, weight_ED)` builds. `simbal.hf.attach`
+applies any strategy to a Hugging Face transformers model. This package imports neither Hydra nor Lightning.
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss

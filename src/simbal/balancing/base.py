@@ -1,7 +1,7 @@
-"""The interface of a balancing strategy: the properties that it declares, and the hooks that it overrides.
+"""The interface of a balancing strategy: declared properties and hooks to override.
 
-A run calls the hooks in this order: `prepare` once; `logits`, `adjust_logits` and `choice_scores` in each forward pass,
-then `measure` and `losses`; and `update` after each optimizer step.
+Training calls `prepare` once; in each forward pass `logits`, `adjust_logits` and `choice_scores`, then `measure` and
+`losses`; and `update` after each optimizer step.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, D model width.
 """
 
@@ -13,118 +13,119 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, Steering, device_only
+from simbal.model.router import Router, Routing, Steering, without_dtype_change
 
 
 @dataclass(frozen=True)
 class Properties:
-    """The promises of a strategy; the conformance suite holds it to each of these, true or false.
+    """Declared properties of a strategy. The conformance suite checks each of them, true or false.
 
-    `scope` is what the strategy looks at together. Only `micro` depends on how a batch is cut into micro-batches and
-    ranks; `global` is the whole optimizer step.
+    `scope` is the unit over which the strategy computes statistics. Only `micro` depends on how a batch is split into
+    micro-batches and ranks; `global` is the full optimizer step.
     """
 
-    differentiable: bool  # the loss has a gradient; otherwise it is 0
+    differentiable: bool  # the loss has a gradient; if False, the loss is 0
     scope: Literal["weights", "token", "sequence", "micro", "global"]
-    causal: bool  # in training, a later token cannot change an earlier token's experts
-    revives_dead_experts: bool  # draws tokens to an expert that gets none
-    equivariant: bool = True  # relabelling the experts relabels the choice and changes nothing else
-    mixes_layers: bool = False  # the loss is no sum of one term for each layer
+    causal: bool  # in training, later tokens never change the experts of earlier tokens
+    revives_dead_experts: bool  # an expert without tokens gets tokens again
+    equivariant: bool = True  # permuting the experts permutes the choice and changes nothing else
+    mixes_layers: bool = False  # the loss is not a sum of one term per layer
 
 
 @dataclass(frozen=True)
 class FinishedStep:
-    """An optimizer step as a strategy sees it afterwards, over all its micro-batches and ranks."""
+    """A finished optimizer step, summed over micro-batches and ranks: the argument of `update`."""
 
-    measured_LE: Tensor  # the sum of what `measure` returned, of its shape
-    num_measured: int  # how often: micro-batches times ranks
-    router_weights: Sequence[Tensor]  # (E, D) of each layer, as the optimizer has left them
+    measured_LE: Tensor  # sum of the results of `measure`
+    num_measured: int  # number of `measure` calls: micro-batches times ranks
+    router_weights: Sequence[Tensor]  # (E, D) per layer, after the optimizer's step
     lr: float
-    factor: float  # of the strategy's schedule in this step
+    factor: float  # value of the strategy's schedule at this step
 
 
 class Balancing(nn.Module, Steering):
-    """The base class, which does nothing; a strategy declares what it is and overrides the hooks that it needs.
+    """Base class of strategies, which does nothing. A strategy declares its properties and overrides hooks.
 
-    How it changes a router's decisions is what it overrides of `Steering`.
-
-    State that must survive a restart is a registered buffer; it keeps its dtype under every cast.
+    Overrides of `Steering` change the router's decisions. State that must survive a restart is a registered buffer;
+    casting the model does not change its dtype.
     """
 
     formula: str
     citation: str
     properties: Properties
     coef: float = 0.0  # multiplier of the loss
-    unit: str = "the formula in one layer"  # what the effective coefficient multiplies
-    over_layers: str | None = None  # sum | mean; None: as optim.aux_layer_reduce says
-    router_init: str = "normal"  # the start that router.init=auto takes
-    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # under which it can choose experts
-    sets_router_weight: bool = False  # beside the optimizer; only one strategy of a set can
-    needs_lr: bool = False  # `update` looks at the learning rate
-    needs_experts: bool = False  # the loss is one of the experts' weights, `Routing.experts`
+    unit: str = "the formula in one layer"  # the quantity that the effective coefficient multiplies
+    over_layers: str | None = None  # sum | mean; None: optim.aux_layer_reduce
+    router_init: str = "normal"  # initialization used by router.init=auto
+    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # supported gatings of a strategy that chooses experts
+    sets_router_weight: bool = False  # sets W outside of the optimizer; at most one strategy can
+    needs_lr: bool = False  # `update` uses the learning rate
+    needs_experts: bool = False  # the loss depends on the experts' weights, `Routing.experts`
 
-    def __init__(self) -> None:  # without arguments: nn.Module's takes any, and no wrong key would be refused
+    def __init__(self) -> None:  # no arguments: nn.Module accepts any and would hide misspelled keys
         super().__init__()
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Look at every layer's router once, at its initial weight, before the optimizer exists.
+        """Prepare for the routers of all layers, once, at their initial weights and before the optimizer is created.
 
         Raises:
-            UserError: the strategy cannot work on such routers.
+            UserError: the strategy does not support these routers.
         """
 
     def loss(self, routing: Routing) -> Tensor:
-        """Return one layer's auxiliary loss, coefficient included; a scalar."""
+        """Return one layer's auxiliary loss times the coefficient, a scalar."""
         return routing.router_weight_ED.new_zeros(())
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """Return every layer's loss, (L,).
 
         Args:
-            routings: of each layer.
-            step_counts_LE: what `measure` sums to over the whole step; None unless `needs_step_counts`.
+            routings: one per layer.
+            step_counts_LE: `measure` summed over the full step; None unless `needs_step_counts`.
         """
         return torch.stack([self.loss(routing) for routing in routings])
 
     @property
     def needs_step_counts(self) -> bool:
-        """Whether the loss needs the whole step's `measure`.
+        """Whether the loss needs `measure` summed over the full step.
 
-        Several micro-batches then take two passes, of which the first only counts.
+        Several micro-batches then take two forward passes, of which the first only counts.
         """
         return False
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return what is summed over the step's micro-batches and ranks, (L, ...); here the tokens of each expert."""
+        """Return the quantity to sum over micro-batches and ranks, (L, ...); by default the tokens per expert."""
         return torch.stack([routing.tokens_per_expert_E for routing in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Move the strategy's state after an optimizer step, in training only."""
+        """Update the strategy's state after an optimizer step, in training only."""
 
     def effective_coef(self, num_layers: int, top_k: int) -> float:
-        """Return the multiplier of `unit` in the objective, with `num_layers` layers summed (1 if averaged)."""
+        """Return the multiplier of `unit` in the objective; `num_layers` is 1 if losses are averaged over layers."""
         return self.coef * num_layers
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
+        super()._apply(without_dtype_change(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 
 class WeightLoss(Balancing):
-    """A strategy whose loss is a function of the router's weight alone, for a model of whatever kind."""
+    """A strategy whose loss depends only on the router's weight, for any model."""
 
     properties = Properties(differentiable=True, scope="weights", causal=True, revives_dead_experts=False)
 
     def loss(self, routing: Routing) -> Tensor:
-        """Return the loss of the layer's router; a scalar."""
+        """Return the loss of the layer's router, a scalar."""
         return self.of_weight(routing.router_weight_ED)
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
-        """Return the loss of a router's weight, one row for each expert; a scalar."""
+        """Return the loss of a router's weight with one row per expert, a scalar."""
         raise NotImplementedError
 
 
-def require_unchosen(routers: Sequence[Router]) -> None:
-    """Raise `UserError` if a router chooses every expert, so that there is no choice to balance."""
+def require_unused_experts(routers: Sequence[Router]) -> None:
+    """Raise `UserError` if a router always chooses every expert, so that there is nothing to balance."""
     if any(router.top_k == len(router.weight_ED) for router in routers):
-        raise UserError("model.top_k equals model.num_experts: every expert is always chosen, nothing to balance")
+        raise UserError(
+            "model.top_k equals model.num_experts: every expert is always chosen, so there is nothing to balance"
+        )

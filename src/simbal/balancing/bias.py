@@ -1,8 +1,8 @@
-"""A bias on the choice of experts that follows the load: loss-free balancing and the controllers like it.
+"""Loss-free balancing and related controllers: a bias on the choice of experts that follows their load.
 
 Reference: Wang et al. 2024 (arXiv 2408.15664, bias on the gated scores); arXiv 2506.14038, appendix (bias on the
-logits); centred steps as in torchtitan; SMEBU of Trinity Large (arXiv 2602.17004); LongCat-Flash (arXiv 2509.01322);
-the PI controller is ours. Groups of experts: DeepSeek-V3 (arXiv 2412.19437).
+logits); centered steps: torchtitan; SMEBU: Trinity Large (arXiv 2602.17004); LongCat-Flash (arXiv 2509.01322); groups
+of experts: DeepSeek-V3 (arXiv 2412.19437). The PI controller is our own.
 Shapes: N tokens, L MoE layers, E experts.
 """
 
@@ -27,29 +27,33 @@ ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 
 class ChoiceBias(Balancing):
-    """choice = top K of s + b, where s is logits or gated scores; a subclass moves b after each optimizer step.
+    """choice = top K of s + b, where s is logits or gated scores; a subclass updates b after each optimizer step.
 
-    The bias of a step depends on earlier steps only; it picks experts and never weighs them.
+    The bias of a step depends only on earlier steps. It affects the choice of experts but not their weights.
     """
 
     properties = Properties(differentiable=False, scope="global", causal=True, revives_dead_experts=True)
 
     def __init__(self, num_layers: int, num_experts: int, bias_on: str, dtype: torch.dtype = torch.float32) -> None:
-        """Begin at b = 0; with `num_layers` and `num_experts` of 0, `prepare` takes those of its routers.
+        """Initialize b = 0.
 
         Args:
-            num_layers: L of the model.
-            num_experts: E of the model.
-            bias_on: logits or scores, after the gating.
-            dtype: of the bias.
+            num_layers: L of the model; 0: set by `prepare`.
+            num_experts: E of the model; 0: set by `prepare`.
+            bias_on: logits, or scores after the gating.
+            dtype: dtype of the bias.
         """
         super().__init__()
         self.bias_on = one_of("bias_on", bias_on, ("logits", "scores"))
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=dtype))
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Make the bias, one number for each layer and expert; `UserError` if it was made for another model."""
-        self.bias_LE = layer_bias(self.bias_LE, routers)
+        """Create the bias with one value per layer and expert.
+
+        Raises:
+            UserError: the bias was created for another model.
+        """
+        self.bias_LE = sized_for(routers, self.bias_LE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return logits or gated scores plus the layer's bias, (N, E)."""
@@ -57,39 +61,39 @@ class ChoiceBias(Balancing):
         return scores_NE + self.bias_LE[candidates.layer]
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the number of tokens of each expert, (L, E).
+        """Return the number of tokens per expert, (L, E).
 
         Raises:
-            UserError: all scores of a token are 0 (sigmoids of logits below -100), so the bias alone would choose.
+            UserError: all scores of a token are 0 (sigmoids of logits below -100), so only the bias would choose.
         """
         if self.bias_on == "scores" and any((routing.probs_NE.sum(-1) == 0).any() for routing in routings):
             raise UserError(
-                "all scores of a token are zero, so that the bias alone chooses its experts: the router's logits have "
-                "fallen below -100; use bias_on=logits or a smaller optim.lr"
+                "all scores of a token are zero, so only the bias chooses its experts: the router's logits are below "
+                "-100. Use bias_on=logits or a smaller optim.lr"
             )
         return super().measure(routings)
 
 
-def layer_bias(bias_LE: Tensor, routers: Sequence[Router]) -> Tensor:
-    """Return `bias_LE` itself if it fits the routers; zeros that do, of its dtype, if it has no elements.
+def sized_for(routers: Sequence[Router], state_LE: Tensor) -> Tensor:
+    """Return `state_LE` if it has one value per layer and expert of the routers, or zeros if it is empty.
 
     Raises:
-        UserError: it was made for another model.
+        UserError: `state_LE` was created for another model.
     """
-    shape = (len(routers), len(routers[0].weight_ED)) if routers else tuple(bias_LE.shape)
-    if not bias_LE.numel():
-        return torch.zeros(shape, dtype=bias_LE.dtype, device=bias_LE.device)
-    if tuple(bias_LE.shape) != shape:
-        made, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (bias_LE.shape, shape))
-        raise UserError(f"the strategy was made for {made}, but the model has {model}")
-    return bias_LE
+    shape = (len(routers), len(routers[0].weight_ED)) if routers else tuple(state_LE.shape)
+    if not state_LE.numel():
+        return torch.zeros(shape, dtype=state_LE.dtype, device=state_LE.device)
+    if tuple(state_LE.shape) != shape:
+        own, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape))
+        raise UserError(f"the strategy was made for {own}, but the model has {model}")
+    return state_LE
 
 
 class LossFree(ChoiceBias):
     """choice = top K of logits + b; after each optimizer step b_i += update_rate * sign(1/E - f_i).
 
-    f_i is the share of all choices in that step which fell on expert i (sums to 1, unlike that of the load balancing
-    loss). The bias of a step depends on earlier steps only; it picks experts and never weighs them.
+    f_i is expert i's fraction of all choices in that step; it sums to 1, unlike f of the load-balancing loss. The bias
+    of a step depends only on earlier steps. It affects the choice of experts but not their weights.
     """
 
     citation = "arXiv 2408.15664; arXiv 2506.14038, appendix"
@@ -103,15 +107,15 @@ class LossFree(ChoiceBias):
         center: bool = False,
         bias_dtype: str = "fp32",
     ) -> None:
-        """Set the rule; without `num_layers` and `num_experts`, `prepare` takes those of its routers.
+        """Initialize b = 0.
 
         Args:
-            num_layers: L of the model.
-            num_experts: E of the model.
-            update_rate: the step, in units of a logit, or of a score between 0 and 1.
-            bias_on: logits (arXiv 2506.14038) or scores, after the gating (arXiv 2408.15664).
+            num_layers: L of the model; 0: set by `prepare`.
+            num_experts: E of the model; 0: set by `prepare`.
+            update_rate: size of a step, in units of a logit or of a score between 0 and 1.
+            bias_on: logits (arXiv 2506.14038), or scores after the gating (arXiv 2408.15664).
             center: subtract each update's mean over the experts.
-            bias_dtype: fp32; bf16 only to study how it stalls, at 0.5 for steps of 0.001.
+            bias_dtype: fp32, or bf16 only to study how the bias stalls at 0.5 with steps of 0.001.
         """
         dtype = BIAS_DTYPES[one_of("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
         super().__init__(num_layers, num_experts, bias_on, dtype)
@@ -124,7 +128,7 @@ class LossFree(ChoiceBias):
 
     def update(self, step: FinishedStep) -> None:
         """Move the bias towards an even load."""
-        counts_LE = step.measured_LE  # whole numbers: an exactly even load moves nothing, as sign(0) = 0
+        counts_LE = step.measured_LE  # integers: an exactly even load changes nothing, as sign(0) = 0
         sign_LE = (counts_LE.sum(1, keepdim=True) - counts_LE.shape[1] * counts_LE).sign().float()
         if self.center:
             sign_LE -= sign_LE.mean(1, keepdim=True)
@@ -134,9 +138,9 @@ class LossFree(ChoiceBias):
 class BiasController(ChoiceBias):
     """choice = top K of s + b; after each optimizer step b_i += update_rate m_i + proportional (m_i - its last value).
 
-    v_i = 1 - E f_i is how far expert i is below the mean load, f_i its share of all choices in that step; the error
-    e_i is a function of kappa v_i, and m_i = momentum m_i + (1 - momentum) e_i. Without a schedule, b is that of a PI
-    controller: proportional times m plus update_rate times the sum of all m so far.
+    v_i = 1 - E f_i is the relative distance of expert i below the mean load, where f_i is its fraction of all choices
+    in that step. The error e_i is a function of kappa v_i, and m_i = momentum m_i + (1 - momentum) e_i. Without a
+    schedule this is a PI controller: b = proportional times m plus update_rate times the sum of all m so far.
     """
 
     citation = "arXiv 2408.15664; arXiv 2602.17004; arXiv 2509.01322; groups: arXiv 2412.19437"
@@ -155,39 +159,39 @@ class BiasController(ChoiceBias):
         groups: int = 1,
         group_top_k: int = 1,
     ) -> None:
-        """Set the rule; without `num_layers` and `num_experts`, `prepare` takes those of its routers.
+        """Initialize the bias and the error with 0.
 
         Args:
-            num_layers: L of the model.
-            num_experts: E of the model.
-            update_rate: the step at an error of 1, in units of a logit, or of a score between 0 and 1.
-            bias_on: logits or scores, after the gating.
+            num_layers: L of the model; 0: set by `prepare`.
+            num_experts: E of the model; 0: set by `prepare`.
+            update_rate: size of a step at error 1, in units of a logit or of a score between 0 and 1.
+            bias_on: logits, or scores after the gating.
             error: sign (arXiv 2408.15664), linear (arXiv 2509.01322), clip (linear within [-1, 1]) or tanh (SMEBU).
-            kappa: the gain of v in the error; the sign has none.
+            kappa: gain of v in the error; no effect with error=sign.
             center: subtract the error's mean over the experts.
-            momentum: the share of the last error that stays, in [0, 1).
-            proportional: what the bias has of the error itself, in units of `update_rate`.
-            groups: of neighbouring experts; 1: no restriction.
-            group_top_k: groups that a token may choose experts from, those with the best two experts.
+            momentum: fraction of the previous error that is kept, in [0, 1).
+            proportional: proportional gain of the error, in units of `update_rate`.
+            groups: number of groups of consecutive experts; 1: no restriction.
+            group_top_k: number of groups per token, ranked by the sum of their two best experts.
 
         Raises:
-            UserError: a key has another value.
+            UserError: an argument has an invalid value.
         """
         super().__init__(num_layers, num_experts, bias_on)
         self.update_rate = not_negative("update_rate", update_rate)
         self.proportional = not_negative("proportional", proportional)
         self.error, self.kappa = one_of("error", error, [*ERRORS]), not_negative("kappa", kappa)
         if not kappa:
-            raise UserError(f"kappa={kappa} must be above 0: the bias would never move")
+            raise UserError(f"kappa={kappa} must be above 0, or the bias never changes")
         self.center, self.momentum = center, share("momentum", momentum)
         self.groups = _groups(groups, group_top_k)
         self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
-        # groups are of neighbours in the order of the experts
+        # groups depend on the order of the experts
         self.properties = replace(type(self).properties, equivariant=group_top_k == groups)
         self.formula = self._formula()
 
     def _formula(self) -> str:
-        """Return the equations of its settings."""
+        """Return the equations with these settings."""
         chosen, count = self.groups.chosen, self.groups.count
         within = "" if chosen == count else f" in the {chosen} of {count} groups with the best two experts"
         error = ERRORS[self.error][0] + (" less its mean" if self.center else "")
@@ -199,23 +203,23 @@ class BiasController(ChoiceBias):
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Make the bias and the error, one number each for every layer and expert.
+        """Create the bias and the error with one value per layer and expert.
 
         Raises:
-            UserError: they were made for another model, or its experts do not fall into such groups.
+            UserError: they were created for another model, or the groups do not fit the model.
         """
         super().prepare(routers)
-        self.error_LE = layer_bias(self.error_LE, routers)
+        self.error_LE = sized_for(routers, self.error_LE)
         for router in routers:
             _require_groups(self.groups, len(router.weight_ED), router.top_k)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return logits or gated scores plus the layer's bias, (N, E); -inf outside of a token's groups."""
+        """Return logits or gated scores plus the layer's bias, (N, E), with -inf outside of a token's groups."""
         return self.groups.limited(super().choice_scores(candidates))
 
     def update(self, step: FinishedStep) -> None:
         """Move the bias towards an even load."""
-        error_LE = ERRORS[self.error][1](self.kappa * shortage(step.measured_LE))
+        error_LE = ERRORS[self.error][1](self.kappa * load_deficit(step.measured_LE))
         if self.center:
             error_LE = error_LE - error_LE.mean(1, keepdim=True)
         last_LE = self.error_LE.clone()
@@ -224,10 +228,10 @@ class BiasController(ChoiceBias):
         self.bias_LE.add_(self.error_LE - last_LE, alpha=self.proportional * step.factor)
 
 
-def shortage(counts_LE: Tensor) -> Tensor:
-    """Return v_i = 1 - E f_i = (mean count - count_i) / mean count, (L, E), fp32; its lowest is -MaxVio.
+def load_deficit(counts_LE: Tensor) -> Tensor:
+    """Return v_i = 1 - E f_i = (mean count - count_i) / mean count, (L, E), in fp32; its minimum is -MaxVio.
 
-    The numerator is of whole numbers: at an exactly even load v is exactly 0. So it is without any tokens.
+    The numerator is an integer, so v is exactly 0 at an exactly even load, and also without tokens.
     """
     total_L1 = counts_LE.sum(1, keepdim=True)
     return (total_L1 - counts_LE.shape[1] * counts_LE).float() / total_L1.clamp(min=1)

@@ -1,6 +1,6 @@
-"""Any set of strategies at once: the objective's auxiliary terms, and the one decision on a token's experts.
+"""Composition of strategies: the sum of their auxiliary losses, and at most one strategy that chooses experts.
 
-`build_balancing` makes it from the `balancing` group of a config.
+`build_balancing` creates it from the `balancing` group of a config.
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts.
 """
 
@@ -19,39 +19,39 @@ from simbal.config.schedule import Schedule
 from simbal.config.signatures import check_arguments
 from simbal.config.values import one_of
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Routing, product
+from simbal.model.router import Candidates, Router, Routing, linear_logits
 
-GROUP = "simbal.strategies"  # of entry points: NAME = "module:Class"
+ENTRY_POINT_GROUP = "simbal.strategies"  # entries: NAME = "module:Class"
 
 
 class Composition(nn.Module):
-    """A set of strategies: losses add, each with its own schedule; at most one may decide the choice of experts.
+    """A set of strategies. Losses add up, each with its own schedule; at most one strategy chooses experts.
 
-    `parts` has the strategies by name. `chooser` is the name of the one that chooses a token's experts, or None;
-    `adjuster` that of the one that adjusts logits.
+    `parts` holds the strategies by name. `chooser`, `mapper` and `adjuster` are the names of the strategies that
+    override `choice_scores`, `logits` and `adjust_logits`, or None.
     """
 
     def __init__(
         self, parts: Mapping[str, Balancing], schedules: Mapping[str, Schedule], layer_reduce: str = "sum"
     ) -> None:
-        """Put strategies together.
+        """Combine strategies.
 
         Args:
-            parts: each strategy by name.
-            schedules: the factor of a strategy's coefficient over the steps; a strategy without one keeps it.
-            layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
+            parts: strategies by name.
+            schedules: schedules of the coefficients by strategy name; the default is a constant 1.
+            layer_reduce: sum or mean, the reduction over layers unless the strategy sets `over_layers`.
 
         Raises:
-            UserError: two strategies choose experts, two adjust logits, or two set the router's weight; or a reduction
-                that there is not.
+            UserError: two strategies choose experts, map hidden states to logits, adjust logits or set the router's
+                weight; or `layer_reduce` is unknown.
         """
         super().__init__()
-        self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # the latter for its state and its device
+        self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # registers their state
         self.schedules, self.layer_reduce = dict(schedules), one_of("layer_reduce", layer_reduce, ("sum", "mean"))
-        self.chooser = _only("choose a token's experts", self._overriding("choice_scores"))
-        self.mapper = _only("map hidden states to logits", self._overriding("logits"))
-        self.adjuster = _only("adjust the router's logits", self._overriding("adjust_logits"))
-        _only("set the router's weight", [name for name, part in parts.items() if part.sets_router_weight])
+        self.chooser = _at_most_one("choose a token's experts", self._overriding("choice_scores"))
+        self.mapper = _at_most_one("map hidden states to logits", self._overriding("logits"))
+        self.adjuster = _at_most_one("adjust the router's logits", self._overriding("adjust_logits"))
+        _at_most_one("set the router's weight", [name for name, part in parts.items() if part.sets_router_weight])
 
     def _overriding(self, method: str) -> list[str]:
         """Return the names of the strategies that override `method`."""
@@ -59,75 +59,75 @@ class Composition(nn.Module):
 
     @property
     def steers(self) -> bool:
-        """Whether a router decides otherwise than it would alone."""
+        """Whether any strategy changes the router's decisions."""
         return any(name is not None for name in (self.chooser, self.mapper, self.adjuster))
 
     @property
     def ragged(self) -> bool:
-        """Whether a token may have any number of experts."""
+        """Whether the number of experts per token varies."""
         return self.chooser is not None and self.parts[self.chooser].ragged
 
     @property
     def drops(self) -> bool:
-        """Whether a ragged choice leaves out some experts of the K largest logits, and the rest keep their weights."""
+        """Whether a ragged choice drops some experts of the K largest logits and the others keep their weights."""
         return self.chooser is not None and self.parts[self.chooser].drops
 
     @property
     def router_init(self) -> str:
-        """The start of the router that the parts prefer: orthogonal if any of them does, else normal."""
+        """The router initialization that the parts prefer: orthogonal if any part does, else normal."""
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"
 
     @property
     def needs_step_counts(self) -> bool:
-        """Whether some loss needs what is measured over the whole step."""
+        """Whether any loss needs measurements summed over the full step."""
         return any(part.needs_step_counts for part in self.parts.values())
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Show every strategy the routers once, at their initial weights.
+        """Prepare every strategy for the routers, once, at their initial weights.
 
         Raises:
-            UserError: a strategy cannot work on such routers, or its loss on weights that another has frozen.
+            UserError: a strategy does not support these routers, or is a loss on weights that are frozen.
         """
         for part in self.parts.values():
             part.prepare(routers)
         chooser = Balancing if self.chooser is None else self.parts[self.chooser]
         if "relu" not in chooser.gatings and any(router.gating == "relu" for router in routers):
             raise UserError(
-                "router=relu gives an expert whose logit is not above 0 the weight 0, and only balancing=remoe leaves "
-                "it out: add it, or use router=softmax"
+                "router=relu gives experts with logits of at most 0 the weight 0, and only balancing=remoe removes "
+                "them from the choice: add balancing=remoe or use router=softmax"
             )
         frozen = bool(routers) and not any(p.requires_grad for router in routers for p in router.parameters())
         for name, part in self.parts.items():
             of_router = part.properties.scope == "weights" and not part.needs_experts
             if frozen and part.properties.differentiable and of_router:
-                raise UserError(f"balancing: {name} is a loss on the router's weight, and here nothing trains it")
+                raise UserError(f"balancing: {name} is a loss on the router's weight, but the weight is frozen")
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the logits, (N, E), by the strategy that maps hidden states to them; x W^T if none does."""
-        map_to_logits = product if self.mapper is None else self.parts[self.mapper].logits
+        """Return the mapper's logits, (N, E); x W^T without a mapper."""
+        map_to_logits = linear_logits if self.mapper is None else self.parts[self.mapper].logits
         return map_to_logits(x_ND, weight_ED, layer)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits, (N, E), as the strategy adjusts them that does so; unchanged if none does."""
+        """Return the logits, (N, E), after the adjuster; unchanged without an adjuster."""
         return logits_NE if self.adjuster is None else self.parts[self.adjuster].adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the scores, (N, E), by the strategy that chooses; the logits if none does."""
+        """Return the chooser's scores, (N, E); the logits without a chooser."""
         return candidates.logits_NE if self.chooser is None else self.parts[self.chooser].choice_scores(candidates)
 
     def layer_reduction(self, name: str) -> str:
-        """Return how the losses of strategy `name` are reduced over layers: sum or mean."""
+        """Return the reduction over layers of strategy `name`: sum or mean."""
         return self.parts[name].over_layers or self.layer_reduce
 
     def losses(
         self, routings: Sequence[Routing], step: int = 0, step_counts: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return the term of each strategy that has a loss, a scalar; a dense model has no layer, hence no term.
+        """Return the loss term of each differentiable strategy, scalars; no terms for a dense model.
 
         Args:
-            routings: of each layer.
-            step: the number of the optimizer step, for the schedules.
-            step_counts: what each strategy measures in the whole step, (L, E), for those that need it.
+            routings: one per layer.
+            step: number of the optimizer step, for the schedules.
+            step_counts: measurements summed over the full step, (L, ...), of the strategies that need them.
         """
         terms = {}
         for name, part in self.parts.items() if routings else ():
@@ -138,12 +138,12 @@ class Composition(nn.Module):
         return terms
 
     def schedule(self, name: str) -> Schedule:
-        """Return the schedule of strategy `name`; a constant 1 if it was given none."""
+        """Return the schedule of strategy `name`; the default is a constant 1."""
         return self.schedules.get(name, Schedule())
 
     @torch.no_grad()
     def measure(self, routings: Sequence[Routing]) -> dict[str, Tensor]:
-        """Return what each strategy measures, (L, ...), to be summed over the step; nothing for a dense model."""
+        """Return each strategy's measurement, (L, ...), to sum over the step; empty for a dense model."""
         return {name: part.measure(routings) for name, part in self.parts.items()} if routings else {}
 
     @torch.no_grad()
@@ -155,16 +155,16 @@ class Composition(nn.Module):
         lr: float,
         step: int,
     ) -> None:
-        """Update every strategy after optimizer step `step`, with the sums of what it measured."""
+        """Update every strategy after optimizer step `step`, with its summed measurements."""
         for name, measured_LE in measured.items():
             factor = self.schedule(name).factor(step)
             self.parts[name].update(FinishedStep(measured_LE, num_measured, router_weights, lr, factor))
 
 
-def _only(does: str, names: Sequence[str]) -> str | None:
-    """Return the one name, or None if there is none; `UserError` if there are two."""
+def _at_most_one(action: str, names: Sequence[str]) -> str | None:
+    """Return the only name, or None if `names` is empty; `UserError` for several names."""
     if len(names) > 1:
-        raise UserError(f"balancing: {' and '.join(names)} both {does}, and only one strategy of a set can")
+        raise UserError(f"balancing: {' and '.join(names)} both {action}; at most one strategy can")
     return names[0] if names else None
 
 
@@ -175,18 +175,18 @@ def build_balancing(
     layer_reduce: str,
     trusted: bool = True,
 ) -> Composition:
-    """Return the composition of every strategy of the group, each under its name.
+    """Return the composition of all strategies of a config group.
 
     Args:
-        group: for each strategy its `_target_`, its constructor's arguments and, if it has one, its `schedule`.
-        facts: num_layers, num_experts and seed, for the constructors that ask for them by name.
-        max_steps: of the run; no schedule may end after it.
-        layer_reduce: sum or mean of a loss over layers, where the strategy does not say.
-        trusted: the config is the user's and may name any class; else it was read from a folder.
+        group: by strategy name, its `_target_`, constructor arguments and optional `schedule`.
+        facts: num_layers, num_experts and seed, passed to constructors that have these parameters.
+        max_steps: length of the run; schedules must end within it.
+        layer_reduce: sum or mean, the reduction over layers unless the strategy sets `over_layers`.
+        trusted: True for the user's own config, which may name any class; False for the config of a run folder.
 
     Raises:
-        UserError: a class that the config may not name, a key or a value that the strategy does not take, or
-            strategies that exclude each other.
+        UserError: the config names a class that is not allowed, an unknown key or an invalid value, or strategies that
+            exclude each other.
     """
     parts = {name: build_strategy(name, keys, facts, trusted) for name, keys in group.items()}
     schedules = {
@@ -197,68 +197,68 @@ def build_balancing(
 
 
 def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int], trusted: bool = True) -> Balancing:
-    """Return `keys["_target_"]` called with the other keys but `schedule`, and with the facts that it names.
+    """Return an instance of `keys["_target_"]`, created with the other keys except `schedule` and with `facts`.
 
     Raises:
-        UserError: as in `build_balancing`.
+        UserError: see `build_balancing`.
     """
-    strategy = (any_class if trusted else trusted_class)(name, keys.get("_target_"))
+    strategy = (import_strategy if trusted else registered_strategy)(name, keys.get("_target_"))
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     check_arguments(f"balancing.{name}.", strategy, arguments, given=facts)
-    asked = {fact: facts[fact] for fact in facts.keys() & inspect.signature(strategy).parameters.keys()}
+    requested = {fact: facts[fact] for fact in facts.keys() & inspect.signature(strategy).parameters.keys()}
     try:
-        return strategy(**arguments, **asked)
+        return strategy(**arguments, **requested)
     except UserError as error:
         raise UserError(f"balancing.{name}.{error}") from None
 
 
-def any_class(name: str, target: object) -> type[Balancing]:
-    """Return the class that a dotted path of the user's command line names; it may lie in any package or module.
+def import_strategy(name: str, target: object) -> type[Balancing]:
+    """Return the class with the dotted path `target`, from any installed package or module.
 
-    Nothing is imported that is no regular package or module: any folder passes for a namespace package.
+    Namespace packages are excluded, because any folder would count as one.
 
     Raises:
-        UserError: there is none, or it is no strategy.
+        UserError: the class does not exist, or is not a strategy.
     """
-    from hydra.utils import get_class  # strategies without a config need no Hydra
+    from hydra.utils import get_class  # imported here, because strategies do not need Hydra
 
     package, why = str(target).partition(".")[0], ""
     try:
         spec = find_spec(package)
         found = get_class(str(target)) if spec and spec.origin else None
-        if not found:  # a folder in which one stands is not looked at
+        if not found:
             why = f": no package {package} is installed"
     except (ImportError, ValueError, AttributeError):
         found = None
-    return _strategy(name, target, found, why)
+    return _checked_subclass(name, target, found, why)
 
 
-def trusted_class(name: str, target: object) -> type[Balancing]:
-    """Return the class that a dotted path of a run's config.yaml names, which may come from anybody.
+def registered_strategy(name: str, target: object) -> type[Balancing]:
+    """Return the class with the dotted path `target` from the config.yaml of a run folder.
 
-    It is in simbal, or one that an installed package has registered as an entry point of `GROUP`; importing any other
-    module would execute it.
+    Run folders may come from other people, and importing a module executes it. So the class must be part of simbal or
+    an entry point of `ENTRY_POINT_GROUP` in an installed package.
 
     Raises:
-        UserError: it is neither, or no strategy.
+        UserError: the class is neither, or is not a strategy.
     """
     module, _, attribute = str(target).rpartition(".")
-    registered = any(point.value == f"{module}:{attribute}" for point in entry_points(group=GROUP))
+    registered = any(point.value == f"{module}:{attribute}" for point in entry_points(group=ENTRY_POINT_GROUP))
     if not registered and not module.startswith("simbal."):
         raise UserError(
-            f"balancing.{name}: _target_={target} is not imported: the config.yaml of a run may name a strategy of "
-            f"simbal, or one that an installed package has registered as an entry point of the group {GROUP}"
+            f"balancing.{name}: _target_={target} is not allowed in the config.yaml of a run: use a strategy of simbal "
+            f"or an entry point of the group {ENTRY_POINT_GROUP} in an installed package"
         )
     try:
         found = getattr(import_module(module), attribute, None)
     except ImportError:
         found = None
-    return _strategy(name, target, found)
+    return _checked_subclass(name, target, found)
 
 
-def _strategy(name: str, target: object, found: object, why: str = "") -> type[Balancing]:
+def _checked_subclass(name: str, target: object, found: object, why: str = "") -> type[Balancing]:
     if not inspect.isclass(found) or not issubclass(found, Balancing):
         raise UserError(
-            f"balancing.{name}: _target_={target} names no subclass of simbal.balancing.base.Balancing{why}"
+            f"balancing.{name}: _target_={target} is not a subclass of simbal.balancing.base.Balancing{why}"
         )
     return found

@@ -1,6 +1,6 @@
-"""Controls: no balancing, a router that learns nothing, and experts that no router chose.
+"""Controls: no balancing, a frozen router, hash routing and random routing.
 
-Reference: Hash Layers (arXiv 2106.04426); mixing of integers: splitmix64 (Steele et al., OOPSLA 2014).
+Reference: Hash Layers (arXiv 2106.04426); integer hash: splitmix64 (Steele et al., OOPSLA 2014).
 Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.model.router import Candidates, Router
 
-CHOSEN_BLINDLY = Properties(
+CHOICE_WITHOUT_ROUTER = Properties(
     differentiable=False, scope="token", causal=True, revives_dead_experts=True, equivariant=False
 )
 
@@ -26,32 +26,32 @@ class NoBalancing(Balancing):
 
 
 class HashRouting(Balancing):
-    """The experts of a token are a fixed function of its id and the layer; the router only weighs them."""
+    """A token's experts are a fixed function of its id and the layer; the router only sets their weights."""
 
     formula = "no loss; experts by a hash of (seed, layer, token id)"
     citation = "arXiv 2106.04426"
-    properties = CHOSEN_BLINDLY
+    properties = CHOICE_WITHOUT_ROUTER
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return uniform numbers, (N, E), the same whenever a token id returns."""
+        """Return uniform random numbers, (N, E), that depend on the token id."""
         ids_N = candidates.tokens_BS.flatten()
         return uniform_numbers(ids_N, candidates.probs_NE.shape[1], self.seed, candidates.layer)
 
 
 class UniformRouting(Balancing):
-    """Every token's experts are drawn anew at each step, all with equal probability; the router only weighs them.
+    """A token's experts are sampled uniformly at each step; the router only sets their weights.
 
-    The draw is a hash of the seed, the step, the layer and the sequence so far: whatever the cut into micro-batches and
-    ranks, and in a forward pass that is repeated, it is the same.
+    Samples are a hash of the seed, the step, the layer and the sequence so far. So they are independent of the split
+    into micro-batches and ranks, and a repeated forward pass gives the same samples.
     """
 
-    formula = "no loss; experts drawn uniformly for each step, layer, sequence so far"
+    formula = "no loss; experts sampled uniformly per step, layer and sequence so far"
     citation = "control"
-    properties = CHOSEN_BLINDLY
+    properties = CHOICE_WITHOUT_ROUTER
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -59,28 +59,28 @@ class UniformRouting(Balancing):
         self.step = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return uniform numbers, (N, E), new at each step."""
-        prefix_BS = mixed(candidates.tokens_BS).cumsum(1)  # wraps around, as hashes do
+        """Return uniform random numbers, (N, E), different at each step."""
+        prefix_BS = splitmix64(candidates.tokens_BS).cumsum(1)  # overflow wraps around, as intended for a hash
         position_S = torch.arange(prefix_BS.shape[1], device=prefix_BS.device)
-        keys_N = (prefix_BS + mixed(position_S) + mixed(self.step + 1)).flatten()
+        keys_N = (prefix_BS + splitmix64(position_S) + splitmix64(self.step + 1)).flatten()
         return uniform_numbers(keys_N, candidates.probs_NE.shape[1], self.seed, candidates.layer)
 
     def update(self, step: FinishedStep) -> None:
-        """Count the step, so that the next one draws other numbers."""
+        """Count the step, so that the next step gets different samples."""
         self.step.add_(1)
 
 
 class FrozenRouter(Balancing):
-    """W stays as it was drawn: no gradient, no step of the optimizer and no weight decay; all else learns around it."""
+    """W stays at its random initialization: no gradient, no optimizer step and no weight decay."""
 
-    formula = "no loss; W as drawn, never trained"
+    formula = "no loss; W frozen at its random initialization"
     citation = "control"
     router_init = "orthogonal"
     sets_router_weight = True
     properties = Properties(differentiable=False, scope="weights", causal=True, revives_dead_experts=False)
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Take every router's weight out of training."""
+        """Freeze every router's weight."""
         for router in routers:
             router.weight_ED.requires_grad_(False)
 
@@ -88,18 +88,18 @@ class FrozenRouter(Balancing):
 def uniform_numbers(keys_N: Tensor, num_experts: int, seed: int, layer: int) -> Tensor:
     """Return a hash of (key, expert, seed, layer) in [0, 1), (N, E), fp64."""
     experts_E = torch.arange(num_experts, device=keys_N.device)
-    stream_E = mixed(mixed(mixed(experts_E) + layer) + seed % 2**63)
-    return (mixed(keys_N[:, None] + stream_E) >> 11 & (1 << 53) - 1).double() * 2.0**-53
+    stream_E = splitmix64(splitmix64(splitmix64(experts_E) + layer) + seed % 2**63)
+    return (splitmix64(keys_N[:, None] + stream_E) >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
-def mixed(numbers: Tensor) -> Tensor:
-    """Return splitmix64 of int64 numbers, of the same shape: every bit of the input is in every bit of the output."""
+def splitmix64(numbers: Tensor) -> Tensor:
+    """Return the splitmix64 hash of int64 numbers, of the same shape."""
     z = numbers + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
-    z = (z ^ _shifted(z, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-    z = (z ^ _shifted(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-    return z ^ _shifted(z, 31)
+    z = (z ^ _shift_right(z, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    z = (z ^ _shift_right(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return z ^ _shift_right(z, 31)
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Return the numbers shifted to the right, filled with zeros; `>>` alone would repeat the sign."""
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
+    """Return a logical right shift; `>>` is arithmetic and repeats the sign."""
     return numbers >> bits & (1 << 64 - bits) - 1

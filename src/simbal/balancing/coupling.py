@@ -1,4 +1,4 @@
-"""Expert-router coupling (ERC): each router row, as a stand-in for its tokens, excites its own expert the most.
+"""Expert-router coupling (ERC): each router row, as a proxy for its tokens, activates its own expert the most.
 
 Reference: Lv et al. 2025 (arXiv 2512.23447), equations 3 and 4 and figure 8.
 Shapes: L MoE layers, E experts, D model width, F width of an expert.
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.balancing.bias import layer_bias
-from simbal.balancing.controls import mixed, uniform_numbers
+from simbal.balancing.bias import sized_for
+from simbal.balancing.controls import splitmix64, uniform_numbers
 from simbal.config.values import not_negative
 from simbal.model.router import Router, Routing
 
@@ -20,12 +20,12 @@ from simbal.model.router import Router, Routing
 class ExpertRouterCoupling(Balancing):
     """loss = coef / E^2 sum_{i != j} (max(M_ij - a M_ii, 0) + max(M_ji - a M_ii, 0)), M_ij = |G_j (w_i * d_i)|.
 
-    G_j is the gate matrix of expert j. d_i is noise, uniform in 1 - e_i to 1 + e_i for each coordinate of the router's
-    row w_i, with e_i = min_j |w_i - w_j| / (2 |w_i|), so that the stand-in stays nearest to its own row. The gradient
-    reaches W and the gates; it takes the noise for a constant.
+    G_j is the gate matrix of expert j. d_i is noise, uniform in [1 - e_i, 1 + e_i] for each coordinate of the router
+    row w_i, with e_i = min_j |w_i - w_j| / (2 |w_i|), so that the proxy stays nearest to its own row. The gradient
+    reaches W and the gates; the noise is constant.
 
-    The noise is a hash of the seed, the step, the layer and the place in W: the same on every rank, in every
-    micro-batch of a step, and after a restart. Relabelled experts get other noise, hence no equivariance.
+    The noise is a hash of the seed, the step, the layer and the position in W: the same on every rank, in every
+    micro-batch of a step, and after a restart. Permuted experts get different noise, so the loss is not equivariant.
     """
 
     formula = "coef / E^2 sum_{i != j} (max(M_ij - a M_ii, 0) + max(M_ji - a M_ii, 0)), M_ij = |G_j (w_i * noise)|"
@@ -38,39 +38,48 @@ class ExpertRouterCoupling(Balancing):
     def __init__(
         self, num_layers: int = 0, num_experts: int = 0, seed: int = 0, coef: float = 1.0, alpha: float = 1.0
     ) -> None:
-        """Set the multiplier and `alpha`, the a above: the smaller, the more each expert stands out.
+        """Initialize the loss.
 
-        Without `num_layers` and `num_experts`, `prepare` takes those of its routers; `seed` is that of the noise.
+        Args:
+            num_layers: L of the model; 0: set by `prepare`.
+            num_experts: E of the model; 0: set by `prepare`.
+            seed: seed of the noise.
+            coef: multiplier.
+            alpha: a in the formula; a smaller value makes experts more specialized.
         """
         super().__init__()
         self.coef, self.alpha, self.seed = not_negative("coef", coef), not_negative("alpha", alpha), seed
-        self.spread_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))  # e, of the weights of this step
+        self.spread_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))  # e at this step's weights
         self.step: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Measure how far apart the rows start; `UserError` if the strategy was made for another model."""
-        self.spread_LE = layer_bias(self.spread_LE, routers)
+        """Compute the spread of the initial rows.
+
+        Raises:
+            UserError: the strategy was created for another model.
+        """
+        self.spread_LE = sized_for(routers, self.spread_LE)
         self._measure_spread([router.weight_ED for router in routers])
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """Return every layer's loss, (L,)."""
-        return torch.stack([self._of_layer(routing, layer) for layer, routing in enumerate(routings)])
+        return torch.stack([self._layer_loss(routing, layer) for layer, routing in enumerate(routings)])
 
-    def _of_layer(self, routing: Routing, layer: int) -> Tensor:
-        assert routing.experts is not None, "of our own models alone"
+    def _layer_loss(self, routing: Routing, layer: int) -> Tensor:
+        assert routing.experts is not None, "needs a model of simbal"
         gate_EFD, noise_ED = routing.experts.w13_E2FD[:, 0], self._noise(routing, layer)
         return self.coef * excess(activations(routing.router_weight_ED, gate_EFD, noise_ED), self.alpha)
 
     def _noise(self, routing: Routing, layer: int) -> Tensor:
-        """Return the factor of each number of the router's weight, (E, D)."""
+        """Return the noise factors of the router's weight, (E, D)."""
         num_experts, d_model = routing.router_weight_ED.shape
-        keys_D = mixed(torch.arange(d_model, device=self.step.device)) + mixed(self.step + 1)
+        keys_D = splitmix64(torch.arange(d_model, device=self.step.device)) + splitmix64(self.step + 1)
         centred_ED = 2 * uniform_numbers(keys_D, num_experts, self.seed, layer).T - 1
         return 1 + self.spread_LE[layer, :, None] * centred_ED.to(self.spread_LE.dtype)
 
     def update(self, step: FinishedStep) -> None:
-        """Count the step, and measure how far apart the rows are that it has left."""
+        """Count the step and compute the spread of the updated rows."""
         self.step.add_(1)
         self._measure_spread(step.router_weights)
 
@@ -80,29 +89,29 @@ class ExpertRouterCoupling(Balancing):
 
 
 def spread(weight_ED: Tensor) -> Tensor:
-    """Return half the distance of each row to the nearest other one as a share of its length, (E,).
+    """Return half the distance of each row to the nearest other row, relative to its length, (E,).
 
-    It is 0 for a row that is 0 or has no other beside it.
+    It is 0 for a row of zeros and for a single row.
     """
     rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
-    # by differences: by products, distances of near rows would be lost in rounding
+    # by differences: products would lose small distances to rounding
     distance_EE = torch.cdist(rows_ED, rows_ED, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     share_E: Tensor = distance_EE.amin(1) / (2 * torch.linalg.vector_norm(rows_ED, dim=1))
     return share_E.nan_to_num(0, posinf=0)
 
 
 def activations(weight_ED: Tensor, gate_EFD: Tensor, noise_ED: Tensor) -> Tensor:
-    """Return M, (E, E): the length of gate j's output for row i times its noise, in fp32 at least."""
+    """Return M, (E, E): the length of gate j's output for row i times its noise, in at least fp32."""
     wide = torch.promote_types(weight_ED.dtype, torch.float32)
     with torch.autocast(weight_ED.device.type, enabled=False):
-        stand_in_ED = weight_ED.to(wide) * noise_ED.to(wide)
-        hidden_EEF = F.linear(stand_in_ED, gate_EFD.to(wide).flatten(0, 1)).view(-1, *gate_EFD.shape[:2])
+        proxy_ED = weight_ED.to(wide) * noise_ED.to(wide)
+        hidden_EEF = F.linear(proxy_ED, gate_EFD.to(wide).flatten(0, 1)).view(-1, *gate_EFD.shape[:2])
         length_EE: Tensor = torch.linalg.vector_norm(hidden_EEF, dim=2)
         return length_EE
 
 
 def excess(activation_EE: Tensor, alpha: float) -> Tensor:
-    """Return the mean over all E^2 pairs of what exceeds `alpha` M_ii in row i and in column i; a scalar."""
+    """Return the mean over all E^2 pairs of the excess over `alpha` M_ii in row i and in column i, a scalar."""
     bound_E = alpha * activation_EE.diagonal()
     over_EE = (activation_EE - bound_E[:, None]).relu() + (activation_EE - bound_E).relu()
     own_EE = torch.eye(len(bound_E), dtype=torch.bool, device=over_EE.device)

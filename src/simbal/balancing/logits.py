@@ -1,8 +1,8 @@
-"""Other logits than x W^T: cosines, prototypes, normalised logits, a temperature, Sinkhorn's shift.
+"""Strategies that change the logits: cosine router, prototypes, logit normalization, temperature, Sinkhorn.
 
-Reference: X-MoE (arXiv 2204.09179) and tutel's CosineTopKGate, both with a projection of x to fewer channels first and
-a scale that is learnt, here neither; the online k-means router of arXiv 2605.12476, by its abstract, with decay, scale
-and start of ours; gating logit normalization of Skywork-MoE (arXiv 2406.06563); S-BASE (Clark et al. 2022, arXiv
+Reference: X-MoE (arXiv 2204.09179) and tutel's CosineTopKGate, without their projection of x to fewer channels and
+their learned scale; the online k-means router of arXiv 2605.12476, from its abstract, with our own decay, scale and
+initialization; gating logit normalization: Skywork-MoE (arXiv 2406.06563); Sinkhorn: S-BASE (Clark et al. 2022, arXiv
 2202.01169), as in Megatron-LM.
 Shapes: N tokens, L MoE layers, E experts, D model width.
 """
@@ -18,9 +18,9 @@ from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.config.values import not_negative, share, whole_number
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Router, Routing, product
+from simbal.model.router import Candidates, Router, Routing, linear_logits
 
-VARIANCE_FLOOR = 1e-12  # of a token whose logits are all equal
+VARIANCE_FLOOR = 1e-12  # for tokens with equal logits
 
 
 class CosineRouter(Balancing):
@@ -31,7 +31,7 @@ class CosineRouter(Balancing):
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 
     def __init__(self, scale: float = 10.0) -> None:
-        """Set the largest logit, `scale`."""
+        """Set the maximum logit, `scale`."""
         super().__init__()
         self.scale = positive_scale(scale)
 
@@ -43,39 +43,39 @@ class CosineRouter(Balancing):
 def positive_scale(scale: float) -> float:
     """Return `scale`; `UserError` unless it is above 0."""
     if not not_negative("scale", scale):
-        raise UserError(f"scale={scale} must be above 0: all experts of a token would have the same logit")
+        raise UserError(f"scale={scale} must be above 0, or all logits are equal")
     return float(scale)
 
 
 def row_cosines(x_ND: Tensor, rows_ED: Tensor) -> Tensor:
-    """Return the cosine of each hidden state and each row, (N, E); 0 if either is 0."""
+    """Return the cosines of hidden states and rows, (N, E); 0 for a zero vector."""
     return F.linear(F.normalize(x_ND, dim=-1), F.normalize(rows_ED, dim=-1))
 
 
 class PrototypeRouter(Balancing):
     """logits = scale * cos(x, w_i); after each step w_i = decay * w_i + (1 - decay) * mean of the x that chose i.
 
-    The router's weight W is the prototypes: no gradient, optimizer or weight decay moves it, it starts as
-    `router.init` says, and its file of weights holds it. The mean is over all tokens of the step, each of whose K
-    experts takes it in full; an expert without any keeps its row. In bf16-true, W is in bf16, where changes below a
-    256th of a number are lost.
+    The prototypes are the router's weight W. It starts with `router.init`, gets no gradient, optimizer step or weight
+    decay, and is saved like any weight. The mean is over all tokens of the step; a token counts fully for each of its K
+    experts, and an expert without tokens keeps its row. With precision bf16-true, W is in bf16 and loses relative
+    changes below 1/256.
 
-    A layer keeps its router's input until the step is measured, N D numbers which the backward pass keeps as well
-    unless activations are recomputed, and multiplies as much again as the router does.
+    Cost: the router's input, N D numbers, stays in memory until the step is measured (the backward pass stores it
+    anyway unless activations are recomputed), and one more matrix product of the router's size.
     """
 
     formula = "no loss; logits = scale * cos(x, w_i), w_i: running mean over steps of the mean x that chose i"
-    citation = "arXiv 2605.12476; decay, scale and start ours"
+    citation = "arXiv 2605.12476; our own decay, scale and initialization"
     sets_router_weight = True
     properties = Properties(differentiable=False, scope="global", causal=True, revives_dead_experts=False)
 
     def __init__(self, decay: float = 0.99, scale: float = 10.0) -> None:
-        """Set the share of the old row that stays, `decay` in [0, 1), and the largest logit, `scale`."""
+        """Set the fraction of the old row that is kept, `decay` in [0, 1), and the maximum logit, `scale`."""
         super().__init__()
         self.decay, self.scale = share("decay", decay), positive_scale(scale)
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Take every router's weight out of training, and ask for what goes into it."""
+        """Freeze every router's weight, and let routers add their input to the routing."""
         for router in routers:
             router.weight_ED.requires_grad_(False)
             router.keeps_input = True
@@ -85,7 +85,7 @@ class PrototypeRouter(Balancing):
         return self.scale * row_cosines(x_ND, weight_ED)
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the sum of the hidden states that chose each expert, and their number, (L, E, D+1)."""
+        """Return the sum of the hidden states that chose each expert and their number, (L, E, D+1)."""
         return torch.stack([sums_and_number(routing) for routing in routings])
 
     def update(self, step: FinishedStep) -> None:
@@ -97,8 +97,8 @@ class PrototypeRouter(Balancing):
 
 
 def sums_and_number(routing: Routing) -> Tensor:
-    """Return, of each expert, the sum of the hidden states that chose it and their number, (E, D+1), fp32 at least."""
-    assert routing.x_ND is not None, "the router was asked to keep its input"
+    """Return the sum of the hidden states that chose each expert and their number, (E, D+1), in at least fp32."""
+    assert routing.x_ND is not None, "`prepare` sets keeps_input"
     x_ND = routing.x_ND.to(torch.promote_types(routing.x_ND.dtype, torch.float32))
     chosen_NE = chosen_experts(routing.topk_experts_NK, routing.logits_NE.shape[1]).to(x_ND.dtype)
     with torch.autocast(x_ND.device.type, enabled=False):
@@ -117,21 +117,21 @@ class LogitNorm(Balancing):
         self.scale = positive_scale(scale)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the normalised logits, (N, E); the standard deviation is over all E, not E - 1."""
-        centred_NE = logits_NE - logits_NE.mean(-1, keepdim=True)
-        variance_N1 = centred_NE.square().mean(-1, keepdim=True)
-        return self.scale * centred_NE * (variance_N1 + VARIANCE_FLOOR).rsqrt()
+        """Return the normalized logits, (N, E); the variance divides by E, not E - 1."""
+        centered_NE = logits_NE - logits_NE.mean(-1, keepdim=True)
+        variance_N1 = centered_NE.square().mean(-1, keepdim=True)
+        return self.scale * centered_NE * (variance_N1 + VARIANCE_FLOOR).rsqrt()
 
 
 class Temperature(Balancing):
-    """logits = x W^T / T_l in MoE layer l: below 1 sharpens the weights, above 1 evens them; the choice is the same."""
+    """logits = x W^T / T_l in MoE layer l; T_l < 1 sharpens the weights, T_l > 1 flattens them."""
 
     formula = "no loss; logits = x W^T / T, T of the layer"
     citation = "control"
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 
     def __init__(self, temperature: float = 0.5, of_layers: list[float] | None = None) -> None:
-        """Set T of every layer, or in its place `of_layers`, one for each MoE layer."""
+        """Set T for all layers, or with `of_layers` one value per MoE layer."""
         super().__init__()
         self.temperature, self.of_layers = temperature, of_layers
         for key, value in {"temperature": [temperature], "of_layers": of_layers or []}.items():
@@ -139,23 +139,23 @@ class Temperature(Balancing):
                 raise UserError(f"{key}={getattr(self, key)} must be above 0 and finite")
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Check that every layer has its number; `UserError` if not."""
+        """Raise `UserError` unless `of_layers` has one value per layer."""
         if self.of_layers is not None and len(self.of_layers) != len(routers):
             raise UserError(
                 f"of_layers={self.of_layers} has {len(self.of_layers)} temperatures for {len(routers)} layers: "
-                "give one for each, or null"
+                "give one per layer, or null"
             )
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the logits over the layer's temperature, (N, E)."""
+        """Return the logits divided by the layer's temperature, (N, E)."""
         of_layer = self.temperature if self.of_layers is None else self.of_layers[layer]
-        return product(x_ND, weight_ED, layer) / of_layer
+        return linear_logits(x_ND, weight_ED, layer) / of_layer
 
 
 class Sinkhorn(Balancing):
     """choice = top K of z_te + v_e, where u, v make exp(z_te + u_t + v_e) sum to 1 for each t and to N/E for each e.
 
-    In training only; in evaluation the plain top K. Not causal: v depends on all tokens of the micro-batch.
+    Only in training; evaluation uses the plain top K. Not causal: v depends on all tokens of the micro-batch.
     """
 
     citation = "arXiv 2202.01169"
@@ -167,13 +167,13 @@ class Sinkhorn(Balancing):
         self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return logits plus v, (N, E), which is the same for all tokens; in evaluation the logits."""
+        """Return logits plus v, (N, E), in training, and the logits in evaluation."""
         logits_NE = candidates.logits_NE
         return logits_NE + expert_potential(logits_NE, self.iterations) if self.training else logits_NE
 
 
 def expert_potential(logits_NE: Tensor, iterations: int) -> Tensor:
-    """Return v, (E,): rows and columns are normalised in turn, in log space; the columns come last."""
+    """Return v, (E,), from alternating normalization of rows and columns in log space, columns last."""
     num_tokens, num_experts = logits_NE.shape
     v_E = logits_NE.new_zeros(num_experts)
     for _ in range(iterations):

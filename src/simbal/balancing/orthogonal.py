@@ -1,4 +1,4 @@
-"""Orthonormal router rows without a loss: at the start only, by construction, or as a fixed basis of the router.
+"""Orthonormal router rows without a loss: as initialization, by construction, or as a fixed basis of the router.
 
 Reference: arXiv 2506.14038, table 2 (OrthoInit and Param); torch.nn.utils.parametrizations.orthogonal.
 Shapes: E experts, D model width.
@@ -19,18 +19,18 @@ NO_LOSS = Properties(differentiable=False, scope="weights", causal=True, revives
 
 
 class OrthogonalInit(Balancing):
-    """W W^T = I at the start; training is free to leave it."""
+    """W W^T = I at initialization, without any constraint during training."""
 
-    formula = "no loss; rows of W orthonormal at the start"
+    formula = "no loss; rows of W orthonormal at initialization"
     citation = "arXiv 2506.14038, table 2"
     router_init = "orthogonal"
     properties = NO_LOSS
 
 
 class OrthogonalParametrization(Balancing):
-    """W W^T = I at every step: W is a product of Householder reflections whose vectors are what is trained.
+    """W W^T = I at every step: W is a product of Householder reflections with trainable vectors.
 
-    In fp32 under every precision, and without weight decay, which would turn the rows towards fixed directions.
+    W is in fp32 under every precision. Weight decay is off, because it would rotate the rows towards fixed directions.
     """
 
     formula = "no loss; W a product of Householder reflections, rows orthonormal at every step"
@@ -40,22 +40,22 @@ class OrthogonalParametrization(Balancing):
     properties = NO_LOSS
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Parametrise every `router.weight_ED`, which is from here on computed from its parameter at each access.
+        """Parametrize every `router.weight_ED`, which is then recomputed from its parameter at each access.
 
         Raises:
             UserError: there are more experts than dimensions.
         """
         require_orthogonal_rows(routers)
         for router in routers:
-            # a trivialization would hold a D x D matrix, filled from the global generator
+            # a trivialization would store a D x D matrix, initialized with the global random generator
             orthogonal(router, "weight_ED", "householder", use_trivialization=False)
 
 
 class Mixture(nn.Module):
-    """W = B Q as a parametrization of torch: B (E, E) is what is trained, Q (E, D) stays and is in the checkpoint."""
+    """The parametrization W = B Q with a trainable B, (E, E), and a fixed buffer Q, (E, D)."""
 
     def __init__(self, weight_ED: Tensor) -> None:
-        """Take for Q the orthonormal rows nearest to `weight_ED`, which are those of `weight_ED` if it has such."""
+        """Set Q to the orthonormal rows nearest to `weight_ED`, the orthogonal factor of its polar decomposition."""
         super().__init__()
         left_EE, _, right_ED = torch.linalg.svd(weight_ED.detach(), full_matrices=False)
         self.basis_ED = nn.Buffer(left_EE @ right_ED)
@@ -65,15 +65,15 @@ class Mixture(nn.Module):
         return mixture_EE @ self.basis_ED
 
     def right_inverse(self, weight_ED: Tensor) -> Tensor:
-        """Return the B, (E, E), of a W whose rows lie in the span of Q."""
+        """Return B, (E, E), for a W whose rows lie in the span of Q."""
         return weight_ED @ self.basis_ED.T
 
 
 class OrthogonalMixture(Balancing):
-    """W = B Q with Q Q^T = I fixed and B free: any router that reads no more than an E-dimensional part of x.
+    """W = B Q with a fixed Q, Q Q^T = I, and a free B: the router sees only an E-dimensional subspace of x.
 
-    Q spans the rows of the start, where orthonormal rows make B = I. In fp32 under every precision; weight decay is
-    that of a router, as |B| = |W|.
+    Q spans the initial rows; orthonormal initial rows give B = I. W is in fp32 under every precision. Weight decay acts
+    as on a plain router, because |B| = |W|.
     """
 
     formula = "no loss; W = B Q, Q fixed with orthonormal rows, B trained from the identity"
@@ -83,7 +83,7 @@ class OrthogonalMixture(Balancing):
     properties = NO_LOSS
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Parametrise every `router.weight_ED`, which is from here on computed from its parameter at each access.
+        """Parametrize every `router.weight_ED`, which is then recomputed from its parameter at each access.
 
         Raises:
             UserError: there are more experts than dimensions.

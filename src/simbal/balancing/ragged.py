@@ -1,6 +1,6 @@
-"""Routers whose tokens use as many experts as they need, with a loss that holds the number down.
+"""Routing with a varying number of experts per token, and a loss that limits it.
 
-Reference: ReMoE (arXiv 2412.14711) and top-p routing (arXiv 2403.07652), and their authors' code; the load balancing
+Reference: ReMoE (arXiv 2412.14711) and top-p routing (arXiv 2403.07652), and their authors' code; the load-balancing
 loss of top-p routing is the strategy `lbl`.
 Shapes: N tokens, L MoE layers, E experts, K experts per token on average.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unchosen
+from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unused_experts
 from simbal.config.values import not_negative, share
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, log_scores
@@ -21,8 +21,8 @@ class ReMoE(Balancing):
 
     r = max(z, 0), and f_i is the number of tokens that use i divided by N K, without gradient. If not `balanced`, the
     loss is lambda times the mean over t of sum_i r_ti. lambda = coef * alpha^m is one number for the model. m starts at
-    0; after a step it rises by 1 if more than K experts were used per token, mean over layers, micro-batches and ranks,
-    and falls by 1 if fewer were. Unlike a product of so many factors, lambda is never lost to underflow.
+    0. After a step, m increases by 1 if tokens used more than K experts on average over layers, micro-batches and
+    ranks, and decreases by 1 if they used fewer. Storing m instead of lambda avoids underflow.
     """
 
     citation = "arXiv 2412.14711"
@@ -30,12 +30,12 @@ class ReMoE(Balancing):
     ragged = True
 
     def __init__(self, coef: float = 1e-8, alpha: float = 1.2, balanced: bool = True) -> None:
-        """Set the rule.
+        """Initialize the loss.
 
         Args:
             coef: lambda before the first step.
-            alpha: the factor of lambda in a step, above 1.
-            balanced: weigh each expert's part of the penalty by its load.
+            alpha: factor by which lambda changes per step, above 1.
+            balanced: weight each expert's penalty by its load.
         """
         super().__init__()
         if not alpha > 1:
@@ -45,31 +45,31 @@ class ReMoE(Balancing):
         self.unit = "E sum_i f_i r_i in one layer" if balanced else "sum_i r_i in one layer"
         self.formula = (
             f"lambda * {'E sum_i f_i r_i' if balanced else 'sum_i r_i'}, r_i: mean over tokens of max(z_ti, 0); "
-            f"{'f_i: uses of i / (N K); ' if balanced else ''}t uses i if z_ti > 0; lambda = coef at first, times "
-            f"{alpha:g} after a step with more than K experts per token, divided by it after one with fewer"
+            f"{'f_i: uses of i / (N K); ' if balanced else ''}t uses i if z_ti > 0; lambda starts at coef, is "
+            f"multiplied by {alpha:g} after a step with more than K experts per token, divided after one with fewer"
         )
         self.properties = Properties(
             differentiable=True,
             scope="micro" if balanced else "global",
             causal=True,
-            revives_dead_experts=False,  # what is cut off at 0 has no gradient
+            revives_dead_experts=False,  # logits below 0 have no gradient
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Raise `UserError` for routers whose weights are not the logits above 0 as they are."""
-        require_unchosen(routers)
+        """Raise `UserError` unless the routers' weights are the positive logits."""
+        require_unused_experts(routers)
         if any(router.gating != "relu" or router.renormalize for router in routers):
             raise UserError(
-                "balancing=remoe takes the logits above 0 for weights, as they are: leave out router=, so that it "
-                "brings router=relu, and leave router.renormalize=false as that has it"
+                "balancing=remoe needs router=relu with router.renormalize=false: leave out router=, so that "
+                "balancing=remoe sets both"
             )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the logits, (N, E), with -inf where they are not above 0."""
+        """Return the logits, (N, E), with -inf where they are not positive."""
         return candidates.logits_NE.masked_fill(candidates.logits_NE <= 0, -torch.inf)
 
     def loss(self, routing: Routing) -> Tensor:
-        """Return one layer's loss, by lambda as the steps before have left it; a scalar."""
+        """Return one layer's loss with the current lambda, a scalar."""
         r_E = routing.probs_NE.mean(0)
         if self.balanced:
             num_tokens, num_experts = routing.probs_NE.shape
@@ -77,20 +77,20 @@ class ReMoE(Balancing):
         return self.coef * (self.alpha ** self.raised.double()).to(r_E.dtype) * r_E.sum()
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return how many more experts were used than K for each token, (L,), in whole numbers."""
+        """Return the number of used experts in excess of K per token, summed over tokens, (L,)."""
         return torch.stack([r.tokens_per_expert_E.sum() - len(r.probs_NE) * r.top_k for r in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Raise or lower lambda, where it acts: else it would grow without an end."""
+        """Raise or lower lambda, unless coef or the schedule is 0: lambda would grow without bound."""
         if self.coef * step.factor > 0:
             self.raised.add_(step.measured_LE.sum().sign())
 
 
 class TopP(Balancing):
-    """Token t uses the fewest most probable experts that exceed p together; loss = coef * mean over t of its entropy.
+    """Token t uses its most probable experts until their sum exceeds p; loss = coef * mean over t of its entropy.
 
-    The probabilities of a token are divided by their sum. The expert that crosses p is used, so that every token has at
-    least one. The entropy -sum_i p_ti ln p_ti is what keeps their number from growing; nothing holds it at K.
+    A token's probabilities are divided by their sum. The expert that crosses p is included, so every token has at least
+    one expert. The entropy -sum_i p_ti ln p_ti limits their number; no term keeps it at K.
     """
 
     citation = "arXiv 2403.07652"
@@ -99,9 +99,9 @@ class TopP(Balancing):
     ragged = True
 
     def __init__(self, p: float = 0.4, coef: float = 1e-4) -> None:
-        """Set the share `p`, in [0, 1), and the multiplier of the entropy.
+        """Set the probability `p`, in [0, 1), and the multiplier of the entropy.
 
-        The default of `p` is that of the authors' code; that of `coef` is from a summary of the paper.
+        The default of `p` is from the authors' code, the default of `coef` from a summary of the paper.
         """
         super().__init__()
         self.p, self.coef = share("p", p), not_negative("coef", coef)
@@ -110,17 +110,17 @@ class TopP(Balancing):
         )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the probabilities, (N, E), with -inf for those behind the one that crosses p."""
+        """Return the probabilities, (N, E), with -inf for experts after the one that crosses p."""
         probs_NE = candidates.probs_NE
         sorted_NE, experts_NE = probs_NE.double().sort(dim=-1, descending=True, stable=True)
         sums_NE = sorted_NE.cumsum(-1)
-        # of a token that is sure of nothing, as all its sigmoids are 0, every expert is used
+        # a token whose sigmoids are all 0 uses every expert
         crossed_NE = sums_NE > self.p * sums_NE[:, -1:]
-        behind_NE = crossed_NE.roll(1, -1)
-        behind_NE[:, 0] = False
-        return probs_NE.masked_fill(behind_NE.scatter(-1, experts_NE, behind_NE), -torch.inf)
+        after_NE = crossed_NE.roll(1, -1)
+        after_NE[:, 0] = False
+        return probs_NE.masked_fill(after_NE.scatter(-1, experts_NE, after_NE), -torch.inf)
 
     def loss(self, routing: Routing) -> Tensor:
-        """Return one layer's mean entropy times the coefficient; a scalar."""
+        """Return one layer's mean entropy times the coefficient, a scalar."""
         log_NE = log_scores(routing.logits_NE, routing.gating).log_softmax(-1)  # finite where p is 0
         return self.coef * -(log_NE.exp() * log_NE).sum(-1).mean()

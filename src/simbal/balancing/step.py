@@ -1,4 +1,4 @@
-"""One optimizer step of the strategies: counts of its micro-batches, the losses that need them, and the update.
+"""An optimizer step of the strategies: counts over micro-batches, losses that need them, and the update.
 
 Shapes: L MoE layers, E experts.
 """
@@ -17,30 +17,30 @@ from simbal.model.router import Routing
 
 
 class StepInProgress:
-    """A step of one rank, from an empty start; when it ends, it is a `FinishedStep`.
+    """An optimizer step of one rank.
 
-    1. `counting_pass` over all micro-batches, where there are several and `strategies.needs_step_counts`.
+    1. `counting_pass` over all micro-batches, if there are several and `strategies.needs_step_counts`.
     2. `add`, then `losses`, for every micro-batch.
-    3. `finish`, once, after the optimizer.
+    3. `finish` once after the optimizer's step.
     """
 
     def __init__(self, strategies: Composition, step_counts: Mapping[str, Tensor] | None = None) -> None:
-        """Begin a step; `step_counts` is what each strategy measures in all of it, (L, E), if a counting pass has."""
+        """Start a step; `step_counts` holds the measurements of the full step if a counting pass has already run."""
         self.strategies, self.step_counts = strategies, step_counts
         self.micro_batches = 0
-        self.counts_LE: Tensor | None = None  # tokens per expert; None before the first, or in a dense model
-        self._measured: dict[str, Tensor] = {}  # (L, E) of each strategy
+        self.counts_LE: Tensor | None = None  # tokens per expert; None without micro-batches or layers
+        self._measured: dict[str, Tensor] = {}  # (L, ...) by strategy
 
     @contextmanager
     def counting_pass(self) -> Iterator[Self]:
-        """Yield an empty step, without gradients, to which every micro-batch is added; then set `step_counts`."""
+        """Yield an empty step, without gradients, to which to `add` every micro-batch; then set `step_counts`."""
         counting = type(self)(self.strategies)
         with torch.no_grad():
             yield counting
         self.step_counts = counting.measured()
 
     def add(self, routings: Sequence[Routing]) -> None:
-        """Count one micro-batch, routed as `routings` say of each layer."""
+        """Count one micro-batch with one routing per layer."""
         self.micro_batches += 1
         for name, measured_LE in self.strategies.measure(routings).items():
             self._measured[name] = self._measured[name] + measured_LE if name in self._measured else measured_LE
@@ -49,28 +49,28 @@ class StepInProgress:
             self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
 
     def measured(self) -> dict[str, Tensor]:
-        """Return what each strategy has measured so far, (L, E), summed over micro-batches and ranks."""
+        """Return each strategy's measurement so far, (L, ...), summed over micro-batches and ranks."""
         return {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
 
     def losses(self, routings: Sequence[Routing], step: int) -> dict[str, Tensor]:
-        """Return each strategy's term of the micro-batch added last, in optimizer step `step`; scalars.
+        """Return each strategy's loss term, scalars, for the last added micro-batch in optimizer step `step`.
 
         Raises:
-            UserError: a loss needs the counts of the whole step, and this is not its first micro-batch.
+            UserError: a loss needs the counts of several micro-batches and there was no counting pass.
         """
         step_counts = self.step_counts
         if step_counts is None and self.strategies.needs_step_counts:
             if self.micro_batches > 1:
                 raise UserError("scope=global with several micro-batches: run them all under counting_pass() first")
-            step_counts = self.measured()  # the one micro-batch is the whole step
+            step_counts = self.measured()  # the only micro-batch is the full step
         return self.strategies.losses(routings, step, step_counts)
 
     def finish(self, router_weights: Sequence[Tensor], lr: float, step: int) -> None:
         """Update the strategies after the optimizer's step.
 
         Args:
-            router_weights: (E, D) of each layer, as the optimizer has left them.
-            lr: the learning rate.
-            step: the number of the step, from 0.
+            router_weights: (E, D) per layer, after the optimizer's step.
+            lr: learning rate.
+            step: number of the step, from 0.
         """
         self.strategies.update(self.measured(), self.micro_batches * world_size(), router_weights, lr, step)

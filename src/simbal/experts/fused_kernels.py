@@ -1,11 +1,13 @@
 """Triton kernels of the backend `fused`: matrix products that gather, activate and scatter where they load and store.
 
-They mask rows but no columns, and take dense tensors: `fused.py` checks. No kernel uses an atomic, so bits repeat.
+They mask rows but not columns and assume contiguous tensors, which `fused.py` checks. No kernel uses atomics, so
+results are bit-reproducible.
+Weight gradients are split-k products, with a second pass that adds the partial sums of long experts.
 Reference: MegaBlocks (arXiv 2211.15841) and ScatterMoE (arXiv 2403.08245) for the gather and scatter inside the
-product; SonicMoE for dp = <h, dy W2^T>; Triton's matrix multiplication tutorial for the grouped order of tiles. The
-gradients of the weights are split-k products, with a second pass over the partial sums of long experts.
+product; SonicMoE for dp = <h, dy W2^T>; Triton's matrix multiplication tutorial for the grouped order of tiles.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows (sorted by
-expert unless a name says slot), T tiles or chunks, S partial sums, C column blocks, I and J the widths of a matrix.
+expert; unsorted where a name says slot), T tiles or chunks, S partial sums, C column blocks, I and J the dimensions of
+a matrix.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -15,10 +17,10 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["num_tiles", "size"])
 def tile_map_kernel(ends_E, tiles_3T, num_tiles, size, E: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the expert, first row and partial sum of each tile when every expert is cut into tiles of `size` rows.
+    """Write the expert, first row and partial-sum index of each tile; every expert is split into tiles of `size` rows.
 
-    A surplus tile has expert -1. LEAST = 1 gives an expert without rows a tile that stores its zero gradient. The
-    partial sum is -1 unless the expert has several tiles.
+    Surplus tiles have expert -1. LEAST = 1 gives an expert without rows one tile, which stores its zero gradient. The
+    partial-sum index is -1 unless the expert has several tiles.
     """
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.full((BLOCK,), -1, tl.int32)
@@ -46,9 +48,9 @@ def tile_map_kernel(ends_E, tiles_3T, num_tiles, size, E: tl.constexpr, LEAST: t
 
 @triton.jit
 def _row_tile(tiles_3T, ends_E, num_tiles, C: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr):
-    """Return this program's expert, its rows, a mask of those that are the expert's own, and its column block.
+    """Return this program's expert, its rows, a mask of the rows that belong to the expert, and its column block.
 
-    Programs run in about this order: GROUP row tiles meet one column block of a weight while it is in L2.
+    Programs run approximately in this order, so GROUP row tiles use one column block of a weight while it is in L2.
     """
     pid = tl.program_id(0)
     group = pid // (GROUP * C)
@@ -86,7 +88,7 @@ def up_kernel(
             gate_at += DEPTH
             up_at += DEPTH
         dtype = h_RF.dtype.element_ty
-        gate = gate.to(dtype)  # h comes from the rounded values, which are those the backward sees
+        gate = gate.to(dtype)  # compute h from the rounded values, which the backward pass uses too
         up = up.to(dtype)
         at = gate_up_R2F + row_R[:, None] * (2 * F) + f[None, :]
         tl.store(at, gate, mask=mine_R[:, None])
@@ -102,7 +104,7 @@ def down_kernel(
     WIDTH_I: tl.constexpr, WIDTH_J: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[slot] = p[slot] * a W_e, without p unless SCALED: the second half of the forward, and dx."""
+    """Compute out[slot] = p[slot] * a W_e if SCALED (the down projection), else out[slot] = a W_e (dx)."""
     expert, row_R, mine_R, column = _row_tile(tiles_3T, ends_E, num_tiles, WIDTH_J // COLUMNS, ROWS, GROUP)
     if expert >= 0:
         j = column * COLUMNS + tl.arange(0, COLUMNS)
@@ -123,7 +125,7 @@ def down_kernel(
 
 @triton.jit
 def _swiglu_grad(g, p_R, gate_up_R2F, dgate_up_R2F, ph_RF, row_R, mine_R, f, F: tl.constexpr):
-    """Store dgate, dup and ph of columns `f`, return <h, g> over them.
+    """Store dgate, dup and ph for the columns `f`, and return <h, g> over these columns.
 
     silu'(gate) = sigmoid + silu * (1 - sigmoid).
     """
@@ -150,9 +152,9 @@ def hidden_grad_kernel(
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Compute g = dy[token] W2_e^T and the gradients that follow from it.
+    """Compute g = dy[token] W2_e^T and the gradients that depend on it.
 
-    dp = <h, g>, one part per column block; dh = p g; ph = p h; dgate and dup from dh.
+    dp = <h, g>, one partial sum per column block; dh = p g; ph = p h; dgate and dup follow from dh.
     """
     expert, row_R, mine_R, column = _row_tile(tiles_3T, ends_E, num_tiles, F // COLUMNS, ROWS, GROUP)
     if expert >= 0:
@@ -167,7 +169,7 @@ def hidden_grad_kernel(
             dy_at += DEPTH
             w2_at += DEPTH
         p_R = tl.load(p_slot + slot_R, mask=mine_R, other=0.0).to(tl.float32)
-        # half of the columns at a time: a whole tile of each of these values would not fit into the registers
+        # process half of the columns at a time: a full tile of all these values does not fit into the registers
         left, right = tl.split(g.reshape(ROWS, 2, COLUMNS // 2).permute(0, 2, 1))
         f = column * COLUMNS + tl.arange(0, COLUMNS // 2)
         dp_R = _swiglu_grad(left, p_R, gate_up_R2F, dgate_up_R2F, ph_RF, row_R, mine_R, f, F)
@@ -182,9 +184,9 @@ def weight_grad_kernel(
     WIDTH_I: tl.constexpr, WIDTH_J: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute dW_e, the sum over e's rows r of a_r^T b[token of r].
+    """Compute dW_e, the sum over the rows r of expert e of a_r^T b[token of r].
 
-    For a long expert it is the part of one chunk, in fp32.
+    For an expert with several chunks, store the fp32 partial sum of one chunk.
     """
     tile = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -212,7 +214,7 @@ def weight_grad_kernel(
 
 @triton.jit(do_not_specialize=["chunk_rows"])
 def sum_partials_kernel(partial_SIJ, dw_EIJ, ends_E, chunk_rows, IJ: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum the partial sums of dW_e of an expert in several chunks, always in the same order."""
+    """Add the partial sums of dW_e for experts with several chunks, in a fixed order."""
     expert = tl.program_id(1)
     begin = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
     chunks = (tl.load(ends_E + expert) - begin + chunk_rows - 1) // chunk_rows

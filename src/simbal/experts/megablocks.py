@@ -1,13 +1,20 @@
-"""Backend `megablocks`: MegaBlocks' padded copies and stk's block-sparse products, with a backward that keeps little.
+"""Backend `megablocks`: MegaBlocks' padded copies and stk's block-sparse products, with a memory-saving backward pass.
 
-MegaBlocks itself has no memory-optimised block-sparse GLU (it raises NotImplementedError); this is one. Its routing,
-its Arguments and its modules are not used. Each layer waits for the device three times, once per padded gather.
-Reference: MegaBlocks (arXiv 2211.15841); SonicMoE for the router gradient <h, dy W2^T>, which needs no expert output.
+MegaBlocks itself has no memory-optimized block-sparse GLU (it raises NotImplementedError). Its routing, arguments and
+modules are not used. Each layer synchronizes with the GPU three times, once per padded gather.
+Reference: MegaBlocks (arXiv 2211.15841); megablocks 0.10.0, layers/glu.py; SonicMoE for the router gradient
+<h, dy W2^T>, which needs no expert output.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows,
-G rows padded to blocks of 128 per expert, Z blocks of T x T, M columns of an expert, J summed over.
+G rows padded to blocks of 128 per expert, Z blocks of T x T, M columns of an expert, J the dimension summed over.
 """
 
 import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,16 +23,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simbal.errors import UserError
-from simbal.experts.dispatch import RoutingPlan
-from simbal.experts.megablocks_ops import interpreted, kernels
+from simbal.experts.backends import RoutingPlan
 
 BLOCK = 128
 INT32_ELEMENTS = 2**31
+WEIGHT_NAMES = ("mlp.w1", "mlp.v1", "mlp.w2")  # of gate, up and down in MegaBlocks' SparseGLU
 
 
 def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
-    """Compute the experts as `reference` does, (N, D), by MegaBlocks' copies and stk's block-sparse products."""
-    if not x_ND.dtype == w13_E2FD.dtype == w2_EFD.dtype:  # a kernel would read one as the other
+    """Compute the experts, (N, D), with MegaBlocks' copies and stk's block-sparse products."""
+    if not x_ND.dtype == w13_E2FD.dtype == w2_EFD.dtype:  # the kernels would misread the others
         raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13_E2FD.dtype} and {w2_EFD.dtype}")
     y_ND: Tensor = _BlockSparseSwiGLU.apply(x_ND, plan.weights_NK, w13_E2FD, w2_EFD, *_every_slot(plan))  # type: ignore[no-untyped-call]
     return y_ND
@@ -34,7 +41,7 @@ def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
     """Return why `megablocks` cannot run with this device, dtype and these widths, or None."""
     if device.type != "cuda" and not interpreted():
-        return "it needs a CUDA device (or, for tests, TRITON_INTERPRET=1)"
+        return "it needs a CUDA device (tests run it in Triton's interpreter: TRITON_INTERPRET=1)"
     missing = [name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: run `make setup-gpu`"
@@ -43,14 +50,41 @@ def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"its kernels have no {dtype}"
     if device.type == "cuda" and not interpreted():
-        rounds = "its products would round float32 to TF32 on CUDA"
-        remedy = "set trainer.precision=bf16-mixed, or experts=reference for float32"
-        return f"{rounds}: {remedy}" if dtype == torch.float32 else None
-    return "the Triton interpreter multiplies bfloat16 wrongly" if dtype == torch.bfloat16 else None
+        rounds = "it would round float32 to TF32 on CUDA: set trainer.precision=bf16-mixed or experts=reference"
+        return rounds if dtype == torch.float32 else None
+    return "Triton's interpreter does not support bfloat16" if dtype == torch.bfloat16 else None
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU, for tests; the variable must be set before Triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def import_kernels() -> tuple[ModuleType, ModuleType]:
+    """Import and return `megablocks.backend.kernels` and `stk.backend.triton_kernels`.
+
+    MegaBlocks 0.10.0 imports its CUDA extension `megablocks_ops`, which does not compile under CUDA 13
+    (databricks/megablocks, issue 180). The kernels used here are Triton's, so an empty module replaces it.
+    """
+    try:
+        import megablocks_ops  # noqa: F401
+    except ImportError:  # not installed, or built for another version of torch
+        sys.modules["megablocks_ops"] = ModuleType("megablocks_ops")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped GEMM not available")
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        import megablocks.backend.kernels
+        import stk.backend.triton_kernels
+    if interpreted():  # autotuning needs a driver, so keep one configuration per kernel
+        for kernel in vars(megablocks.backend.kernels).values():
+            if hasattr(kernel, "configs"):
+                kernel.configs = kernel.configs[:1]
+    return megablocks.backend.kernels, stk.backend.triton_kernels
 
 
 def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
-    """Return order and ends of all N*K slots; a slot that has no row in the plan has weight 0 and goes to the last."""
+    """Return order and ends of all N*K slots; slots without a row have weight 0 and go to the last expert."""
     order_R, ends_E = plan.order_R, plan.ends_E
     if len(order_R) == plan.weights_NK.numel():
         return order_R, ends_E
@@ -62,7 +96,7 @@ def _every_slot(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
 
 
 class _Rows:
-    """The place of each routed row among rows padded per expert, in the int32 that MegaBlocks' copies read."""
+    """Positions of the routed rows among the rows padded per expert, as int32 for MegaBlocks' copies."""
 
     def __init__(self, order_R: Tensor, ends_E: Tensor, top_k: int) -> None:
         rows_R = torch.arange(len(order_R), dtype=torch.int32, device=order_R.device)
@@ -73,41 +107,41 @@ class _Rows:
 
     @property
     def padded_row_R(self) -> Tensor:
-        """The row of G of each routed row, (R,)."""
+        """The padded row, in [0, G), of each routed row, (R,)."""
         begin_E, padded_begin_E = (F.pad(ends, (1, 0))[:-1] for ends in (self.ends_E, self.padded_ends_E))
         rows_R = torch.arange(len(self.order_R), device=self.order_R.device)
         return rows_R + (padded_begin_E - begin_E)[self.expert_R.long()]
 
     def gather(self, x_ND: Tensor) -> Tensor:
-        """Copy tokens to padded rows, (G, D), padding 0; it waits for the device, as the routing decides how many."""
-        padded_GD: Tensor = kernels()[0].padded_gather(
+        """Copy tokens to padded rows, (G, D), with zeros as padding. G depends on the routing, so this synchronizes."""
+        padded_GD: Tensor = import_kernels()[0].padded_gather(
             x_ND, self.order_R, self.expert_R, None, self.ends_E, self.padded_ends_E, self.top_k
         )
         return padded_GD
 
     def scatter(self, x_GD: Tensor, p_R: Tensor | None) -> Tensor:
-        """Return the sum over each token's rows, (N, D), weighted by `p_R` (in the order of the slots) if given."""
-        y_ND: Tensor = kernels()[0].padded_scatter(
+        """Return the sum over each token's rows, (N, D), weighted by `p_R` (in slot order) if given."""
+        y_ND: Tensor = import_kernels()[0].padded_scatter(
             x_GD, self.order_R, self.expert_R, p_R, self.ends_E, self.padded_ends_E, self.top_k
         )
         return y_ND
 
 
 def _gate_up(blocks_ZTT: Tensor, cols: int) -> tuple[Tensor, Tensor]:
-    """Split blocks into gate and up: each block row holds `cols` gate blocks, then `cols` up blocks."""
+    """Split blocks into gate and up: a block row holds `cols` gate blocks followed by `cols` up blocks."""
     gate, up = blocks_ZTT.view(-1, 2, cols, BLOCK, BLOCK).unbind(1)
     return gate, up
 
 
 class _BlockSparseSwiGLU(torch.autograd.Function):
-    """The function behind `megablocks`. It saves x and the gate and up pre-activations only."""
+    """Autograd function of `megablocks`. It saves only x and the gate and up pre-activations."""
 
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, p_NK: Tensor, w13: Tensor, w2: Tensor, order_R: Tensor, ends_E: Tensor
     ) -> Tensor:
         E, _, width, D = w13.shape
-        x_ND, w13, w2 = x_ND.contiguous(), w13.contiguous(), w2.contiguous()  # the kernels assume it
+        x_ND, w13, w2 = x_ND.contiguous(), w13.contiguous(), w2.contiguous()  # as the kernels assume
         rows = _Rows(order_R, ends_E, p_NK.shape[1])
         x_GD = rows.gather(x_ND)
         wide, narrow = (Topology(rows.blocks_E, len(x_GD), m) for m in (2 * width, width))
@@ -126,7 +160,7 @@ class _BlockSparseSwiGLU(torch.autograd.Function):
         E, _, width, D = w13.shape
         cols = width // BLOCK
         dy_GD = rows.gather(dy_ND.contiguous())
-        dh = narrow.sdd(dy_GD, w2.view(E * width, D).T).view(-1, cols, BLOCK, BLOCK)  # before the routing weight
+        dh = narrow.sdd(dy_GD, w2.view(E * width, D).T).view(-1, cols, BLOCK, BLOCK)  # not yet times p
         gate, up = _gate_up(gate_up, cols)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
@@ -146,15 +180,15 @@ class _BlockSparseSwiGLU(torch.autograd.Function):
 
 
 class Topology:
-    """A block-sparse (G, E*M) matrix: each block row holds the M/128 blocks of its expert and no others.
+    """A block-sparse (G, E*M) matrix: each block row holds only the M/128 blocks of its expert.
 
-    SDD gets int32 indices: since Triton 3.2 the kernel's `int16 * 128` stays int16, so that blocks from 256 on are
-    wrong (stanford-futuredata/stk, pull request 17). DSD widens before it multiplies and gets int16, because int32
-    would halve its pipeline (shared memory 64 to 32 KiB, 4 stages to 2).
+    SDD gets int32 indices. Since Triton 3.2 the kernel's `int16 * 128` stays int16, so blocks from 256 on are wrong
+    (stanford-futuredata/stk, pull request 17). DSD widens before it multiplies and gets int16, because int32 would
+    halve its pipeline (shared memory 64 to 32 KiB, 4 stages to 2).
     """
 
     def __init__(self, blocks_E: Tensor, num_rows: int, width: int) -> None:
-        """Lay out `blocks_E` block rows for each expert, `num_rows` rows in all; an expert has `width` (M) columns."""
+        """Lay out `blocks_E` block rows per expert, `num_rows` rows in total; each expert has `width` (M) columns."""
         device, rows, cols = blocks_E.device, num_rows // BLOCK, width // BLOCK
         if num_rows * width >= INT32_ELEMENTS:
             raise UserError(
@@ -170,23 +204,35 @@ class Topology:
         self.row_Z, self.column_Z = row_Z.int(), column_Z.int()
         self.short_column_Z, self.short_row_by_column_Z = column_Z.short(), row_Z[by_column_Z].short()
         self.begin_of_row = torch.arange(0, rows * cols + 1, cols, dtype=torch.int32, device=device)
-        # M/128 equal columns of blocks for each expert; no repeat_interleave: it waits for the device
+        # M/128 equal block columns per expert; repeat_interleave would synchronize with the GPU
         blocks_of_column = blocks_E[:, None].expand(-1, cols).reshape(-1)
         self.begin_of_column = F.pad(blocks_of_column.cumsum(0), (1, 0)).int()
         self.by_column_Z = by_column_Z.int()
 
     def sdd(self, a_GJ: Tensor, b_JM: Tensor) -> Tensor:
-        """Return the blocks (Z, T, T) of a dense product; `b_JM` has the columns of all experts."""
+        """Return the blocks, (Z, T, T), of a dense product; `b_JM` has the columns of all experts."""
         out_ZTT = a_GJ.new_empty(len(self.row_Z), BLOCK, BLOCK)
-        kernels()[1].sdd(a_GJ, b_JM, self.shape, out_ZTT, self.begin_of_row, self.row_Z, self.column_Z)
+        import_kernels()[1].sdd(a_GJ, b_JM, self.shape, out_ZTT, self.begin_of_row, self.row_Z, self.column_Z)
         return out_ZTT
 
     def dsd(self, blocks_ZTT: Tensor, b: Tensor, transpose: bool = False) -> Tensor:
         """Return the blocks, or their transpose, times the dense matrix `b`."""
         shape = self.shape[::-1] if transpose else self.shape
         out = b.new_empty(shape[0], b.shape[1])
-        kernels()[1].dsd(
+        import_kernels()[1].dsd(
             shape, blocks_ZTT, self.begin_of_row, self.row_Z, self.short_column_Z,
             self.begin_of_column, self.short_row_by_column_Z, self.by_column_Z, transpose, b, out,
         )  # fmt: skip
         return out
+
+
+def to_megablocks(w13_E2FD: Tensor, w2_EFD: Tensor) -> dict[str, Tensor]:
+    """Return the weights under the names of `ParallelDroplessMLP.state_dict()`, each (E*F, D)."""
+    gate_EFD, up_EFD = w13_E2FD.unbind(1)
+    return dict(zip(WEIGHT_NAMES, (w_EFD.flatten(0, 1) for w_EFD in (gate_EFD, up_EFD, w2_EFD)), strict=True))
+
+
+def from_megablocks(state: Mapping[str, Tensor], num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return `w13_E2FD` and `w2_EFD` from the state dict of a MegaBlocks GLU."""
+    gate_EFD, up_EFD, w2_EFD = (state[name].view(num_experts, -1, state[name].shape[1]) for name in WEIGHT_NAMES)
+    return torch.stack([gate_EFD, up_EFD], 1), w2_EFD

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from simbal.errors import UserError
-from simbal.model.router import Groups, gate, largest, topk_weights
+from simbal.model.router import Groups, apply_gating, topk_indices, topk_weights
 
 ROUTER_NAMES = ("gate", "router")  # in an MoE block
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias")  # in a router or in its block
@@ -80,8 +80,8 @@ class Rule:
 
     def decide(self, logits_NE: Tensor, top_k: int, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their weights, (N, K) each."""
-        probs_NE = gate(logits_NE, self.gating)
-        experts_NK = largest(self.scores(probs_NE, bias_E), top_k)
+        probs_NE = apply_gating(logits_NE, self.gating)
+        experts_NK = topk_indices(self.scores(probs_NE, bias_E), top_k)
         return experts_NK, self.weights(logits_NE, probs_NE, experts_NK)
 
 

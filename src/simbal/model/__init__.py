@@ -1,1 +1,1 @@
-"""The paper's Transformer: it does not know who balances it."""
+"""The paper's Transformer. It does not depend on balancing strategies."""

@@ -1,4 +1,4 @@
-"""Runs all experts on every token beside a normal forward pass, to measure how alike their outputs are.
+"""Similarity of the experts' outputs, measured by running all experts on every token during a forward pass.
 
 Shapes: N tokens, D model width, L MoE layers, E experts, F expert hidden width.
 """
@@ -16,42 +16,42 @@ from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.moe import FeedForward, MoELayer
 
 
-class Watched:
-    """The measured similarity of the experts' outputs in each MoE layer, token by token."""
+class ExpertSimilarity:
+    """Similarity of the experts' outputs per MoE layer and token."""
 
     def __init__(self, num_layers: int) -> None:
         self._parts: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self.zero_outputs_L = [0] * num_layers
 
     def measure(self, index: int, layer: MoELayer, inputs: tuple[Tensor, ...]) -> None:
-        """Measure one batch of the MoE layer `index`, ahead of its forward pass."""
+        """Measure one batch of the MoE layer `index` before its forward pass."""
         self.add(index, layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD, layer.biases))
 
     def add(self, index: int, running: RunningSimilarity) -> None:
-        """Add what was measured of one batch in the MoE layer `index`."""
+        """Add the similarity of one batch in the MoE layer `index`."""
         self._parts[index].append(running.similarity_N.double().cpu())
         self.zero_outputs_L[index] += running.zero_outputs
 
     @property
     def similarity_LN(self) -> Tensor:
-        """C of each token in each layer, (L, N), fp64; C is defined by `RunningSimilarity`."""
+        """Mean pairwise similarity C of each token, (L, N), fp64; see `RunningSimilarity`."""
         return torch.stack([torch.cat(parts) for parts in self._parts])
 
 
 @contextmanager
-def watched(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[Watched]:
-    """Measure in every forward pass within the block; what the layers return stays the same to the bit."""
+def record_similarity(feed_forwards: Sequence[MoELayer | FeedForward]) -> Iterator[ExpertSimilarity]:
+    """Measure every forward pass inside the `with` block; the layers' outputs stay bit-identical."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
-    seen = Watched(len(layers))
+    similarity = ExpertSimilarity(len(layers))
     with ExitStack() as hooks:
         for index, layer in enumerate(layers):
-            hooks.enter_context(layer.register_forward_pre_hook(partial(seen.measure, index)))
-        yield seen
+            hooks.enter_context(layer.register_forward_pre_hook(partial(similarity.measure, index)))
+        yield similarity
 
 
 @torch.no_grad()
 def layer_similarity(x_ND: Tensor, w13_E2FD: Tensor, w2_EFD: Tensor, biases: Biases | None = None) -> RunningSimilarity:
-    """Run every expert on every token in the compute dtype; no tensor is larger than one expert's (N, D) or (N, F)."""
+    """Run every expert on every token in the compute dtype; no tensor exceeds one expert's (N, D) or (N, F)."""
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
     running = RunningSimilarity()

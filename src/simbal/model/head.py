@@ -1,8 +1,8 @@
-"""The language-model head: cross-entropy and output z-loss in chunks, so that N x V logits never exist at once.
+"""The language-model head: cross-entropy and output z-loss in chunks, so that the N x V logits never exist at once.
 
-Reference: output z-loss as in OLMo 2 (arXiv 2501.00656) and arXiv 2506.14038, section 3.2; gradients chunk by chunk in
-the forward pass, as in Liger Kernel (arXiv 2410.10989).
-Shapes: N tokens, V vocabulary, P the same padded, D model width, C rows of one chunk.
+Reference: output z-loss as in OLMo 2 (arXiv 2501.00656) and arXiv 2506.14038, section 3.2; gradients computed chunk by
+chunk in the forward pass, as in Liger Kernel (arXiv 2410.10989).
+Shapes: N tokens, V vocabulary, P padded vocabulary, D model width, C rows of one chunk.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from simbal.model.matmul import mm
 
-OfChunk = tuple[Tensor, Tensor, Tensor | None]
+ChunkLoss = tuple[Tensor, Tensor, Tensor | None]  # nll_C, lse_C, gradient of the logits
 
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits of a chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
-MULTIPLE = {"cpu": 1, "cuda": 64}  # to which the vocabulary is padded: what the fast matrix products of CUDA ask for
+CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits per chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
+VOCAB_MULTIPLE = {"cpu": 1, "cuda": 64}  # the vocabulary is padded to this multiple for fast matrix products on CUDA
 
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The head's loss, mean over tokens of nll + z_coef * lse^2, in nats; only `loss` is differentiable."""
+    """The head's loss, the mean over tokens of nll + z_coef * lse^2, in nats; only `loss` is differentiable."""
 
     loss: Tensor
     nll_N: Tensor  # -log p(target)
 
 
 def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
-    """Compute the loss of the head `logits = x W^T`; matrix products in the compute dtype, the rest in fp32.
+    """Compute the loss of `logits = x W^T`, with matrix products in the compute dtype and the rest in fp32.
 
     Raises:
-        RuntimeError: a target is not in [0, V); on CUDA, where nobody waits for it, its loss is NaN.
+        RuntimeError: a target is not in [0, V). On CUDA its loss is NaN instead, to avoid a synchronization.
     """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
@@ -42,20 +42,22 @@ def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float)
 
 
 class _ChunkedHead(torch.autograd.Function):
+    """Autograd function of `head_loss`; the forward pass already computes the gradients."""
+
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
         nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
-        weight_PD = _padded(weight_VD, MULTIPLE[x_ND.device.type])
+        weight_PD = _padded(weight_VD, VOCAB_MULTIPLE[x_ND.device.type])
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
-        of_chunk, add_product = OF_CHUNK[x_ND.device.type], ADD_PRODUCT[x_ND.device.type]
+        chunk_loss, add_product = CHUNK_LOSS[x_ND.device.type], ADD_PRODUCT[x_ND.device.type]
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
-            nll_N[chunk], lse_N[chunk], dlogits_CP = of_chunk(
+            nll_N[chunk], lse_N[chunk], dlogits_CP = chunk_loss(
                 x_ND[chunk], weight_PD, len(weight_VD), targets_N[chunk], z_coef, len(x_ND), with_gradient
             )
             if dlogits_CP is not None:
@@ -73,34 +75,34 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
-    """Return their product, rounded once: in bf16 a third, as of three micro-batches, would be 0.2% off."""
+    """Return gradient * dloss, rounded once: rounding dloss = 1/3 to bf16 first would cause an error of 0.2%."""
     return torch.mul(gradient, dloss[None], out=torch.empty_like(gradient))
 
 
 def _padded(weight_VD: Tensor, multiple: int) -> Tensor:
-    """Return the weight with rows of zeros, (P, D); V is odd where tokens are cl100k_base's.
+    """Return the weight padded with rows of zeros, (P, D), e.g. for the odd V of cl100k_base.
 
-    The kernel gives their logits no part in the softmax and the gradient 0.
+    The kernel excludes the padding from the softmax and gives it the gradient 0.
     """
     missing = -len(weight_VD) % multiple
     return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
 
 
-def _by_kernel(
+def _chunk_loss_by_kernel(
     x_CD: Tensor, weight_PD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
-) -> OfChunk:
-    """Return what `_by_torch` returns, padded, by one kernel on CUDA that needs no memory beside the logits."""
-    from simbal.model.head_kernels import cross_entropy
+) -> ChunkLoss:
+    """Compute `_chunk_loss_by_torch` with a CUDA kernel, padded; the gradient takes the memory of the logits."""
+    from simbal.model.kernels import cross_entropy
 
     logits_CP = torch.mm(x_CD, weight_PD.T)
     nll_C, lse_C = cross_entropy(logits_CP, V, targets_C, z_coef, N, with_gradient)
     return nll_C, lse_C, logits_CP if with_gradient else None
 
 
-def _by_torch(
+def _chunk_loss_by_torch(
     x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
-) -> OfChunk:
-    """Return the negative log-likelihoods, the log-normalisers and the logits' gradient in their dtype, (C, V)."""
+) -> ChunkLoss:
+    """Return the negative log-likelihoods, log-normalizers and the logits' gradient in the logits' dtype, (C, V)."""
     logits_CV = mm(x_CD, weight_VD.T)
     exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
     if not with_gradient:
@@ -108,16 +110,16 @@ def _by_torch(
     return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, N).to(logits_CV.dtype)
 
 
-OF_CHUNK = {"cpu": _by_torch, "cuda": _by_kernel}
+CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}
 
 
 def _add_rounded(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
-    """Add the product, rounded to its dtype, to a sum in fp32."""
+    """Add a product, rounded to its dtype, to a sum in fp32."""
     sum_PD += mm(a_PC, b_CD)
 
 
 def _add_within_product(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
-    """Add the product to a sum in fp32 before it is rounded, and without a pass of its own over both: on CUDA only."""
+    """Add a product to a sum in fp32 without rounding and without a separate pass over both; CUDA only."""
     torch.addmm(sum_PD, a_PC, b_CD, out_dtype=torch.float32, out=sum_PD)
 
 
@@ -125,7 +127,7 @@ ADD_PRODUCT = {"cpu": _add_rounded, "cuda": _add_within_product}
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the exp, its sums, the negative log-likelihoods and the log-normalisers of one chunk's softmax."""
+    """Return the exponentials, their sums, the negative log-likelihoods and the log-normalizers of one chunk."""
     logits_CV = logits_CV.float()
     target_logits_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
     max_C1 = logits_CV.amax(1, keepdim=True)
@@ -136,9 +138,9 @@ def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _dlogits(exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, N: int) -> Tensor:
-    """Return the gradient of the loss with respect to the logits of one chunk, (C, V); overwrites `exp_CV`.
+    """Return the gradient of the loss with respect to one chunk's logits, (C, V); overwrites `exp_CV`.
 
-    ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total.
+    The gradient is ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total.
     """
     exp_CV *= (1 / N * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
     return exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))

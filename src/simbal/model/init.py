@@ -1,8 +1,9 @@
-"""Initialises the weights; the routers' come from a generator of their own, so no strategy can shift any other weight.
+"""Weight initialization.
 
-So do those of shared experts, without which all others are the same.
-
-Reference: router starts in arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the rest is not stated there.
+Routers and shared experts have random generators of their own, so neither a strategy nor the number of shared experts
+changes any other initial weight.
+Reference: router initialization: arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the paper does not state the
+others.
 Shapes: E experts, D model width.
 """
 
@@ -17,14 +18,14 @@ from simbal.model.transformer import Transformer
 
 
 def generator(seed: int, stream: str) -> torch.Generator:
-    """Return a CPU generator whose numbers depend on (seed, stream) alone."""
+    """Return a CPU random generator that depends only on (seed, stream)."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Set biases to 0, routers as `init_router` does, and matrices to normal with `std`, truncated at 3 std."""
+    """Initialize biases with 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
     weights, of_shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
@@ -40,12 +41,12 @@ def initialise(model: Transformer, seed: int, std: float, router_init: str) -> N
 
 @torch.no_grad()
 def init_router(weight_ED: Tensor, kind: str, std: float, generator: torch.Generator) -> None:
-    """Set a router's weight by `kind`.
+    """Initialize a router's weight.
 
-    orthogonal: orthonormal rows; normal: N(0, std^2); normal_unit: N(0, 1/D), rows of about unit length.
+    `kind` is orthogonal (orthonormal rows), normal (N(0, std^2)) or normal_unit (N(0, 1/D): rows of length about 1).
 
     Raises:
-        UserError: E orthonormal rows do not fit into D dimensions, or `kind` is unknown.
+        UserError: orthogonal with E > D, or an unknown `kind`.
     """
     num_experts, d_model = weight_ED.shape
     if kind == "orthogonal":
@@ -54,7 +55,7 @@ def init_router(weight_ED: Tensor, kind: str, std: float, generator: torch.Gener
                 f"model.num_experts={num_experts} rows cannot be orthogonal in model.d_model={d_model} dimensions: "
                 f"use at most {d_model} experts, or router.init=normal"
             )
-        # in fp32: the QR decomposition has no bf16 kernel
+        # in fp32, because the QR decomposition does not support bf16
         weight_ED.copy_(nn.init.orthogonal_(torch.empty(num_experts, d_model), generator=generator))
     elif kind in ("normal", "normal_unit"):
         weight_ED.normal_(0, std if kind == "normal" else d_model**-0.5, generator=generator)

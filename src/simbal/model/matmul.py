@@ -1,9 +1,9 @@
-"""Matrix products in fp32 by oneDNN on a CPU that is not Intel's, where it is twice as fast as torch's default.
+"""fp32 matrix products by oneDNN on CPUs of other vendors than Intel, where it is twice as fast as torch's default.
 
-torch multiplies fp32 matrices with Intel's MKL, which keeps to 256-bit vectors on other vendors' processors: 90 against
-200 GFLOP/s on one AMD core with AVX-512. oneDNN, which torch carries as well, asks what the processor can do. Both
-round in fp32; they add in another order.
-Shapes: M rows, I summed over, J columns.
+torch multiplies fp32 matrices with Intel's MKL, which uses only 256-bit vectors on other vendors' CPUs: 90 against 200
+GFLOP/s on one AMD core with AVX-512. torch also contains oneDNN, which detects what the CPU supports. Both compute in
+fp32 but add in a different order.
+Shapes: M rows, I the dimension summed over, J columns.
 """
 
 from functools import cache
@@ -16,28 +16,28 @@ from torch import Tensor
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether torch has both MKL and oneDNN, and the processor is not Intel's."""
+    """Whether torch has both MKL and oneDNN, and the CPU is not from Intel."""
     both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    if not both or not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.13 may not have it
+    if not both or not hasattr(torch.cpu, "get_capabilities"):  # older versions of torch
         return False
     return "Intel" not in str(torch.cpu.get_capabilities().get("cpu_name", "Intel"))
 
 
 def by_onednn(a_MI: Tensor, b: Tensor) -> bool:
-    """Whether `mm` and `linear` multiply `a_MI` and `b` by oneDNN."""
+    """Whether `mm` and `linear` use oneDNN for `a_MI` and `b`."""
     return a_MI.is_cpu and a_MI.dtype == b.dtype == torch.float32 and a_MI.numel() > 0 and onednn_is_faster()
 
 
 def mm(a_MI: Tensor, b_IJ: Tensor) -> Tensor:
-    """Return a b, (M, J), without a gradient."""
+    """Return a b, (M, J), without support for gradients."""
     if not by_onednn(a_MI, b_IJ):
         return a_MI @ b_IJ
     return _linear(a_MI, b_IJ.T)
 
 
 def linear(x_MI: Tensor, weight_JI: Tensor) -> Tensor:
-    """Return x W^T, (M, J), as `F.linear` without a bias; x may have more dimensions."""
-    compiling = torch.compiler.is_compiling()  # inductor chooses its own product
+    """Return x W^T, (M, J), like `F.linear` without a bias; x may have more leading dimensions."""
+    compiling = torch.compiler.is_compiling()  # inductor selects its own kernel
     if compiling or torch.is_autocast_enabled(x_MI.device.type) or not by_onednn(x_MI, weight_JI):
         return F.linear(x_MI, weight_JI)
     product: Tensor = _Linear.apply(x_MI, weight_JI)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The feed-forward of a block: a mixture of SwiGLU experts, or one dense SwiGLU.
+"""The feed-forward layer of a block: a mixture of SwiGLU experts, or one dense SwiGLU.
 
 Reference: arXiv 2506.14038, equations 1 and 2; SwiGLU: Shazeer 2020 (arXiv 2002.05202); shared experts: DeepSeekMoE
 (arXiv 2401.06066).
@@ -11,25 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simbal.experts.backends import Biases
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import Biases, RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.model.matmul import linear
 from simbal.model.router import ExpertWeights, Router, Routing, Steering
 
-BIASES = ("b13_E2F", "b2_ED", "b13_2F", "b2_D")  # the names of those below
+BIASES = ("b13_E2F", "b2_ED", "b13_2F", "b2_D")  # names of the bias parameters below
 
 
 class MoELayer(nn.Module):
-    """A mixture of experts, y_t = sum_k p_tk expert_e(x_t) with e the k-th expert of token t.
+    """A mixture of experts, y_t = sum_k p_tk expert_e(x_t), where e is the k-th expert of token t.
 
-    With `bias`, each of an expert's three matrices adds one, as in the paper's equation 1.
+    With `bias`, each of an expert's three matrices has a bias, as in the paper's equation 1.
 
-    It is dropless: every chosen expert computes every token sent to it. A token without any expert gets 0, and keeps
-    what the residual connection carries.
+    The layer is dropless: every chosen expert computes every token sent to it. The output of a token without experts is
+    0, so the residual connection passes it on unchanged.
 
-    Shared experts compute every token, whatever the router says, and their output is added with weight 1: `num_shared`
-    of them are one dense SwiGLU that is as many times as wide.
+    Shared experts compute every token, and their output is added with weight 1. `num_shared` shared experts are one
+    dense SwiGLU of `num_shared` times the width.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class MoELayer(nn.Module):
         return None if self.b13_E2F is None or self.b2_ED is None else (self.b13_E2F, self.b2_ED)
 
     def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        """Return the experts' sum, (B, S, D), and the router's decisions."""
+        """Return the output, (B, S, D), and the router's decisions."""
         x_ND = x_BSD.flatten(0, 1)
         routing = self.router(x_ND, tokens_BS, steering)
         combine = self._ragged if routing.ragged else self._combined
@@ -66,7 +65,7 @@ class MoELayer(nn.Module):
         return y_BSD, replace(routing, experts=ExpertWeights(self.w13_E2FD, self.w2_EFD))
 
     def with_shared(self, y_BSD: Tensor, x_BSD: Tensor) -> Tensor:
-        """Return the sum of the chosen experts plus the output of the shared ones, if there are any."""
+        """Return `y_BSD`, the output of the chosen experts, plus the output of any shared experts."""
         return y_BSD if self.shared is None else y_BSD + self.shared(x_BSD)
 
     def _combined(self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
@@ -74,13 +73,13 @@ class MoELayer(nn.Module):
         return self.apply_experts(self.backend, x_ND, plan, self.w13_E2FD, self.w2_EFD, self.biases)
 
     def _ragged(self, x_ND: Tensor, experts_NE: Tensor, weights_NE: Tensor) -> Tensor:
-        """Compute every slot that is not empty as a token of its own with one expert, so that no backend knows of it.
+        """Compute each filled slot as a separate token with one expert, so backends need not handle empty slots.
 
-        On a GPU this waits for the device, to learn how many there are.
+        This synchronizes with a GPU, to get the number of filled slots.
         """
         token_R, slot_R = (experts_NE < len(self.w2_EFD)).nonzero(as_tuple=True)
         if not len(token_R):
-            # a sum without terms, of which every weight is part: the ranks of fsdp reduce the same gradients
+            # zero, but connected to every weight: all ranks of FSDP must reduce the same gradients
             parts = weights_NE, self.w13_E2FD, self.w2_EFD, *(self.biases or ())
             return x_ND * 0 + 0 * torch.stack([part.sum() for part in parts]).sum()
         chosen_R1, weights_R1 = (table_NE[token_R, slot_R, None] for table_NE in (experts_NE, weights_NE))
@@ -91,7 +90,7 @@ class MoELayer(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A dense SwiGLU, y = W2^T (silu(Wgate x) * (Wup x)), in the layout of one expert; with `bias` as there."""
+    """A dense SwiGLU, y = W2^T (silu(Wgate x) * (Wup x)), with the parameter layout of one expert."""
 
     def __init__(self, d_model: int, d_hidden: int, bias: bool = False) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings.
 
-Grouped-query attention, QK-norm and tied embeddings are there for other people's models; biases are in feed-forwards
-at most.
-
+Grouped-query attention, QK-norm and tied embeddings are options for other models. Only feed-forward layers can have
+biases.
 Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
 """
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from simbal.model.attention import Attention, KeyValueCache, LayerPast, document_mask, rotary_angles
+from simbal.model.attention import Attention, KeyValueCache, LayerCache, document_mask, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
 from simbal.model.router import Router, Routing, Steering
 
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """The numbers that a Transformer is built from; `num_experts` 0 makes it dense.
+    """The sizes and options of a Transformer; `num_experts=0` makes it dense.
 
-    A dense feed-forward is as wide as the chosen experts together, so that both have the same active parameters.
+    A dense feed-forward layer is as wide as `top_k` experts together, so both models have the same active parameters.
     """
 
     vocab_size: int
@@ -39,27 +38,27 @@ class TransformerShape:
     norm_eps: float
     gating: str
     renormalize: bool
-    bias: bool = False  # of the matrices of every feed-forward
-    document_end: int | None = None  # the token after which attention sees nothing before; None: it sees all the past
-    num_kv_heads: int | None = None  # None: as many as `num_heads`
+    bias: bool = False  # in every feed-forward layer
+    document_end: int | None = None  # last token of a document, which attention does not cross; None: no document mask
+    num_kv_heads: int | None = None  # None: `num_heads`
     head_dim: int | None = None  # None: d_model / num_heads
     qk_norm: str = "none"  # none | head | projection
-    tie_embeddings: bool = False  # the head's weight is the embedding
-    num_shared_experts: int = 0  # beside the chosen ones, for every token
+    tie_embeddings: bool = False  # the head shares the embedding's weight
+    num_shared_experts: int = 0  # used by every token, in addition to the `top_k` chosen experts
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys and values, G."""
+        """The number of key and value heads, G."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_width(self) -> int:
-        """The number of channels of a head, P."""
+        """The width of a head, P."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
 class Block(nn.Module):
-    """A block of the decoder: x += attention(norm(x)), then x += feed_forward(norm(x))."""
+    """A decoder block: x += attention(norm(x)), then x += feed_forward(norm(x))."""
 
     def __init__(self, shape: TransformerShape, layer: int, backend: str | None) -> None:
         super().__init__()
@@ -84,9 +83,9 @@ class Block(nn.Module):
         visible_B1SS: Tensor | None,
         tokens_BS: Tensor,
         steering: Steering | None,
-        past: LayerPast | None,
+        past: LayerCache | None,
     ) -> tuple[Tensor, Routing | None]:
-        """Return the residual stream after the block, (B, S, D), and its routing (None if dense)."""
+        """Return the residual stream after the block, (B, S, D), and the block's routing (None if dense)."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS, past)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
@@ -96,21 +95,21 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder, from tokens to the normalised hidden state that the head reads.
+    """The decoder, from tokens to the normalized hidden states, the input of the language-model head.
 
-    The head's weight is `head_VD`, with tied embeddings the very parameter of the embedding.
+    The head's weight is `head_VD`; with tied embeddings it is the embedding's parameter.
     """
 
     def __init__(
         self, shape: TransformerShape, backend: str | None = "reference", activation_checkpointing: bool = False
     ) -> None:
-        """Make the layers; their weights are not initialised.
+        """Create the layers without initializing their weights.
 
         Args:
-            shape: every size of the model.
-            backend: the implementation of the experts, a resolved name; None for a dense model.
-            activation_checkpointing: keep only the input of a block for the backward pass, which computes the rest
-                again; the same bits for more time.
+            shape: sizes and options of the model.
+            backend: name of the expert backend; None for a dense model.
+            activation_checkpointing: keep only the input of each block and recompute the rest in the backward pass.
+                Results are bit-identical.
         """
         super().__init__()
         self.shape, self.backend, self.activation_checkpointing = shape, backend, activation_checkpointing
@@ -123,9 +122,9 @@ class Transformer(nn.Module):
     def forward(
         self, tokens_BS: Tensor, steering: Steering | None = None, cache: KeyValueCache | None = None
     ) -> tuple[Tensor, list[Routing]]:
-        """Return the hidden states (B, S, D) and one `Routing` for each MoE layer; `steering` acts on every router.
+        """Return the hidden states, (B, S, D), and one `Routing` per MoE layer; `steering` acts on every router.
 
-        With a cache, `tokens_BS` continue those that it has seen, and only they are returned and routed.
+        With a cache, `tokens_BS` continue the cached tokens, and the results are for `tokens_BS` only.
         """
         new, document_end = tokens_BS.shape[1], self.shape.document_end
         length = new if cache is None else cache.append(tokens_BS).shape[1]
@@ -145,15 +144,15 @@ class Transformer(nn.Module):
         return self.norm(x_BSD), routings
 
     def _run(self, block: nn.Module) -> Callable[..., Any]:
-        again = self.activation_checkpointing and torch.is_grad_enabled()
-        return partial(checkpoint, block, use_reentrant=False) if again else block
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        return partial(checkpoint, block, use_reentrant=False) if recompute else block
 
     @property
     def feed_forwards(self) -> list[MoELayer | FeedForward]:
-        """The feed-forward of each block."""
+        """The feed-forward layer of each block."""
         return [block.feed_forward for block in self.blocks]  # type: ignore[misc]
 
     @property
     def routers(self) -> list[Router]:
-        """The router of each MoE layer; none if dense."""
+        """The router of each MoE layer; empty if the model is dense."""
         return [layer.router for layer in self.feed_forwards if isinstance(layer, MoELayer)]

@@ -9,7 +9,7 @@ from simbal.config.values import one_of
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
-from simbal.experts.select import Choice, choose
+from simbal.experts.select import BackendChoice, select_backend
 from simbal.model.init import generator, init_router, initialise
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
@@ -66,13 +66,13 @@ def resolve_router_init(init: str, balancing: Composition) -> str:
     return balancing.router_init if init == "auto" else init
 
 
-def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choice | None:
+def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> BackendChoice | None:
     """Return the backend of the experts, and why; None for a dense model."""
     model = spec.config.model
     if not model.num_experts:
         return None
     named = spec.config.experts.backend
-    return choose(named, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
+    return select_backend(named, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
 
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:

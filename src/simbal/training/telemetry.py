@@ -19,13 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simbal.data.loader import TokenData
 from simbal.distributed import is_rank_zero, on_rank_zero, sum_over_ranks
+from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
-from simbal.model.expert_similarity import watched
+from simbal.model.expert_similarity import record_similarity
 from simbal.runs import curves
-from simbal.runs.atomic import write_json, write_text
 from simbal.runs.folder import CURVES_FILE
-from simbal.runs.record import digest
+from simbal.runs.record import digest, is_digest
 from simbal.training.module import LitMoE, StepResult
 from simbal.training.trackers import Tracker
 from simbal.training.validation import Validation
@@ -59,8 +59,11 @@ class PES:
         data, training = cast(TokenData, trainer.datamodule), module.training  # type: ignore[attr-defined]
         module.eval()
         try:
-            with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
-                for batch in data.validation_batches_of_all_ranks(self.tokens):
+            with (
+                trainer.precision_plugin.forward_context(),
+                record_similarity(module.model.feed_forwards) as seen,
+            ):
+                for batch in data.held_out_of_all_ranks(self.tokens):
                     module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
         finally:
             module.train(training)
@@ -120,7 +123,7 @@ class Telemetry(Callback):
 
     def trouble(self, state: dict[str, Any]) -> str | None:
         """Return what is wrong with the rows that were there when `state` was saved, or None."""
-        whole = "bytes" in state and digest(self._written()[: state["bytes"]]) == state
+        whole = is_digest(state) and digest(self._written()[: state["bytes"]]) == state
         return None if whole else f"the rows of {self.file.name} before it are damaged"
 
     def rewind(self, state: dict[str, Any]) -> None:
