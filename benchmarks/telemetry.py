@@ -1,6 +1,6 @@
-"""Share of a training step that the telemetry costs: python -m benchmarks.telemetry [override ...]
+"""Share of a training step spent on metrics.jsonl: python -m benchmarks.telemetry [override ...]
 
-Times every hook of `Telemetry` and the training steps around them in one process, so that a noisy machine cancels out.
+Times the hooks of `MetricsLogger` and the training steps around them in one process, so that noise cancels out.
 """
 
 import sys
@@ -8,8 +8,8 @@ import tempfile
 import time
 
 from benchmarks.composing import spec_of
+from simbal.training.callbacks import MetricsLogger
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
 
 HOOKS = ("on_train_batch_start", "on_train_batch_end")
 seconds = dict.fromkeys(HOOKS, 0.0)
@@ -17,14 +17,14 @@ seconds = dict.fromkeys(HOOKS, 0.0)
 
 def timed(name: str) -> None:
     """Replace one hook by itself and a clock."""
-    hook = getattr(Telemetry, name)
+    hook = getattr(MetricsLogger, name)
 
-    def wrapped(self: Telemetry, *args: object) -> None:
+    def wrapped(self: MetricsLogger, *args: object) -> None:
         started = time.process_time()
         hook(self, *args)
         seconds[name] += time.process_time() - started
 
-    setattr(Telemetry, name, wrapped)
+    setattr(MetricsLogger, name, wrapped)
 
 
 for name in HOOKS:

@@ -1,7 +1,6 @@
 """Other maps from hidden states to logits: cosines, running means of hidden states, and temperatures."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,7 +112,7 @@ def test_training_moves_prototypes_by_the_hidden_states_alone_and_the_optimizer_
 def test_inputs_are_kept_for_who_asks_for_them_also_after_an_auxiliary_gradient_was_measured(names, always):
     module = composed_module(together(*names))
     for measured in (False, True, False):
-        module.observers = [SimpleNamespace(wants_aux_gradient=lambda number, measured=measured: measured)]
+        module.measures_aux_gradient = lambda number, measured=measured: measured
         module.training_step(batch_of(0), 0)
         assert {router.keeps_input for router in module.model.routers} == {always}
     assert len(module._aux_gradients) == (not always)

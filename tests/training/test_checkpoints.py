@@ -16,7 +16,7 @@ from simbal.training import checkpoint
 from simbal.training import checkpoint as saving
 from simbal.training.checkpoint import DamagedCheckpointError
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
+from simbal.training.callbacks import MetricsLogger
 from tests.training.run_files import assert_same_run
 from tests.training.test_faults import KilledError, kill_at
 
@@ -153,7 +153,7 @@ def one(tmp_path_factory):
     """A small checkpoint, and what is in it."""
     path = tmp_path_factory.mktemp("one") / "step-00000004.ckpt"
     state = {"w": torch.arange(64.0), "n": torch.arange(5)}
-    content = {"state_dict": state, "global_step": 4, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
+    content = {"state_dict": state, "global_step": 4, "callbacks": {"MetricsLogger": {"bytes": 0, "sha256": ""}}}
     checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content, path)
     return path.read_bytes(), state
 
@@ -192,7 +192,7 @@ def test_a_fault_of_the_disk_is_not_taken_for_damage(one, tmp_path, monkeypatch)
 
 
 def test_rows_after_a_checkpoint_are_dropped_to_the_byte(tmp_path):
-    telemetry = Telemetry(tmp_path, 1, 10, 1, None)
+    telemetry = MetricsLogger(tmp_path, 1, 10, 1, None)
     telemetry.file.write_text('{"step": 1}\n')
     state = telemetry.state_dict()
     with telemetry.file.open("a") as file:
@@ -204,14 +204,14 @@ def test_rows_after_a_checkpoint_are_dropped_to_the_byte(tmp_path):
 
 @pytest.mark.parametrize("state", [5, {}, {"bytes": "all"}, {"bytes": 1.5, "sha256": ""}])
 def test_a_checkpoint_that_does_not_say_which_rows_are_its_own_is_passed_over(tmp_path, state):
-    assert "are damaged" in Telemetry(tmp_path, 1, 10, 1, None).trouble(state)
+    assert "are damaged" in MetricsLogger(tmp_path, 1, 10, 1, None).trouble(state)
     saved_at(4, tmp_path / "step-00000004.ckpt")
     saved_at(8, tmp_path / "step-00000008.ckpt", callbacks=5)
     assert newest(tmp_path).step == 4
 
 
 def saved_at(step, path, **parts):
-    content = {"state_dict": {}, "global_step": step, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
+    content = {"state_dict": {}, "global_step": step, "callbacks": {"MetricsLogger": {"bytes": 0, "sha256": ""}}}
     checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content | parts, path)
 
 

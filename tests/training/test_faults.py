@@ -13,7 +13,7 @@ from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.module import LitMoE
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
+from simbal.training.callbacks import MetricsLogger
 from tests.balancing.cases import CASES
 from tests.training.run_files import assert_same_run
 
@@ -23,14 +23,14 @@ class KilledError(BaseException):
 
 
 def kill_at(monkeypatch, step: int) -> None:
-    original = Telemetry.on_train_batch_start
+    original = MetricsLogger.on_train_batch_start
 
     def start(self, trainer, *rest):
         if trainer.global_step == step:
             raise KilledError
         original(self, trainer, *rest)
 
-    monkeypatch.setattr(Telemetry, "on_train_batch_start", start)
+    monkeypatch.setattr(MetricsLogger, "on_train_batch_start", start)
 
 
 @pytest.mark.parametrize(("step", "micro_batch"), [(3, 4), (6, 8), (9, 4)])
@@ -118,7 +118,7 @@ def test_a_finished_run_whose_curves_are_damaged_is_done_again_to_the_same_resul
 def test_a_failure_in_training_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):
     spec = small_spec()
     with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "_log", lambda *_: 1 / 0)
+        patch.setattr(MetricsLogger, "_log", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(spec)
     record = RunFolder(spec.path).read_record()

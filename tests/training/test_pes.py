@@ -6,7 +6,7 @@ import torch
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.trained import load
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
+from simbal.training.callbacks import MetricsLogger
 from tests.training.run_files import rows, weights, without_speed
 
 PES_KEYS = ("val/min_pes", "val/mean_pes")
@@ -81,7 +81,7 @@ def test_the_last_row_is_what_the_analysis_finds(small_spec):
 @pytest.mark.parametrize("step", [0, 3, 6, 11])
 def test_a_killed_run_goes_on_without_gap_or_duplicate(small_spec, finished, monkeypatch, step):
     whole, broken = finished("trainer.pes_every=3"), small_spec("trainer.pes_every=3")
-    original = Telemetry.on_train_batch_start
+    original = MetricsLogger.on_train_batch_start
 
     def start(self, trainer, *rest):
         original(self, trainer, *rest)
@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_without_gap_or_duplicate(small_spec, finished, mon
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "on_train_batch_start", start)
+        patch.setattr(MetricsLogger, "on_train_batch_start", start)
         with pytest.raises(KilledError):
             train(broken)
     train(broken)

@@ -71,7 +71,7 @@ def test_it_stops_in_a_validation_before_training_or_after_it(
             train(stopped)
     assert end.value.code == 143
     assert f"stopped by SIGTERM at step {step}: " in capsys.readouterr().out
-    assert [path.name for path in checkpoint.in_folder(stopped.path / "checkpoints")] == checkpoints
+    assert [path.name for path in checkpoint.periodic_checkpoints(stopped.path / "checkpoints")] == checkpoints
     train(stopped)
     assert_same_run(whole, stopped)
 
@@ -119,7 +119,7 @@ def test_a_second_signal_ends_a_program_that_cannot_stop(tmp_path):
     def hang():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         request = StopRequest()
-        with request.listening():
+        with request.listen():
             os.kill(os.getpid(), signal.SIGTERM)
             (tmp_path / "heard").write_text(signal.Signals(request.number).name)
             os.kill(os.getpid(), signal.SIGTERM)
