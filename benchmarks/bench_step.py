@@ -36,8 +36,9 @@ from simbal.data.store import Store
 from simbal.processes.heap import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
+from simbal.training.callbacks import build_callbacks
 from simbal.training.module import LitMoE
-from simbal.training.run import build_callbacks, build_trainer
+from simbal.training.run import build_trainer
 
 VOCABULARY = {"tiny": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # different batches, in turn; rounds that are not reported

@@ -1,5 +1,6 @@
 """Builds the objects of a run from its config: device, precision, expert backend, module and data."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -82,26 +83,14 @@ def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choic
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     """Return the shape of the model that a config describes; `end_of_text` is the token that ends a document."""
-    model, router = spec.config.model, spec.config.router
+    model, router, data = spec.config.model, spec.config.router, spec.config.data
+    same_names = {field.name for field in fields(TransformerShape)} & {*type(model).model_fields}
     return TransformerShape(
-        num_layers=model.num_layers,
-        d_model=model.d_model,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        qk_norm=model.qk_norm,
-        tie_embeddings=model.tie_embeddings,
-        d_expert=model.d_expert,
-        num_experts=model.num_experts,
-        top_k=model.top_k,
-        num_shared_experts=model.num_shared_experts,
-        rope_theta=model.rope_theta,
-        norm_eps=model.norm_eps,
-        bias=model.bias,
-        vocab_size=spec.config.data.vocab_size,
+        **{name: getattr(model, name) for name in same_names},
+        vocab_size=data.vocab_size,
         gating=router.gating,
         renormalize=router.renormalize,
-        document_end=end_of_text if spec.config.data.document_mask else None,
+        document_end=end_of_text if data.document_mask else None,
     )
 
 

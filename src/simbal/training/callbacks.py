@@ -5,11 +5,10 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import harmonic_mean, median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -18,21 +17,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from simbal.config.schema import OptimConfig
+from simbal.config.schema import OptimConfig, TrainerConfig
 from simbal.data.loader import TokenData
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
 from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
 from simbal.model.expert_similarity import watched
-from simbal.model.moe import BIASES
 from simbal.model.transformer import Transformer
 from simbal.runs import curves
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
 from simbal.runs.record import PROGRESS_FILE, digest, is_digest
+from simbal.runs.spec import RunSpec
+from simbal.training.checkpoint import Checkpoints
 from simbal.training.module import LitMoE, StepResult
 from simbal.training.signals import PrunedError
 from simbal.training.trackers import Tracker
+from simbal.training.validation import ValidationSchedule
 
 log = logging.getLogger("simbal")
 STEPS_AFTER_WARMUP = 100  # until bf16 weights are compared
@@ -48,24 +49,17 @@ class MetricsLogger(Callback):
     used because it costs 0.37 ms per metric and step.
     """
 
-    def __init__(
-        self, folder: Path, tracker: Tracker, log_every: int, max_steps: int, tokens_per_step: int, pes_every: int,
-        pes_tokens: int,
-    ) -> None:  # fmt: skip
-        """Set what to write and where.
+    def __init__(self, folder: Path, config: TrainerConfig, tokens_per_step: int, tracker: Tracker) -> None:
+        """Set where to write.
 
         Args:
             folder: the run's folder.
-            tracker: receives every row too.
-            log_every: steps between rows.
-            max_steps: the last step, which has a row too.
+            config: when to log, and when to measure PES.
             tokens_per_step: training tokens of an optimizer step.
-            pes_every: steps between measurements of PES; 0: never.
-            pes_tokens: tokens of the validation split per measurement of PES.
+            tracker: receives every row too.
         """
-        self.folder, self.file, self.tracker = folder, folder / CURVES_FILE, tracker
-        self.log_every, self.max_steps, self.tokens_per_step = log_every, max_steps, tokens_per_step
-        self.pes_every, self.pes_tokens = pes_every, pes_tokens
+        self.folder, self.file, self.config, self.tracker = folder, folder / CURVES_FILE, config, tracker
+        self.tokens_per_step = tokens_per_step
         self.seconds, self.steps = 0.0, 0  # of training in this process
         self._logged_seconds, self._logged_steps = 0.0, 0  # up to the last row
         self._status: dict[str, str] = {}
@@ -77,7 +71,7 @@ class MetricsLogger(Callback):
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, has a row."""
-        return step % self.log_every == 0 or step == self.max_steps
+        return step % self.config.log_every == 0 or step == self.config.max_steps
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl on every rank."""
@@ -119,7 +113,7 @@ class MetricsLogger(Callback):
         """Start the clock of a micro-batch; before the first step, measure PES."""
         assert isinstance(module, LitMoE)
         if trainer.global_step == 0 and batch_idx == 0 and self._measures_pes(module):
-            self._write(self._place(0) | measure_pes(trainer, module, self.pes_tokens))
+            self._write(self._place(0) | measure_pes(trainer, module, self.config.pes_tokens))
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
@@ -135,8 +129,8 @@ class MetricsLogger(Callback):
             return
         self.steps += 1
         pes = {}
-        if self._measures_pes(module) and result.number % self.pes_every == 0:
-            pes = measure_pes(trainer, module, self.pes_tokens)
+        if self._measures_pes(module) and result.number % self.config.pes_every == 0:
+            pes = measure_pes(trainer, module, self.config.pes_tokens)
         if logged:
             steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
             self._logged_steps, self._logged_seconds = self.steps, self.seconds
@@ -172,14 +166,14 @@ class MetricsLogger(Callback):
         metrics |= {key: value for key, value in settling.items() if value is not None}  # None in a short run
         layers = module.validation.layers
         if self._measures_pes(module):
-            similarity = measure_pes(trainer, module, self.pes_tokens)
+            similarity = measure_pes(trainer, module, self.config.pes_tokens)
             layers = layers | similarity.pop("layers")
             metrics |= similarity
         speed = harmonic_mean([row["tokens_per_second"] for row in rows if "tokens_per_second" in row])
         return {"metrics": metrics, "layers": layers, "tokens_per_second": float(speed)}
 
     def _measures_pes(self, module: LitMoE) -> bool:
-        return self.pes_every > 0 and module.model.shape.num_experts >= 2  # PES compares pairs of experts
+        return self.config.pes_every > 0 and module.model.shape.num_experts >= 2  # PES compares pairs of experts
 
     def _place(self, step: int) -> dict[str, Any]:
         return {"step": step, "tokens": step * self.tokens_per_step}
@@ -196,10 +190,10 @@ class MetricsLogger(Callback):
         progress = {
             "phase": "training",
             "step": row["step"],
-            "max_steps": self.max_steps,
+            "max_steps": self.config.max_steps,
             "loss": row.get("train/ce"),
             "tokens_per_second": row["tokens_per_second"],
-            "seconds_left": (self.max_steps - row["step"]) * self.seconds / self.steps,
+            "seconds_left": (self.config.max_steps - row["step"]) * self.seconds / self.steps,
         }
         if is_rank_zero():
             write_json(self.folder / PROGRESS_FILE, progress)
@@ -309,12 +303,12 @@ class DeviceChanges(Callback):
     @property
     def warnings(self) -> list[str]:
         """A sentence for the devices and for the precision, if they changed."""
-        changed = {what: values for what, values in self.history.items() if len(values) > 1}
-        spans = {
-            what: ", ".join(f"{value} from step {step}" for step, value in values.items())
-            for what, values in changed.items()
-        }
-        return [f"{what} changed, and with it the rounding: {text}" for what, text in spans.items()]
+        warnings = []
+        for what, values in self.history.items():
+            spans = ", ".join(f"{value} from step {step}" for step, value in values.items())
+            if len(values) > 1:
+                warnings.append(f"{what} changed, and with it the rounding: {spans}")
+        return warnings
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
         """Note the number of devices and the precision if they changed."""
@@ -368,22 +362,21 @@ class RoundingWarning(Callback):
         due = self.step if self._first_step < self.step else trainer.max_steps
         if not self._start or trainer.global_step < due:
             return
-        counts: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.int64))
+        unmoved = []
         for name, entries in bf16_entries(module.model).items():
-            moved = int((entries != self._start[name]).sum())
-            counts[describe_weight(name)] += torch.tensor([moved, entries.numel()])
-        self._start = {}
-        for weights, count in counts.items():
-            moved, total = sum_over_ranks(count).tolist()
+            moved, total = sum_over_ranks(
+                torch.tensor([(entries != self._start[name]).sum(), entries.numel()])
+            ).tolist()
             if moved < MOVED_FRACTION * total:
-                self.warnings.append(
-                    f"only {moved:,} of {total:,} entries of the {weights} moved in "
-                    f"{trainer.global_step - self._first_step} steps: updates of optim.lr={self.lr:g} round to zero in "
-                    "bf16; use trainer.precision=bf16-mixed"
-                )
-        if is_rank_zero():
-            for warning in self.warnings:
-                log.warning("%s", warning)
+                unmoved.append(name)
+        if unmoved:
+            examples = ", ".join(unmoved[:3]) + (", ..." if len(unmoved) > 3 else "")
+            self.warnings = [
+                f"{len(unmoved)} of {len(self._start)} weights did not move in {due - self._first_step} steps "
+                f"({examples}): updates of optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
+            ]
+            log.warning("%s", self.warnings[0])
+        self._start = {}
 
 
 @torch.no_grad()
@@ -401,14 +394,6 @@ def bf16_entries(model: Transformer) -> dict[str, Tensor]:
     return found
 
 
-def describe_weight(name: str) -> str:
-    """Return the group of weights that a parameter belongs to, as a warning names it."""
-    if name.rpartition(".")[2] in BIASES:
-        return "biases"
-    groups = {"norm": "norm gains", "router": "routers", "attention": "attention", "feed_forward": "feed-forwards"}
-    return next((group for part, group in groups.items() if part in name), "head")
-
-
 def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iterator[str]:
     """Yield a warning if clipping made gradients so small that AdamW's `eps` matters.
 
@@ -424,3 +409,33 @@ def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iter
             f"probably because an auxiliary loss has a long gradient; optim.eps={optim.eps:g} is no longer small "
             "compared with the other gradients: set optim.grad_clip=0"
         )
+
+
+class RunCallbacks(NamedTuple):
+    """The callbacks of a run in the order in which Lightning calls them."""
+
+    tracker: Tracker
+    metrics: MetricsLogger
+    progress: ProgressBar
+    schedule: ValidationSchedule
+    pruning: TrialPruning
+    rounding: RoundingWarning
+    devices: DeviceChanges
+    checkpoints: Checkpoints
+
+
+def build_callbacks(spec: RunSpec) -> RunCallbacks:
+    """Return the callbacks of a run."""
+    keys, optim, tracker = spec.config.trainer, spec.config.optim, Tracker(spec)
+    tokens_per_step = keys.global_batch * spec.config.data.seq_len
+    metrics = MetricsLogger(spec.path, keys, tokens_per_step, tracker)
+    return RunCallbacks(
+        tracker,
+        metrics,
+        ProgressBar(metrics, f"{spec.choices['balancing']} seed={spec.config.seed}", keys.progress_bar),
+        ValidationSchedule(keys.val_every, keys.val_at),
+        TrialPruning(spec.path),
+        RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
+        DeviceChanges(),
+        Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every),
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 
@@ -22,35 +22,11 @@ from simbal.processes.heap import keep_freed_memory
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
-from simbal.training import checkpoint, record
-from simbal.training.build import (
-    build_data,
-    build_module,
-    build_strategies,
-    resolve_device,
-    resolve_precision,
-    transformer_shape,
-)
-from simbal.training.callbacks import (
-    DeviceChanges,
-    MetricsLogger,
-    ProgressBar,
-    RoundingWarning,
-    TrialPruning,
-    warn_overclipping,
-)
-from simbal.training.checkpoint import Checkpoints
+from simbal.training import build, checkpoint, record, strategies
+from simbal.training.callbacks import RunCallbacks, build_callbacks, warn_overclipping
 from simbal.training.failures import record_failures
 from simbal.training.module import LitMoE
-from simbal.training.strategies import (
-    cluster_environment,
-    devices_per_node,
-    is_external_rank,
-    join_ranks,
-    trainer_arguments,
-)
-from simbal.training.trackers import Tracker
-from simbal.training.validation import ValidationSchedule, is_validated
+from simbal.training.validation import is_validated
 from simbal.training.worker import run_on_ranks
 
 log = logging.getLogger("simbal")
@@ -73,11 +49,11 @@ def train(spec: RunSpec) -> None:
         SystemExit: the worker of a run on several devices failed, and printed why.
     """
     folder, trainer = RunFolder(spec.path), spec.config.trainer
-    shape = transformer_shape(spec, end_of_text=0)  # rejects wrong keys before data are prepared
+    shape = build.transformer_shape(spec, end_of_text=0)  # rejects wrong keys before data are prepared
     if not folder.finished(spec):  # a finished run may use a strategy that no longer exists
-        build_strategies(spec, shape)
-    resolve_device(trainer.accelerator, devices_per_node(trainer.devices))
-    is_rank = is_external_rank(trainer.devices)
+        build.build_strategies(spec, shape)
+    build.resolve_device(trainer.accelerator, strategies.devices_per_node(trainer.devices))
+    is_rank = strategies.is_external_rank(trainer.devices)
     store = prepare(spec.config.data, progress=trainer.progress_bar)
     if folder.finished(spec):
         folder.require_data(store.fingerprints["tokens"])
@@ -92,13 +68,14 @@ def train_rank(spec: RunSpec, store: Store) -> None:
     """Train as one rank of the run; rank zero locks the folder, writes and prints."""
     keep_freed_memory()
     folder, keys = RunFolder(spec.path), spec.config.trainer
-    device = resolve_device(keys.accelerator, devices_per_node(keys.devices))
-    precision = resolve_precision(keys.precision, device, keys.force_precision)
+    device = build.resolve_device(keys.accelerator, strategies.devices_per_node(keys.devices))
+    precision = build.resolve_precision(keys.precision, device, keys.force_precision)
     callbacks = build_callbacks(spec)
     trainer = build_trainer(spec, callbacks, device.type, precision)
-    join_ranks(trainer.strategy)
-    module, data = build_module(spec, store, device, precision), build_data(spec, store)
+    strategies.join_ranks(trainer.strategy)
+    module, data = build.build_module(spec, store, device, precision), build.build_data(spec, store)
     run: dict[str, Any] = {}
+    measured: dict[str, Any] = {}  # stays empty if the run is pruned
     with ExitStack() as stack:
         if not on_rank_zero(partial(acquire_folder, folder, spec, stack)):
             return
@@ -115,7 +92,7 @@ def train_rank(spec: RunSpec, store: Store) -> None:
             if is_rank_zero():
                 end = {"status": "finished", "ended": now(), "warnings": notices}
                 folder.write_record(run | measured | end)
-        if is_rank_zero():
+        if measured and is_rank_zero():
             checkpoint.remove_periodic(folder.path / "checkpoints")
             print_result(folder.path, measured)
 
@@ -142,11 +119,8 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
 
 def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
     """Print and log the strategies and the expert backend, and a note if the run is shorter than its warm-up."""
-    lines, warmup_steps, max_steps = (
-        record.header_lines(run),
-        spec.config.optim.warmup_steps,
-        spec.config.trainer.max_steps,
-    )
+    lines = record.header_lines(run)
+    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
     if warmup_steps >= max_steps:
         lines.append(
             f"note: trainer.max_steps={max_steps} is not longer than warm-up (optim.warmup_steps={warmup_steps}): the "
@@ -164,38 +138,6 @@ def print_result(folder: Path, measured: dict[str, Any]) -> None:
     print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
-class RunCallbacks(NamedTuple):
-    """The callbacks of a run in the order in which Lightning calls them."""
-
-    tracker: Tracker
-    metrics: MetricsLogger
-    progress: ProgressBar
-    schedule: ValidationSchedule
-    pruning: TrialPruning
-    rounding: RoundingWarning
-    devices: DeviceChanges
-    checkpoints: Checkpoints
-
-
-def build_callbacks(spec: RunSpec) -> RunCallbacks:
-    """Return the callbacks of a run."""
-    keys, optim, tracker = spec.config.trainer, spec.config.optim, Tracker(spec)
-    tokens_per_step = keys.global_batch * spec.config.data.seq_len
-    metrics = MetricsLogger(
-        spec.path, tracker, keys.log_every, keys.max_steps, tokens_per_step, keys.pes_every, keys.pes_tokens
-    )
-    return RunCallbacks(
-        tracker,
-        metrics,
-        ProgressBar(metrics, f"{spec.choices['balancing']} seed={spec.config.seed}", keys.progress_bar),
-        ValidationSchedule(keys.val_every, keys.val_at),
-        TrialPruning(spec.path),
-        RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
-        DeviceChanges(),
-        Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every),
-    )
-
-
 def build_trainer(spec: RunSpec, callbacks: RunCallbacks, accelerator: str, precision: str) -> L.Trainer:
     """Return a Trainer without Lightning's own progress bar, loggers, default checkpoints and signal handlers."""
     keys = spec.config.trainer
@@ -206,7 +148,7 @@ def build_trainer(spec: RunSpec, callbacks: RunCallbacks, accelerator: str, prec
         warnings.filterwarnings("ignore", message)
     trainer = L.Trainer(
         accelerator=accelerator,
-        **trainer_arguments(keys.devices, keys.strategy, spec.hash),
+        **strategies.trainer_arguments(keys.devices, keys.strategy, spec.hash),
         precision=precision,  # type: ignore[arg-type]
         max_steps=keys.max_steps,
         max_epochs=-1,
@@ -218,7 +160,7 @@ def build_trainer(spec: RunSpec, callbacks: RunCallbacks, accelerator: str, prec
         use_distributed_sampler=False,
         logger=False,  # Tracker sends the rows
         callbacks=[*callbacks],
-        plugins=[checkpoint.AtomicCheckpointIO(spec.hash), cluster_environment()],
+        plugins=[checkpoint.AtomicCheckpointIO(spec.hash), strategies.cluster_environment()],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=spec.path,
@@ -292,7 +234,8 @@ def write_documents(folder: Path, module: LitMoE) -> dict[str, Any] | None:
 @contextmanager
 def log_to(file: Path) -> Iterator[None]:
     """Append the log messages of this package to `file` within the block."""
-    handler = _RunLog(file)
+    handler = logging.FileHandler(file)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk loses lines, not the run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -301,15 +244,5 @@ def log_to(file: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        handler.close()
-
-
-class _RunLog(logging.FileHandler):
-    """A log file that silently loses messages if the disk is full; Python would print a traceback for each."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-    def close(self) -> None:
         with suppress(OSError):
-            super().close()
+            handler.close()

@@ -51,7 +51,7 @@ class Tracker(Callback):
         """
         if self.kind == "none" or not is_rank_zero():
             return
-        rows, keys = curves.rows(self.spec.path), result_keys(self.spec.written)
+        rows = curves.rows(self.spec.path)
         saved = json.loads(self.sent_file.read_text()) if self.sent_file.exists() else {}
         self.sent: dict[str, Any] = saved if saved.get("kind") == self.kind else {"kind": self.kind, "rows": 0}
         if self.kind == "tensorboard":
@@ -62,7 +62,7 @@ class Tracker(Callback):
             self.pending = rows[self.sent["rows"] :]
             self.logger = (open_mlflow if self.kind == "mlflow" else open_wandb)(self.spec, self.sent)
             with self.tolerate_errors():
-                self.logger.log_hyperparams(keys)
+                self.logger.log_hyperparams(result_keys(self.spec.written))
         self._send(len(self.pending))
 
     def add_row(self, row: dict[str, Any]) -> None:
@@ -78,7 +78,8 @@ class Tracker(Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Send the rows that the newest checkpoint holds."""
-        self._send(self.num_saved)
+        if self.num_saved:
+            self._send(self.num_saved)
 
     def on_exception(self, *_: Any) -> None:
         """Mark the tracker's run as failed."""
@@ -116,7 +117,7 @@ class Tracker(Callback):
                 self.logger.finalize(status)
                 if isinstance(self.logger, WandbLogger):
                     self.logger.experiment.finish(exit_code=int(status == "failed"))
-        self.logger = None
+            self.logger = None
 
     @contextmanager
     def tolerate_errors(self) -> Iterator[None]:
