@@ -1,9 +1,9 @@
-"""Trains: `simbal train` of this checkout, whose program is src/simbal/cli/train.py."""
+"""Train one model or a sweep from this checkout; the same program as `simbal train` (src/simbal/cli/train.py)."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # what lies beside a program is no library, nor for the programs that it starts
+os.environ["PYTHONSAFEPATH"] = "1"  # files next to this program must not shadow libraries, also in child processes
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 

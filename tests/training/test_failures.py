@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from simbal.data.store import prepare
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training.callbacks import MetricsLogger
@@ -18,8 +17,6 @@ from simbal.training.failures import out_of_memory_as_user_error
 from simbal.training.module import LitMoE
 from simbal.training.run import train
 from simbal.training.validation import ValidationTotals
-from tests.conftest import MARKOV, SMALL
-from tests.programs import run
 from tests.training.run_files import assert_same_run, checkpoints, rows, train_until, weights
 
 
@@ -99,7 +96,6 @@ def test_a_run_whose_disk_was_full_can_resume(small_spec, finished, monkeypatch)
     "error",
     [
         MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB."),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
@@ -107,33 +103,13 @@ def test_a_run_whose_disk_was_full_can_resume(small_spec, finished, monkeypatch)
 def test_an_out_of_memory_error_suggests_a_smaller_micro_batch(error):
     with pytest.raises(UserError, match="trainer.micro_batch"), out_of_memory_as_user_error():
         raise error
+    with pytest.raises(UserError, match="trainer.micro_batch"), out_of_memory_as_user_error():
+        torch.empty(2**50)
 
 
 def test_another_runtime_error_is_not_taken_for_out_of_memory():
     with pytest.raises(RuntimeError, match="the loss is nan"), out_of_memory_as_user_error():
         raise RuntimeError("the loss is nan")
-
-
-@pytest.mark.slow
-def test_a_job_that_runs_out_of_memory_does_not_disturb_the_others_of_its_sweep(tmp_path, cache_dir, small_spec):
-    """One hidden tensor has 32 MiB at micro_batch=64; the weights have 3 MB."""
-    prepare(small_spec().config.data, progress=False)
-    (tmp_path / "sitecustomize.py").write_text(
-        "import resource\n"
-        "used = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmSize:'))\n"
-        "resource.setrlimit(resource.RLIMIT_AS, ((used + 200 * 1024) * 1024,) * 2)\n"
-    )
-    wide = ("balancing=none", "model.num_experts=0", "model.top_k=1", "model.d_expert=8192", "trainer.global_batch=64")
-    steps = ("trainer.max_steps=2", "trainer.val_every=2", "trainer.ckpt_every=2")
-    jobs = ("trainer.micro_batch=64,8", "hydra.launcher.n_jobs=1")
-    places = (f"output_dir={tmp_path / 'outputs'}", f"data.cache_dir={cache_dir}")
-    keys = (*SMALL, *MARKOV, *places, *wide, *steps, *jobs)
-    done = run("train.py", "-m", *keys, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    records = [RunFolder(path.parent).read_record() for path in tmp_path.rglob("record.json")]
-    assert sorted(record["status"] for record in records) == ["failed", "finished"]
-    assert "out of memory" in next(record["error"] for record in records if record["status"] == "failed")
 
 
 def spoil_loss(monkeypatch, step, value=math.nan, micro_batch=0):

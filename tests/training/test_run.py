@@ -145,14 +145,6 @@ def test_a_run_prints_its_objective_when_it_starts(small_spec, capsys):
     assert rows(spec, "train/aux/lbl")[-1]["train/aux/lbl"] == 0  # the schedule has reached 0
 
 
-def test_an_orthogonal_parametrization_stays_orthogonal_under_weight_decay(small_spec):
-    spec = small_spec("balancing=ortho_param", "optim.weight_decay=10", "router.init=normal", "trainer.max_steps=6")
-    train(spec)
-    first, last = rows(spec, "val/loss")
-    assert last["val/gram_deviation"] < 1e-6
-    assert first["val/loss"] > last["val/loss"]
-
-
 def test_a_loss_free_bias_moves_once_per_optimizer_step_and_is_in_the_checkpoint(small_spec):
     spec = small_spec("balancing=lf", "trainer.micro_batch=2", "balancing.lf.update_rate=0.5", "trainer.max_steps=4")
     train(spec)

@@ -4,7 +4,7 @@ Examples:
     python train.py balancing=lbl seed=1 trainer.max_steps=300
     python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
     python train.py run=outputs/default/RUN               # resume a run
-    python train.py from=outputs/default/RUN seed=7       # start a new one with its config and one change
+    python train.py from=outputs/default/RUN seed=7       # start a new run with this config and other overrides
 """
 
 import os
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> None:
-    """Train what a command line describes."""
-    # torch reads it when it is imported; its C++ side warns of a setting of DDP at every start, which is on purpose
+    """Train what the command line describes."""
+    # torch reads it when it is imported; its C++ side would warn of a DDP setting that we use on purpose
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     run(train_composed, __doc__, argv, again=train_run)
 
 
 def train_composed(cfg: Any) -> None:
-    """Train the run that `cfg` describes."""
+    """Train the run that a composed config describes."""
     with exit_on_user_error():
         from simbal.runs.spec import RunSpec
 
@@ -36,8 +36,8 @@ def train_composed(cfg: Any) -> None:
 
 
 def train_run(spec: "RunSpec") -> None:
-    """Train it, or go on with it."""
+    """Train a run, or resume it."""
     with exit_on_user_error():
-        from simbal.training.run import train  # torch: 3 s that --help and a sweep's parent do not pay
+        from simbal.training.run import train  # imports torch, which takes 3 s: not for --help or a sweep's parent
 
         train(spec)

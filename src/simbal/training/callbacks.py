@@ -79,7 +79,7 @@ class MetricsLogger(Callback):
 
     def has_validation(self, step: int) -> bool:
         """Whether metrics.jsonl has a validation after `step`."""
-        return any(row["step"] == step and "val/loss" in row for row in self.rows())
+        return on_rank_zero(lambda: any(row["step"] == step and "val/loss" in row for row in curves.rows(self.folder)))
 
     def state_dict(self) -> dict[str, Any]:
         """Sync metrics.jsonl and return its size and sha256, which a checkpoint holds."""
@@ -117,27 +117,25 @@ class MetricsLogger(Callback):
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
-        """Write a row after an optimizer step that is logged."""
+        """Write a row after an optimizer step that is logged or has a measurement of PES."""
         assert isinstance(module, LitMoE)
-        result, row = module.step_result, {}
-        logged = result is not None and self.is_logged(result.number)
-        if result and logged:
+        result, row, pes = module.step_result, {}, {}
+        if result and self.is_logged(result.number):
             row = self._place(result.number) | training_metrics(result)
             row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.seconds += time.perf_counter() - self._started
         if result is None:
             return
         self.steps += 1
-        pes = {}
-        if self._measures_pes(module) and result.number % self.config.pes_every == 0:
-            pes = measure_pes(trainer, module, self.config.pes_tokens)
-        if logged:
+        if row:
             steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
             self._logged_steps, self._logged_seconds = self.steps, self.seconds
             row["tokens_per_second"] = steps * self.tokens_per_step / seconds
-        if logged or pes:
+        if self._measures_pes(module) and result.number % self.config.pes_every == 0:
+            pes = measure_pes(trainer, module, self.config.pes_tokens)
+        if row or pes:
             self._write(self._place(result.number) | row | pes)
-        if logged:
+        if row:
             self._write_progress(row)
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -256,12 +254,14 @@ class ProgressBar(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Advance the bar."""
-        self.progress.update(self.task, completed=trainer.global_step, status=self.metrics.status)
+        if self.progress.live.is_started:
+            self.progress.update(self.task, completed=trainer.global_step, status=self.metrics.status)
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """Leave the bar on the screen with the last losses, also after an error."""
-        self.progress.update(self.task, status=self.metrics.status)
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.update(self.task, status=self.metrics.status)
+            self.progress.stop()
 
 
 class TrialPruning(Callback):

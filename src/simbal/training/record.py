@@ -1,6 +1,7 @@
 """The entries of record.json that trace a number in a table to its code, data and definition."""
 
 import importlib.metadata
+import logging
 import platform
 import subprocess
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from simbal.runs.spec import RunSpec
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.module import LitMoE
 
+log = logging.getLogger("simbal")
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
 
 
@@ -75,8 +77,8 @@ def describe_objective(module: LitMoE) -> dict[str, dict[str, Any]]:
     return objective
 
 
-def header_lines(run: dict[str, Any]) -> list[str]:
-    """Format the objective and the expert backend of a record for the terminal."""
+def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
+    """Print and log the strategies and the expert backend, and a note if the run is shorter than its warm-up."""
     lines = []
     for name, part in run["objective"].items():
         lines.append(f"{name}: {part['formula']}")
@@ -89,7 +91,15 @@ def header_lines(run: dict[str, Any]) -> list[str]:
             )
     if choice := run["backend_choice"]:
         lines.append(f"experts: {choice['reason']}")
-    return lines
+    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
+    if warmup_steps >= max_steps:
+        lines.append(
+            f"note: trainer.max_steps={max_steps} is not longer than warm-up (optim.warmup_steps={warmup_steps}): the "
+            "peak learning rate is never reached"
+        )
+    for line in lines:
+        print(line)
+        log.info("%s", line)
 
 
 def code_version() -> dict[str, str | bool | None]:

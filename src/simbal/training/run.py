@@ -83,7 +83,7 @@ def train_rank(spec: RunSpec, store: Store) -> None:
             stack.enter_context(refusals_of_disk(folder.path))
             stack.enter_context(log_to(folder.path / "train.log"))
             run = record.describe_run(spec, data, module, device, precision)
-            print_header(spec, run)
+            record.print_header(spec, run)
         damaged_record = folder.set_aside_damaged_record() if is_rank_zero() else None
         with record_failures(folder, run):
             measured = fit(spec, trainer, callbacks, module, data)
@@ -115,20 +115,6 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
         for written in (folder.path, folder.path / "checkpoints"):
             remove_parts(written)
     return True
-
-
-def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
-    """Print and log the strategies and the expert backend, and a note if the run is shorter than its warm-up."""
-    lines = record.header_lines(run)
-    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
-    if warmup_steps >= max_steps:
-        lines.append(
-            f"note: trainer.max_steps={max_steps} is not longer than warm-up (optim.warmup_steps={warmup_steps}): the "
-            "peak learning rate is never reached"
-        )
-    for line in lines:
-        print(line)
-        log.info(line)
 
 
 def print_result(folder: Path, measured: dict[str, Any]) -> None:
