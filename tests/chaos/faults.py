@@ -18,7 +18,7 @@ class Fault:
     """A kind of fault."""
 
     kind: str
-    weight: int  # how often it is drawn
+    weight: int  # relative frequency
     inject: Inject
     after_end: bool = False  # whether it makes sense once the sweep is complete
 

@@ -100,7 +100,7 @@ def wandb_records(file: Path) -> list:
         _, length, kind = struct.unpack("<IHB", content[place : place + HEADER])
         entry += content[place + HEADER : place + HEADER + length]
         place += HEADER + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a complete entry, or its last part
             records.append(Record.FromString(entry))
             entry = b""
     return records

@@ -29,11 +29,11 @@ def killed_once(tmp_path_factory):
 def killed(small_spec, finished, killed_once, monkeypatch):
     """An uninterrupted run, and the same run killed in step 11 with checkpoints of steps 4 and 8."""
     key = "trainer.micro_batch=4"
-    whole, original, copy = finished(key), small_spec(key, output_dir=killed_once), small_spec(key)
+    reference, original, copy = finished(key), small_spec(key, output_dir=killed_once), small_spec(key)
     if not original.path.exists():
         train_until(monkeypatch, original, 11)
     shutil.copytree(original.path, copy.path)
-    return whole, copy
+    return reference, copy
 
 
 def flip_a_bit(path, seed):
@@ -66,26 +66,26 @@ def test_a_checkpoint_is_saved_when_the_last_one_is_too_old(small_spec, monkeypa
 
 @pytest.mark.parametrize(("damage", "count"), [(truncate, 1), (flip_a_bit, 2)])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_survives_another_kill(killed, damage, count, monkeypatch):
-    whole, spec = killed
+    reference, spec = killed
     newest_first = checkpoint.periodic_checkpoints(spec.path / "checkpoints")
     for seed, path in enumerate(newest_first[:count]):
         damage(path, seed)
     train_until(monkeypatch, spec, 10)
     train(spec)
-    assert_same_run(whole, spec)
+    assert_same_run(reference, spec)
     warnings = RunFolder(spec.path).read_record()["warnings"]
     assert len(warnings) == count
     assert "step-00000008.ckpt was damaged" in warnings[-1]
-    assert RunFolder(whole.path).read_record()["warnings"] == []
+    assert RunFolder(reference.path).read_record()["warnings"] == []
     assert checkpoints(spec) == ["final.ckpt"]
 
 
 def test_damaged_curves_are_written_again(killed):
-    whole, spec = killed
+    reference, spec = killed
     file = spec.path / "metrics.jsonl"
     file.write_text(file.read_text().replace("1", "2", 1))  # in the row of step 0, before every checkpoint
     train(spec)
-    assert_same_run(whole, spec)
+    assert_same_run(reference, spec)
     assert len(RunFolder(spec.path).read_record()["warnings"]) == 2
 
 

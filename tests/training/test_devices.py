@@ -103,7 +103,7 @@ def test_two_ranks_follow_the_curves_of_one_device_up_to_rounding(finished, stra
 @pytest.mark.parametrize("keys", [("trainer.strategy=ddp",), ("trainer.strategy=fsdp", *OTHER_HEADS)])
 def test_ranks_stop_at_a_signal_and_resume_to_the_same_bits(small_spec, finished, monkeypatch, keys):
     keys = (*PAIR, *keys, *WITH_BIAS, *MEASURED)
-    whole, stopped = finished(*keys), small_spec(*keys)
+    reference, stopped = finished(*keys), small_spec(*keys)
     with monkeypatch.context() as patch:
         send_signal_in(patch, "training_step", 6, signal.SIGTERM)  # only rank zero receives it
         with pytest.raises(SystemExit) as end:
@@ -111,7 +111,7 @@ def test_ranks_stop_at_a_signal_and_resume_to_the_same_bits(small_spec, finished
     assert end.value.code == 143
     assert (stopped.path / "checkpoints" / "step-00000007.ckpt").exists()
     train(stopped)
-    assert_same_run(whole, stopped)
+    assert_same_run(reference, stopped)
     assert active_children() == []
 
 
@@ -123,7 +123,7 @@ def test_a_run_resumes_to_the_same_bits_after_kill_9_of_one_rank_and_of_all(
 ):
     """DDP loses one rank of a user's command, then all ranks; FSDP the other way round."""
     keys = (f"trainer.strategy={strategy}", *WITH_BIAS, "trainer.max_steps=40", "trainer.val_every=40")
-    whole, killed = finished(*PAIR, *keys), small_spec(*PAIR, *keys)
+    reference, killed = finished(*PAIR, *keys), small_spec(*PAIR, *keys)
     user = Program("train.py", *command(killed.config.output_dir, cache_dir, *keys), cwd=killed.path.parents[2])
     wait_until(lambda: user.poll() is not None or any(killed.path.glob("checkpoints/step-*.ckpt")))
     processes = descendants(user.pid)
@@ -143,7 +143,7 @@ def test_a_run_resumes_to_the_same_bits_after_kill_9_of_one_rank_and_of_all(
             with pytest.raises(UserError, match="a rank was killed"):
                 train(killed)
     train(killed)
-    assert_same_run(whole, killed)
+    assert_same_run(reference, killed)
 
 
 def descendants(process: int) -> list[int]:
@@ -254,7 +254,7 @@ def kill_at_call(original, when, after: bool = False):
 @pytest.mark.slow
 def test_a_run_killed_in_every_phase_of_a_distributed_save_resumes_to_the_same_bits(small_spec, finished, monkeypatch):
     keys = (*FSDP, "trainer.ckpt_every=2", "trainer.max_steps=8")
-    whole, killed = finished(*keys), small_spec(*keys)
+    reference, killed = finished(*keys), small_spec(*keys)
     part, publish, sync = ".step-00000004.ckpt.part", strategies.publish_folder, checkpoint.sync
     before_checksums = kill_at_call(publish, lambda _, target: "4" in target.name)
     train_killed(monkeypatch, killed, strategies, "publish_folder", before_checksums)
@@ -267,7 +267,7 @@ def test_a_run_killed_in_every_phase_of_a_distributed_save_resumes_to_the_same_b
     train_killed(monkeypatch, killed, MetricsLogger, "final_metrics", kill_at_call(None, lambda *_: True))
     assert checkpoints(killed) == ["final.ckpt", "step-00000006.ckpt", "step-00000008.ckpt"]
     train(killed)
-    assert_same_run(whole, killed)
+    assert_same_run(reference, killed)
     assert checkpoints(killed) == ["final.ckpt"]
     assert RunFolder(killed.path).read_record()["warnings"] == []
 
@@ -276,7 +276,7 @@ def test_a_run_killed_in_every_phase_of_a_distributed_save_resumes_to_the_same_b
 @pytest.mark.slow
 def test_a_distributed_checkpoint_is_verified_and_only_resumes_its_run(small_spec, finished, monkeypatch):
     keys = (*FSDP, "trainer.keep_every=6")
-    whole, damaged = finished(*keys), small_spec(*keys)
+    reference, damaged = finished(*keys), small_spec(*keys)
     train_until(monkeypatch, damaged, 9)
     folder = damaged.path / "checkpoints" / "step-00000008.ckpt"
     with pytest.raises(DamagedCheckpointError, match="only resume its run"):
@@ -284,11 +284,11 @@ def test_a_distributed_checkpoint_is_verified_and_only_resumes_its_run(small_spe
     shard = folder / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-9])
     train(damaged)
-    assert_same_run(whole, damaged)
+    assert_same_run(reference, damaged)
     assert "step-00000008.ckpt was damaged" in RunFolder(damaged.path).read_record()["warnings"][0]
-    assert checkpoints(whole) == ["final.ckpt", "weights-00000006.ckpt", "weights-00000012.ckpt"]
-    kept = load(whole.path / "checkpoints" / "weights-00000006.ckpt")  # one file, which analyses read
-    assert not torch.equal(kept.model.head_VD, load(whole.path).model.head_VD)
+    assert checkpoints(reference) == ["final.ckpt", "weights-00000006.ckpt", "weights-00000012.ckpt"]
+    kept = load(reference.path / "checkpoints" / "weights-00000006.ckpt")  # one file, which analyses read
+    assert not torch.equal(kept.model.head_VD, load(reference.path).model.head_VD)
 
 
 def on_devices(spec, cache_dir, *keys: str):
@@ -301,11 +301,11 @@ def on_devices(spec, cache_dir, *keys: str):
 def test_a_run_resumes_on_fewer_devices_up_to_rounding(small_spec, finished, cache_dir, monkeypatch):
     """On four ranks, six experts are split into two, two, two and none."""
     keys = (*FSDP, "trainer.devices=4", "trainer.pes_every=5", "model.num_experts=6", "balancing=[lf_lbl,ortho_param]")
-    whole, moved = finished(*keys), small_spec(*keys)
+    reference, moved = finished(*keys), small_spec(*keys)
     train_until(monkeypatch, moved, 5)
     train_until(monkeypatch, on_devices(moved, cache_dir, "trainer.devices=2"), 9)
     train(on_devices(moved, cache_dir, "trainer.devices=1"))
-    assert_close_runs(moved, whole)
+    assert_close_runs(moved, reference)
     (warning,) = RunFolder(moved.path).read_record()["warnings"]
     assert "4 from step 0, 2 from step 4, 1 from step 8" in warning
 
@@ -314,7 +314,7 @@ def test_a_run_resumes_on_fewer_devices_up_to_rounding(small_spec, finished, cac
 @pytest.mark.slow
 def test_a_checkpoint_of_one_device_resumes_in_shards(small_spec, finished, cache_dir, monkeypatch):
     one = ("trainer.micro_batch=2", "balancing=lf_lbl")
-    whole, moved = finished(*one), small_spec(*one)
+    reference, moved = finished(*one), small_spec(*one)
     train_until(monkeypatch, moved, 9)
     train(on_devices(moved, cache_dir, "trainer.devices=2", "trainer.strategy=fsdp"))
-    assert_close_runs(moved, whole)
+    assert_close_runs(moved, reference)

@@ -74,7 +74,7 @@ def test_a_folder_locked_by_another_process_is_refused(small_spec):
 
 
 def test_a_run_whose_disk_was_full_can_resume(small_spec, finished, monkeypatch):
-    whole, failed = finished(), small_spec()
+    reference, failed = finished(), small_spec()
 
     def full(*_):
         try:
@@ -89,7 +89,7 @@ def test_a_run_whose_disk_was_full_can_resume(small_spec, finished, monkeypatch)
     assert RunFolder(failed.path).read_record()["status"] == "failed"
     assert checkpoints(failed) == []
     train(failed)
-    assert_same_run(whole, failed)
+    assert_same_run(reference, failed)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from tests.training.run_files import KilledError, assert_same_run, train_killed,
 @pytest.mark.parametrize("step", [3, 9])
 def test_a_killed_run_resumes_to_the_same_bits(small_spec, finished, monkeypatch, step):
     """Before the first checkpoint, and after it with rows that no checkpoint holds."""
-    whole, killed = finished("trainer.micro_batch=4"), small_spec("trainer.micro_batch=4")
+    reference, killed = finished("trainer.micro_batch=4"), small_spec("trainer.micro_batch=4")
     train_until(monkeypatch, killed, step)
     assert not (killed.path / "record.json").exists()
     with (killed.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "tok')  # a row cut off by the kill
     train(killed)
-    assert_same_run(whole, killed)
+    assert_same_run(reference, killed)
 
 
 # one strategy for each kind of state by default; the conformance suite resumes every strategy from a checkpoint
@@ -37,11 +37,11 @@ def test_a_strategy_with_state_resumes_to_the_same_bits(small_spec, tmp_path, mo
     keys += ["trainer.max_steps=7"]
     if balancing.startswith("["):
         keys += ["balancing.lbl.scope=global", "balancing.ernie_ortho.decoupled=true"]
-    whole, killed = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
-    train(whole)
+    reference, killed = (small_spec(*keys, output_dir=tmp_path / name) for name in "ab")
+    train(reference)
     train_until(monkeypatch, killed, 6)
     train(killed)
-    assert_same_run(whole, killed)
+    assert_same_run(reference, killed)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_strategy_with_state_resumes_to_the_same_bits(small_spec, tmp_path, mo
     ],
 )
 def test_a_run_killed_between_steps_resumes_to_the_same_files(small_spec, finished, monkeypatch, owner, method, when):
-    whole, killed = finished("trainer.ckpt_every=6"), small_spec("trainer.ckpt_every=6")
+    reference, killed = finished("trainer.ckpt_every=6"), small_spec("trainer.ckpt_every=6")
     original = getattr(owner, method)
 
     def kill(self, *args, **kwargs):
@@ -63,19 +63,19 @@ def test_a_run_killed_between_steps_resumes_to_the_same_files(small_spec, finish
 
     train_killed(monkeypatch, killed, owner, method, kill)
     train(killed)
-    assert_same_run(whole, killed)
-    records = [RunFolder(spec.path).read_record() for spec in (whole, killed)]
+    assert_same_run(reference, killed)
+    records = [RunFolder(spec.path).read_record() for spec in (reference, killed)]
     assert records[0]["metrics"] == records[1]["metrics"]
     assert records[1]["tokens_per_second"] > 0
 
 
 def test_a_finished_run_with_damaged_curves_is_repeated_to_the_same_result(small_spec, finished):
-    whole, damaged = finished(), small_spec()
-    shutil.copytree(whole.path, damaged.path)
+    reference, damaged = finished(), small_spec()
+    shutil.copytree(reference.path, damaged.path)
     curves = damaged.path / "metrics.jsonl"
     curves.write_text(curves.read_text().replace('"step": 6', '"step": 7', 1))
     assert not RunFolder(damaged.path).finished(damaged)
     train(damaged)
-    assert_same_run(whole, damaged)
+    assert_same_run(reference, damaged)
     (warning,) = RunFolder(damaged.path).read_record()["warnings"]
     assert "metrics.jsonl" in warning

@@ -76,10 +76,10 @@ def test_a_run_finished_on_other_data_is_refused(small_spec, tmp_path):
 @pytest.mark.parametrize("keys", [("simbal",), ("lbl",), ("lbl", "balancing.lbl.scope=global"), ("lf",)])
 def test_accumulation_changes_losses_by_rounding_only(small_spec, finished, keys):
     balancing = f"balancing={keys[0]}"
-    whole, parts = finished(balancing, *keys[1:]), small_spec(balancing, *keys[1:], "trainer.micro_batch=2")
+    full, parts = finished(balancing, *keys[1:]), small_spec(balancing, *keys[1:], "trainer.micro_batch=2")
     train(parts)
     compared = {"train/loss", "train/ce", f"train/aux/{keys[0]}", "train/grad_norm", "train/aux_grad_norm", "val/loss"}
-    for one, other in zip(rows(whole), rows(parts), strict=True):
+    for one, other in zip(rows(full), rows(parts), strict=True):
         for key in one.keys() & compared:
             assert one[key] == pytest.approx(other[key], rel=1e-4), (key, one["step"])
         if "train/max_vio" in one:  # counts are summed over micro-batches
@@ -184,14 +184,14 @@ def test_early_validations_are_spaced_by_doubling_and_the_last_step_is_validated
 
 def test_the_record_covers_the_whole_validation_split_and_the_curve_a_sample(small_spec):
     keys = ("data.validation_tokens=64", "data.validation_tokens=null", "data.validation_document_tokens=32")
-    sample, whole, heads = (small_spec(key, "trainer.max_steps=1") for key in keys)
-    for spec in (sample, whole, heads):
+    sample, full, heads = (small_spec(key, "trainer.max_steps=1") for key in keys)
+    for spec in (sample, full, heads):
         train(spec)
-    metrics = [RunFolder(spec.path).read_record()["metrics"] for spec in (sample, whole)]
+    metrics = [RunFolder(spec.path).read_record()["metrics"] for spec in (sample, full)]
     assert metrics[0] == metrics[1]
-    last_rows = [rows(spec, "val/loss")[-1]["val/loss"] for spec in (sample, whole)]
+    last_rows = [rows(spec, "val/loss")[-1]["val/loss"] for spec in (sample, full)]
     assert last_rows[0] != metrics[0]["val/loss"] == last_rows[1]
-    tokens = [json.loads((spec.path / "documents.json").read_text())["tokens"] for spec in (heads, whole)]
+    tokens = [json.loads((spec.path / "documents.json").read_text())["tokens"] for spec in (heads, full)]
     assert sum(tokens[0]) < sum(tokens[1])
     assert len(tokens[0]) == len(tokens[1])
 

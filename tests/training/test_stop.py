@@ -43,7 +43,7 @@ def test_a_stopped_run_saves_and_resumes_to_the_same_result(
     small_spec, finished, monkeypatch, capsys, number, method, fn, step, saved
 ):
     keys = ("trainer.micro_batch=4", "trainer.pes_every=3", "balancing=lf_lbl", "trainer.ckpt_every=5")
-    whole, stopped = finished(*keys), small_spec(*keys)
+    reference, stopped = finished(*keys), small_spec(*keys)
     handlers = [signal.getsignal(number) for number in EXIT_CODES]
     with monkeypatch.context() as patch:
         send_signal_in(patch, method, step, number, fn)
@@ -57,14 +57,14 @@ def test_a_stopped_run_saves_and_resumes_to_the_same_result(
     assert [signal.getsignal(number) for number in EXIT_CODES] == handlers
     train(stopped)
     assert (f"resuming from step {stopped_at} of " in capsys.readouterr().out) == (saved is not None)
-    assert_same_run(whole, stopped)
+    assert_same_run(reference, stopped)
     assert RunFolder(stopped.path).read_record()["warnings"] == []
 
 
 @pytest.mark.parametrize("method", ["training_step", "validation_step"])
 def test_another_programs_handler_runs_after_the_save_and_the_run_continues(small_spec, finished, monkeypatch, method):
     """As submitit's handler does before a pre-emption."""
-    whole, warned = finished(), small_spec("trainer.ckpt_every=100")
+    reference, warned = finished(), small_spec("trainer.ckpt_every=100")
     saved = []
     before = signal.signal(signal.SIGUSR2, lambda *_: saved.extend(checkpoints(warned)))
     try:
@@ -73,7 +73,7 @@ def test_another_programs_handler_runs_after_the_save_and_the_run_continues(smal
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert saved == ["step-00000007.ckpt"]  # a validation is completed first
-    assert_same_run(whole, warned)
+    assert_same_run(reference, warned)
 
 
 @pytest.mark.slow

@@ -89,12 +89,12 @@ def hparams(spec) -> dict:
 @pytest.mark.parametrize(("every", "step"), [(4, 7), (6, 7), (4, 3)])
 def test_a_run_that_crashes_and_resumes_has_every_row_once(tracked_spec, finished, monkeypatch, kind, every, step):
     """A checkpoint of step 6 does not hold the validation after step 6; step 3 is before the first checkpoint."""
-    whole, spec = finished(), tracked_spec(f"logger={kind}", f"trainer.ckpt_every={every}")
+    reference, spec = finished(), tracked_spec(f"logger={kind}", f"trainer.ckpt_every={every}")
     crash(monkeypatch, spec, step)
     before = run_id(spec) if kind != "tensorboard" else ""
     train(spec)
-    assert_same_run(whole, spec)
-    assert logged(spec).points == expected(spec) == expected(whole)
+    assert_same_run(reference, spec)
+    assert logged(spec).points == expected(spec) == expected(reference)
     if kind != "tensorboard":
         assert run_id(spec) == before
 

@@ -9,13 +9,14 @@ from typing import Any
 
 
 def import_torchmetrics_lazily() -> None:
-    """Import the two classes of torchmetrics that Lightning needs; any other attribute imports the whole package.
+    """Import only the two classes of torchmetrics that Lightning needs; any other attribute imports the full package.
 
-    The whole package takes two fifths of a program's start: a hundred metrics, scipy.signal and transformers.
+    The full package takes two fifths of a program's start: it imports a hundred metrics, scipy.signal and transformers.
     """
-    spec = importlib.util.find_spec("torchmetrics")
-    if "torchmetrics" in sys.modules or spec is None or spec.loader is None:
+    if "torchmetrics" in sys.modules:
         return
+    spec = importlib.util.find_spec("torchmetrics")
+    assert spec and spec.loader, "Lightning requires it"  # noqa: PT018
     loader, package = spec.loader, importlib.util.module_from_spec(spec)
     lazy: Any = package
 

@@ -364,9 +364,8 @@ class RoundingWarning(Callback):
             return
         unmoved = []
         for name, entries in bf16_entries(module.model).items():
-            moved, total = sum_over_ranks(
-                torch.tensor([(entries != self._start[name]).sum(), entries.numel()])
-            ).tolist()
+            counts = torch.tensor([int((entries != self._start[name]).sum()), entries.numel()])
+            moved, total = sum_over_ranks(counts).tolist()
             if moved < MOVED_FRACTION * total:
                 unmoved.append(name)
         if unmoved:
@@ -375,7 +374,8 @@ class RoundingWarning(Callback):
                 f"{len(unmoved)} of {len(self._start)} weights did not move in {due - self._first_step} steps "
                 f"({examples}): updates of optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
             ]
-            log.warning("%s", self.warnings[0])
+            if is_rank_zero():
+                log.warning("%s", self.warnings[0])
         self._start = {}
 
 

@@ -169,9 +169,9 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
     folder, keys, metrics = spec.path, spec.config.trainer, callbacks.metrics
     started = time.perf_counter()
 
-    def validate(step: int, path: Path | None = None) -> None:
-        trainer.validate(module, data, ckpt_path=path, weights_only=True, verbose=False)
+    def validate_once(step: int, path: Path | None = None) -> None:
         if not metrics.has_validation(step):
+            trainer.validate(module, data, ckpt_path=path, weights_only=True, verbose=False)
             metrics.log_validation(module, step)
 
     with callbacks.checkpoints.request.listen():
@@ -179,14 +179,13 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
         callbacks.checkpoints.start = start.step
         metrics.rewind(start.curves)
         callbacks.tracker.open(start.step)
-        if is_validated(start.step, keys.val_every, keys.val_at) and not metrics.has_validation(start.step):
-            validate(start.step, start.path)  # the initial one, or one that a kill prevented after its checkpoint
+        if is_validated(start.step, keys.val_every, keys.val_at):
+            validate_once(start.step, start.path)  # at step 0, or after a checkpoint if a kill prevented it
         log.info("training from step %d to %d", start.step, keys.max_steps)
         if start.step and is_rank_zero():
             print(f"resuming from step {start.step} of {keys.max_steps}")
         trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
-        if not metrics.has_validation(keys.max_steps):
-            validate(keys.max_steps)
+        validate_once(keys.max_steps)
         trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
         trainer.validate(module, data.held_out(None), verbose=False)
         measured = metrics.final_metrics(trainer, module)
