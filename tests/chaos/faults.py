@@ -50,10 +50,10 @@ def kill_job(number: signal.Signals) -> Inject:
 
     def inject(kind: str, scene: Scene, random: Random) -> None:
         if jobs := scene.jobs():
-            pid = random.choice(sorted(jobs))
+            pid = random.choice(jobs)
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-                scene.count_fault(kind, f"process {pid}, {jobs[pid]}")
+                scene.count_fault(kind, f"process {pid}")
 
     return inject
 

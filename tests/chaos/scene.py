@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simbal.processes.slots import THREADS
-from tests.child_processes import alive, holder
+from tests.child_processes import alive
 from tests.sweep.small_sweep import command
 
 MARK = "SIMBAL_CHAOS"  # environment variable that all processes of a scene inherit, orphans too
@@ -89,14 +89,13 @@ class Scene:
                     found.append(int(entry.name))
         return sorted(found)
 
-    def jobs(self) -> dict[int, str]:
-        """Return the processes that train, each the leader of a session, and the run folder that each has locked."""
-        sweeps, found = {sweep.process.pid for sweep in self.sweeps}, {}
-        runs = {holder(file): file.parent.name for file in (self.outputs / "default").glob("*/.lock")}
+    def jobs(self) -> list[int]:
+        """Return the processes that train; each is the leader of a session."""
+        sweeps, found = {sweep.process.pid for sweep in self.sweeps}, []
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 if pid not in sweeps and os.getsid(pid) == pid:
-                    found[pid] = runs.get(pid, "no run yet")
+                    found.append(pid)
         return found
 
     def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> None:

@@ -34,9 +34,8 @@ def send_signal_in(monkeypatch, method, step, number, fn="fit"):
     [
         (signal.SIGINT, "training_step", "fit", 6, "step-00000007.ckpt"),  # in the first of two micro-batches
         (signal.SIGTERM, "validation_step", "fit", 6, "step-00000006.ckpt"),
-        (signal.SIGUSR1, "training_step", "fit", 6, "step-00000007.ckpt"),
         (signal.SIGUSR2, "validation_step", "validate", 0, None),
-        (signal.SIGTERM, "validation_step", "validate", 12, "step-00000012.ckpt"),
+        (signal.SIGUSR1, "validation_step", "validate", 12, "step-00000012.ckpt"),
     ],
 )
 def test_a_stopped_run_saves_and_resumes_to_the_same_result(
