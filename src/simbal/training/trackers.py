@@ -61,6 +61,7 @@ class Tracker(Callback):
         else:
             self.pending = rows[self.sent["rows"] :]
             self.logger = (open_mlflow if self.kind == "mlflow" else open_wandb)(self.spec, self.sent)
+            write_json(self.sent_file, self.sent)  # a run that crashes now resumes under the same id
             with self.tolerate_errors():
                 self.logger.log_hyperparams(result_keys(self.spec.written))
         self._send(len(self.pending))
