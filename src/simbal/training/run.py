@@ -4,6 +4,7 @@ User errors are found before the run folder is created.
 """
 
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -218,16 +219,25 @@ def write_documents(folder: Path, module: LitMoE) -> dict[str, Any] | None:
 
 @contextmanager
 def log_to(file: Path) -> Iterator[None]:
-    """Append the log messages of this package to `file` within the block."""
+    """Append the log messages of this package to `file` within the block, and errors that end threads.
+
+    TensorBoard's writer thread ends on a full disk; Python would print its traceback on the terminal.
+    """
+
+    def log_thread_error(error: threading.ExceptHookArgs) -> None:
+        log.error("a thread has ended", exc_info=error.exc_value)
+
     handler = logging.FileHandler(file)
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk loses lines, not the run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.disabled = False  # Hydra disables all existing loggers when it starts a job
+    previous, threading.excepthook = threading.excepthook, log_thread_error
     try:
         yield
     finally:
+        threading.excepthook = previous
         log.removeHandler(handler)
         with suppress(OSError):
             handler.close()
