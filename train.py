@@ -1,14 +1,13 @@
-"""Train: `simbal train` in this checkout."""
+"""Train one model or a sweep from this checkout; the same program as `simbal train` (src/simbal/cli/train.py)."""
 
 import os
 import sys
 
-# a library's `import evaluate` must not find evaluate.py, here or in a program that this one starts
-os.environ["PYTHONSAFEPATH"] = "1"
+os.environ["PYTHONSAFEPATH"] = "1"  # files next to this program must not shadow libraries, also in child processes
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from simbal.cli.main import run_program
+from simbal.cli.train import main
 
 if __name__ == "__main__":
-    run_program("train", sys.argv[1:])
+    main(sys.argv[1:])

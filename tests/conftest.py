@@ -146,7 +146,7 @@ def forked_ranks(monkeypatch):
                 if dist.is_initialized():
                     dist.destroy_process_group()
 
-    monkeypatch.setattr("simbal.training.run.run_worker", run_here)
+    monkeypatch.setattr("simbal.training.run.run_on_ranks", run_here)
 
 
 def rank_environment(rank: int, port: str) -> dict[str, str]:

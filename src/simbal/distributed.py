@@ -1,4 +1,4 @@
-"""The processes that train one model together: ranks 0, 1, ..., of which the first alone writes and prints."""
+"""Collectives over the ranks that train one model together. Rank zero writes the files and prints."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -11,51 +11,50 @@ from torch.distributed.tensor import DTensor
 from simbal.errors import BusyError, UserError
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 
 
 def world_size() -> int:
-    """Return the number of processes that train together; 1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return this process's number among those that train together; 0 without a process group."""
+    """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes the run's files; true without a process group."""
+    """Whether this process is rank zero, which writes the run's files; true without a process group."""
     return rank() == 0
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the sum of `tensor` over all ranks, the same on each, without a gradient."""
+    """Return the sum of `tensor` over all ranks, without a gradient."""
     total = tensor.detach().clone()
     if world_size() > 1:
         dist.all_reduce(total)
     return total
 
 
+def max_over_ranks(number: int) -> int:
+    """Return the maximum of `number` over all ranks."""
+    if world_size() == 1:
+        return number
+    maximum = torch.tensor(number)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    return int(maximum)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full tensor, of which this rank may hold a shard; a collective, so every rank has to call it."""
+    """Gather a sharded tensor; any other tensor is returned as it is. A collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def max_over_ranks(number: int) -> int:
-    """Return the largest `number` of all ranks, the same on each."""
-    if world_size() == 1:
-        return number
-    found = torch.tensor(number)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
-
-
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank alone, and return its result on every rank.
+    """Run `work` on rank zero and return its result on every rank.
 
     Raises:
-        UserError: on every rank, if `work` raises one on the first; `BusyError` if it is that.
+        UserError: on every rank, if `work` raises one on rank zero; a `BusyError` stays a `BusyError`.
     """
     if world_size() == 1:
         return work()
@@ -65,9 +64,9 @@ def on_rank_zero(work: Callable[[], T]) -> T:
             shared[0] = work()
         except UserError as error:
             kind = BusyError if isinstance(error, BusyError) else UserError
-            dist.broadcast_object_list([kind(str(error))], device=CPU)
+            dist.broadcast_object_list([kind(str(error))], device=torch.device("cpu"))
             raise
-    dist.broadcast_object_list(shared, device=CPU)
+    dist.broadcast_object_list(shared, device=torch.device("cpu"))
     if isinstance(shared[0], UserError):
         raise shared[0]
     return cast(T, shared[0])

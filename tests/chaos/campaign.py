@@ -1,137 +1,154 @@
-"""Sweeps with faults until the time is over: nothing may be lost, and no result may change.
+"""Sweeps with random faults: no run may be lost, and no result may change.
 
     python -m tests.chaos.campaign --seconds 600
 
-A round is a sweep in a fresh folder, disturbed some times, started again after each disturbance that ended it, and at
-last left alone. Its results are compared, bit for bit, with those of a sweep that nothing has disturbed.
+In each round a sweep in a fresh folder suffers some faults and is started again after each fault that ended it. Then it
+is left to finish, and its results are compared bit for bit with those of an undisturbed sweep.
 """
 
 import argparse
-import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import NoReturn
 
-from tests.chaos.faults import FAULTS, FULL_DISK, Bag
-from tests.chaos.round import disturb, finish
-from tests.chaos.scene import Scene, Sweep
-from tests.chaos.small_disk import SmallDisk, mountable
-from tests.chaos.verdict import Verdict, compare, traceback
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.scene import Scene, small_disk
+from tests.chaos.verdict import compare, find_traceback
 
-MIN_FAULTS, MAX_FAULTS = 4, 9  # tried in a round
 LOGGERS = ("none", "tensorboard")  # no result depends on it
+STARTUP_SECONDS = 4.0  # of a sweep before its first job
+MAX_DELAY = 0.15  # between the first job and a fault, as a fraction of a sweep's duration
+FINISH_SECONDS = 60.0  # for a sweep to end, in addition to ten times its usual duration
 
 
 class Campaign:
-    """Plays rounds, and counts what they have shown."""
+    """Plays rounds and counts problems."""
 
-    def __init__(self, seed: int, folder: Path, deadline: float) -> None:
-        """`folder`: for its files; `deadline`: of the monotonic clock, no fault is injected after it."""
-        self.seed, self.folder, self.deadline = seed, folder, deadline
-        self.mounts = mountable(folder)
-        self.bag = Bag((*FAULTS, FULL_DISK) if self.mounts else FAULTS, seed)
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.deadline = time.monotonic() + options.seconds  # no fault is injected after it
+        self.order = Random(options.seed)
+        self.bag: list[Fault] = []  # the next faults
         self.injected: Counter[str] = Counter()
-        self.lost, self.changed, self.other, self.rounds = 0, 0, 0, 0
-        self.reference = Scene(folder / "reference", folder / "data")
-        self.seconds = 0.0  # that a sweep takes
+        self.lost = self.changed = self.other = self.rounds = 0
+        self.reference = Scene(folder / "reference", folder / "data", *options.overrides)
+        self.sweep_seconds = 0.0  # duration of an undisturbed sweep
 
-    def prepare(self) -> None:
-        """Run the sweep that all others are compared with."""
+    def run_reference(self) -> None:
+        """Run the undisturbed sweep."""
         started = time.monotonic()
         sweep = self.reference.start()
-        self.reference.await_end([sweep], 600.0)
-        self.seconds = time.monotonic() - started
+        self.reference.wait_for_end([sweep], 600.0)
+        self.sweep_seconds = time.monotonic() - started
         if sweep.process.returncode:
             raise SystemExit(f"the sweep fails without any fault: {sweep.output.read_text()}")
 
-    def play(self) -> None:
-        """One round."""
+    def play_round(self) -> None:
+        """Play one round and judge it."""
         self.rounds += 1
-        draws, started = random.Random(f"{self.seed}/round {self.rounds}"), time.monotonic()
+        started, random = time.monotonic(), Random(f"{self.options.seed}/{self.rounds}")
         folder = self.folder / f"round-{self.rounds}"
-        with ExitStack() as stack:
-            scene = self._scene(folder, draws, stack)
-            disturb(scene, self.bag, draws.randint(MIN_FAULTS, MAX_FAULTS), self.seconds, self.deadline)
-            finish(scene, self.seconds)
-            verdict = compare(self.reference.outputs, scene.outputs)
-            verdict.other += scene.problems
-            verdict.other += [said for sweep in scene.sweeps if (said := _raised(sweep))]
-            if verdict.lines and scene.disk:
-                shutil.copytree(scene.outputs, folder / "kept", symlinks=True)  # before the disk is gone
-        self._count(scene, verdict, time.monotonic() - started)
-        if not verdict.lines:
-            shutil.rmtree(folder)
-
-    def _scene(self, folder: Path, draws: random.Random, stack: ExitStack) -> Scene:
-        """What a round is played on."""
-        disk = stack.enter_context(SmallDisk(folder / "outputs")) if self.mounts else None
         data = shutil.copytree(self.folder / "data", folder / "data")
-        scene = Scene(folder, data, f"logger={draws.choice(LOGGERS)}", disk=disk)
-        stack.callback(scene.clear)
-        return scene
-
-    def _count(self, scene: Scene, verdict: Verdict, seconds: float) -> None:
+        with small_disk(folder / "outputs") as mounted:
+            logger = f"logger={random.choice(LOGGERS)}"
+            scene = Scene(folder, data, logger, *self.options.overrides, has_disk=mounted)
+            try:
+                self.disturb(scene, random)
+                self.finish(scene)
+                verdict = compare(self.reference.outputs, scene.outputs)
+            finally:
+                scene.kill_all()
+            # Ctrl-C may interrupt Python before simbal handles it
+            tracebacks = [find_traceback(sweep.output) for sweep in scene.sweeps if signal.SIGINT not in sweep.signals]
+            verdict.other += [*scene.problems, *(line for line in tracebacks if line)]
+            if verdict.lines and mounted:
+                shutil.copytree(scene.outputs, folder / "kept", symlinks=True)
         self.injected.update(scene.injected)
         self.lost += len(verdict.lost)
         self.changed += len(verdict.changed)
         self.other += len(verdict.other)
-        said = ", ".join(scene.injected) or "nothing"
-        print(f"round {self.rounds} ({seconds:.0f} s, {len(scene.sweeps)} sweeps): {said}", flush=True)
+        faults = ", ".join(scene.injected) or "no fault"
+        seconds = time.monotonic() - started
+        print(f"round {self.rounds} ({seconds:.0f} s, {len(scene.sweeps)} sweeps): {faults}", flush=True)
         for line in verdict.lines:
-            print(f"    {line}")
-        if verdict.lines:
-            print(f"    kept for inspection: {scene.folder}", flush=True)
+            print(f"    {line}; see {folder}", flush=True)
+        if not verdict.lines:
+            shutil.rmtree(folder)
 
-    @property
-    def good(self) -> bool:
-        """Whether nothing has gone wrong."""
-        return not (self.lost or self.changed or self.other)
+    def disturb(self, scene: Scene, random: Random) -> None:
+        """Inject faults until there are enough, the sweep is complete or the time is up."""
+        for _ in range(self.options.faults or random.randint(4, 9)):
+            fault = self.draw_fault()
+            if not scene.running() and not scene.is_complete:
+                scene.start()
+            if random.random() < 0.25:
+                scene.wait(random.uniform(0.0, STARTUP_SECONDS))
+            else:
+                scene.wait(2 * self.sweep_seconds, lambda: bool(scene.jobs()))
+                scene.wait(random.uniform(0.0, MAX_DELAY * self.sweep_seconds))
+            if time.monotonic() > self.deadline or (scene.is_complete and not fault.after_end):
+                return
+            before = len(scene.injected)
+            fault.inject(fault.kind, scene, random)
+            if fault.kind not in scene.injected[before:]:
+                self.bag.append(fault)  # it was impossible: try it later
 
-    def summary(self) -> str:
-        """The last line."""
-        wrong = "" if self.other == 0 else f", {self.other} other things wrong"
-        return f"{self.injected.total()} faults injected, {self.lost} runs lost, {self.changed} results changed{wrong}"
+    def draw_fault(self) -> Fault:
+        """Return the next fault; each kind comes as often as its weight says."""
+        if not self.bag:
+            self.bag = [fault for fault in FAULTS for _ in range(fault.weight)]
+            self.order.shuffle(self.bag)
+        return self.bag.pop(0)
+
+    def finish(self, scene: Scene) -> None:
+        """Let the sweep end, then run the command once more: it has to finish what is left."""
+        limit = FINISH_SECONDS + 10 * self.sweep_seconds
+        scene.wait_for_end(scene.running(), limit)
+        sweep = scene.start()
+        scene.wait_for_end([sweep], limit)
+        if sweep.process.returncode:
+            scene.report(f"{sweep.output.name}, which was not disturbed, ended with {sweep.process.returncode}")
+        scene.require_no_orphans()
 
 
-def _raised(sweep: Sweep) -> str | None:
-    """A traceback of a sweep; Ctrl-C may hit Python before it can say better."""
-    return None if signal.SIGINT in sweep.signals else traceback(sweep.output)
-
-
-def _terminate(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)  # so that disks are unmounted
+def exit_on_signal(number: int, _: object) -> NoReturn:
+    """Unmount disks and kill processes on the way out."""
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
-    """Parse the command line, play, print the counts; exit code 1 if anything has gone wrong."""
+    """Run a campaign; the exit code is 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="no fault comes after this; the round is finished")
-    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="at most so many, however short")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of all choices")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no fault after this; the round is finished")
+    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="maximum number of rounds")
+    parser.add_argument("--faults", type=int, default=0, help="faults per round; 0: four to nine")
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(10**6), help="of all random choices")
+    parser.add_argument("overrides", nargs="*", help="overrides of the sweep")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its children
     folder = Path(tempfile.mkdtemp(prefix="simbal-chaos-"))
-    campaign = Campaign(options.seed, folder, deadline)
-    disk = "a small disk for each round" if campaign.mounts else "no disk can be mounted here: no full_disk"
-    print(f"seed {options.seed}, {options.seconds:.0f} seconds and the round in progress; {disk}", flush=True)
-    campaign.prepare()
-    print(f"a sweep without faults takes {campaign.seconds:.0f} s", flush=True)
-    while campaign.rounds < options.rounds and time.monotonic() + campaign.seconds < deadline:
-        campaign.play()
+    campaign = Campaign(options, folder)
+    print(f"seed {options.seed}, {options.seconds:.0f} seconds and the current round", flush=True)
+    campaign.run_reference()
+    print(f"a sweep without faults takes {campaign.sweep_seconds:.0f} s", flush=True)
+    while campaign.rounds < options.rounds and time.monotonic() + campaign.sweep_seconds < campaign.deadline:
+        campaign.play_round()
     for kind, count in sorted(campaign.injected.items()):
         print(f"{count:6} {kind}")
-    if campaign.good:
+    failed = bool(campaign.lost or campaign.changed or campaign.other)
+    if not failed:
         shutil.rmtree(folder)
-    print(campaign.summary())
-    raise SystemExit(not campaign.good)
+    wrong = f", {campaign.other} other problems" if campaign.other else ""
+    faults = campaign.injected.total()
+    print(f"{faults} faults injected, {campaign.lost} runs lost, {campaign.changed} results changed{wrong}")
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The faults of a campaign: each does its harm to a scene, and notes it there if it came about."""
+"""The faults of a campaign: signals, damaged files, a full disk and a second sweep."""
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,57 +10,33 @@ from random import Random
 
 from tests.chaos.scene import END_SECONDS, Scene
 
-Damage = Callable[[Path, Random], str]
-Inject = Callable[[str, Scene, Random], None]
+Inject = Callable[[str, Scene, Random], None]  # counts the fault in the scene if it could be injected
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`weight`: how often it is drawn; `after_end`: whether it makes sense when the sweep is complete."""
+    """A kind of fault."""
 
     kind: str
-    weight: int
+    weight: int  # relative frequency
     inject: Inject
-    after_end: bool = False
+    after_end: bool = False  # whether it makes sense once the sweep is complete
 
 
-class Bag:
-    """Draws faults in an order that a seed decides, each kind as often as its weight says."""
-
-    def __init__(self, faults: Sequence[Fault], seed: int) -> None:
-        self.faults, self.seed = faults, seed
-        self.drawn = 0
-        self.left: list[Fault] = []
-        self._order = Random(seed)
-
-    def draw(self) -> tuple[Fault, Random]:
-        """The next fault, and the choices that it is to make."""
-        if not self.left:
-            self.left = [fault for fault in self.faults for _ in range(fault.weight)]
-            self._order.shuffle(self.left)
-        self.drawn += 1
-        return self.left.pop(0), Random(f"{self.seed}/fault {self.drawn}")
-
-    def put_back(self, fault: Fault) -> None:
-        """Draw a fault that could not come about again, after the others."""
-        self.left.append(fault)
-
-
-def truncate(file: Path, draws: Random) -> str:
-    """Cut off at least one byte, at most all."""
+def truncate(file: Path, random: Random) -> str:
+    """Cut off at least one byte."""
     size = file.stat().st_size
-    kept = draws.randrange(size) if size else 0
-    with file.open("r+b") as opened:
-        opened.truncate(kept)
+    kept = random.randrange(size) if size else 0
+    os.truncate(file, kept)
     return f"{file.parent.parent.name}/{file.parent.name}/{file.name} cut from {size} to {kept} bytes"
 
 
-def flip(file: Path, draws: Random) -> str:
-    """Turn over one bit."""
+def flip_bit(file: Path, random: Random) -> str:
+    """Flip one bit in place."""
     size = file.stat().st_size
     if size == 0:
         raise FileNotFoundError(f"{file} is empty")
-    at, bit = draws.randrange(size), draws.randrange(8)
+    at, bit = random.randrange(size), random.randrange(8)
     with file.open("r+b") as opened:
         opened.seek(at)
         (byte,) = opened.read(1)
@@ -72,84 +48,77 @@ def flip(file: Path, draws: Random) -> str:
 def kill_job(number: signal.Signals) -> Inject:
     """Send a signal to one job."""
 
-    def inject(kind: str, scene: Scene, draws: Random) -> None:
-        jobs = scene.jobs()
-        if not jobs:
-            return
-        pid = draws.choice(sorted(jobs))
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-            scene.note(kind, f"process {pid}, {jobs[pid]}")
+    def inject(kind: str, scene: Scene, random: Random) -> None:
+        if jobs := scene.jobs():
+            pid = random.choice(jobs)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+                scene.count_fault(kind, f"process {pid}")
 
     return inject
 
 
 def kill_sweep(number: signal.Signals) -> Inject:
-    """Send a signal to one sweep, and wait for its end; its jobs may still be at it when the next begins."""
+    """Send a signal to one sweep and wait for its end; its jobs may still run when the next sweep starts."""
 
-    def inject(kind: str, scene: Scene, draws: Random) -> None:
-        running = scene.running()
-        if not running:
-            return
-        sweep = draws.choice(running)
-        sweep.signals.append(number)
-        sweep.process.send_signal(number)
-        scene.note(kind, sweep.output.stem)
-        scene.await_end([sweep], END_SECONDS)
+    def inject(kind: str, scene: Scene, random: Random) -> None:
+        if running := scene.running():
+            sweep = random.choice(running)
+            sweep.signals.append(number)
+            sweep.process.send_signal(number)
+            scene.count_fault(kind, sweep.output.stem)
+            scene.wait_for_end([sweep], END_SECONDS)
 
     return inject
 
 
-def flip_checkpoint(kind: str, scene: Scene, draws: Random) -> None:
+def flip_checkpoint(kind: str, scene: Scene, random: Random) -> None:
     """Damage the newest checkpoint of a run, an older one, or all of them; at rest or while jobs run."""
-    if draws.random() < 0.6:
-        scene.rest()
+    if random.random() < 0.6:
+        scene.stop_all()
     folders = sorted({file.parent for file in scene.outputs.glob("default/*/checkpoints/step-*.ckpt")})
-    if not folders:
-        return
-    files = sorted(draws.choice(folders).glob("step-*.ckpt"))
-    which = draws.random()
-    chosen = files[-1:] if which < 0.6 else files[:1] if which < 0.75 else files
-    _damage_all(kind, scene, draws, flip, chosen)
+    if folders:
+        files = sorted(random.choice(folders).glob("step-*.ckpt"))
+        which = random.random()
+        chosen = files[-1:] if which < 0.6 else files[:1] if which < 0.75 else files
+        damage_files(kind, scene, random, flip_bit, chosen)
 
 
-def truncate_record(kind: str, scene: Scene, draws: Random) -> None:
-    """Damage how a run ended, of a finished one or of one that was killed; at rest or while jobs run."""
-    if draws.random() < 0.5:
-        scene.rest()
-    files = sorted(scene.outputs.glob("default/*/record.json"))
-    _damage_all(kind, scene, draws, truncate, [draws.choice(files)] if files else [])
+def truncate_record(kind: str, scene: Scene, random: Random) -> None:
+    """Damage the record of a run; at rest or while jobs run."""
+    if random.random() < 0.5:
+        scene.stop_all()
+    if files := sorted(scene.outputs.glob("default/*/record.json")):
+        damage_files(kind, scene, random, truncate, [random.choice(files)])
 
 
-def full_disk(kind: str, scene: Scene, draws: Random) -> None:
-    """Leave no room on the disk, or a little, for some seconds."""
-    if scene.disk is None or not scene.running():
-        return
-    left, seconds = draws.choice((0, 0, 4096, 65_536)), draws.uniform(0.5, 6.0)
-    with scene.disk.filled(left):
-        scene.note(kind, f"{left} bytes left for {seconds:.1f} s")
-        scene.wait(seconds)
-    scene.say("the disk has room again")
-
-
-def second_sweep(kind: str, scene: Scene, draws: Random) -> None:
-    """Give the same command while it runs."""
-    if len(scene.running()) == 1:
-        sweep = scene.start()
-        scene.note(kind, sweep.output.stem)
-
-
-def _damage_all(kind: str, scene: Scene, draws: Random, damage: Damage, files: list[Path]) -> None:
-    """One fault, however many files; those that a job has removed meanwhile do not count."""
+def damage_files(
+    kind: str, scene: Scene, random: Random, damage: Callable[[Path, Random], str], files: list[Path]
+) -> None:
+    """Damage files as one fault; files that a job has removed in the meantime do not count."""
     done = []
     for file in files:
         with suppress(FileNotFoundError):
-            done.append(damage(file, draws))
+            done.append(damage(file, random))
     if done:
-        scene.note(kind, ", ".join(done))
+        scene.count_fault(kind, ", ".join(done))
 
 
-FULL_DISK = Fault("full_disk", 2, full_disk)  # where a small disk can be mounted
+def full_disk(kind: str, scene: Scene, random: Random) -> None:
+    """Fill the disk for some seconds."""
+    if scene.has_disk and scene.running():
+        free_bytes, seconds = random.choice((0, 0, 4096, 65_536)), random.uniform(0.5, 6.0)
+        with scene.full_disk(free_bytes):
+            scene.count_fault(kind, f"{free_bytes} bytes free for {seconds:.1f} s")
+            scene.wait(seconds)
+
+
+def second_sweep(kind: str, scene: Scene, random: Random) -> None:
+    """Run the same command while it runs."""
+    if len(scene.running()) == 1:
+        scene.count_fault(kind, scene.start().output.stem)
+
+
 FAULTS = (
     Fault("kill_job SIGKILL", 4, kill_job(signal.SIGKILL)),
     Fault("kill_job SIGTERM", 4, kill_job(signal.SIGTERM)),
@@ -159,4 +128,5 @@ FAULTS = (
     Fault("flip_checkpoint", 3, flip_checkpoint),
     Fault("truncate_record", 2, truncate_record, after_end=True),
     Fault("second_sweep", 2, second_sweep),
+    Fault("full_disk", 2, full_disk),
 )

@@ -1,168 +1,173 @@
-"""A folder, the sweeps that work in it, what they print and the processes that they start."""
+"""A folder with the sweeps that run in it: starts them, finds their processes, and fills their disk."""
 
+import errno
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simbal.processes import THREADS
-from tests.chaos.small_disk import SmallDisk
-from tests.child_processes import alive, holder
+from simbal.processes.slots import THREADS
+from tests.child_processes import alive
 from tests.sweep.small_sweep import command
 
-MARK = "SIMBAL_CHAOS"  # environment variable that children inherit: orphans are found by it too
+MARK = "SIMBAL_CHAOS"  # environment variable that all processes of a scene inherit, orphans too
 POLL_SECONDS = 0.05
-END_SECONDS = 40.0  # for processes that were told to end, or whose sweep is gone; they take 5 and what a busy core adds
+END_SECONDS = 40.0  # for processes to end after a signal; they take 5 s, and longer on a busy core
+DISK_MEGABYTES = 32
 KEYS = ("trainer.max_steps=120", "trainer.micro_batch=4", "retry_failed=true")
 
 
 @dataclass
 class Sweep:
-    """One command, and where its output goes; `signals`: what was sent to it."""
+    """One command with its output file and the signals sent to it."""
 
     process: "subprocess.Popen[bytes]"
     output: Path
-    reader: threading.Thread
     signals: list[signal.Signals] = field(default_factory=list)
 
 
 class Scene:
-    """The sweeps of one folder, one after another or two at once; `injected` and `problems` grow as things happen."""
+    """The sweeps of one folder. `injected` and `problems` grow as things happen."""
 
-    def __init__(self, folder: Path, cache_dir: Path, *keys: str, disk: SmallDisk | None = None) -> None:
-        """`cache_dir`: of the data; `keys`: overrides of the sweep beside KEYS; `disk`: where the outputs are."""
-        self.folder, self.outputs, self.disk = folder, folder / "outputs", disk
+    def __init__(self, folder: Path, cache_dir: Path, *keys: str, has_disk: bool = False) -> None:
+        """Set the folder, the data cache and overrides of the sweep. `has_disk`: the outputs are on a `small_disk`."""
+        self.folder, self.outputs, self.has_disk = folder, folder / "outputs", has_disk
         self.environment = {key: value for key, value in os.environ.items() if key not in THREADS}
         self.environment[MARK] = str(folder)
         self.command = command(self.outputs, cache_dir, *KEYS, *keys)
         self.sweeps: list[Sweep] = []
-        self.injected: list[str] = []  # the kind of each fault
-        self.problems: list[str] = []  # beside what a comparison of the results would show
+        self.injected: list[str] = []  # kinds of faults
+        self.problems: list[str] = []  # that a comparison of the results does not show
         self._began = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def say(self, text: str) -> None:
-        """A line of events.txt."""
+    def log(self, text: str) -> None:
+        """Write a line to events.txt."""
         with (self.folder / "events.txt").open("a") as file:
             file.write(f"{time.monotonic() - self._began:7.2f} {text}\n")
 
-    def note(self, kind: str, detail: str) -> None:
-        """Count a fault that has come about."""
+    def count_fault(self, kind: str, detail: str) -> None:
+        """Count a fault that was injected."""
         self.injected.append(kind)
-        self.say(f"{kind}: {detail}")
+        self.log(f"{kind}: {detail}")
 
-    def complain(self, problem: str) -> None:
-        """Remember something that must not happen."""
+    def report(self, problem: str) -> None:
+        """Note something that must not happen."""
         self.problems.append(problem)
-        self.say(f"PROBLEM: {problem}")
+        self.log(f"PROBLEM: {problem}")
 
     def start(self) -> Sweep:
-        """The sweep's command, once more."""
+        """Run the command once more."""
         output = self.folder / f"sweep-{len(self.sweeps) + 1}.txt"
-        process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self.environment,
-        )
-        reader = threading.Thread(target=_copy, args=(process, output), daemon=True)
-        reader.start()
-        self.sweeps.append(Sweep(process, output, reader))
-        self.say(f"{output.stem} started as process {process.pid}")
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=self.environment
+            )
+        self.sweeps.append(Sweep(process, output))
+        self.log(f"{output.stem} started as process {process.pid}")
         return self.sweeps[-1]
 
     def running(self) -> list[Sweep]:
-        """Those that have not ended."""
+        """Return the sweeps that have not ended."""
         return [sweep for sweep in self.sweeps if sweep.process.poll() is None]
 
     @property
-    def complete(self) -> bool:
-        """Whether the last sweep has done everything."""
+    def is_complete(self) -> bool:
+        """Whether the last sweep has finished all runs."""
         return bool(self.sweeps) and not self.running() and self.sweeps[-1].process.returncode == 0
 
     def processes(self) -> list[int]:
-        """All that sweeps of this folder have started and that live, they themselves included."""
+        """Return all live processes of this folder, the sweeps included."""
         mark, found = f"{MARK}={self.folder}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                ours = mark in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:  # ended meanwhile, or somebody else's
-                continue
-            if ours and alive(int(entry.name)):
-                found.append(int(entry.name))
+            with suppress(OSError):  # it has ended, or belongs to another user
+                if mark in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                    found.append(int(entry.name))
         return sorted(found)
 
-    def jobs(self) -> dict[int, str]:
-        """The processes that do a run, each the leader of a session, and the folder that each has locked."""
-        sweeps = {sweep.process.pid for sweep in self.sweeps}
-        runs = {holder(file): file.parent.name for file in (self.outputs / "default").glob("*/.lock")}
-        found = {}
+    def jobs(self) -> list[int]:
+        """Return the processes that train; each is the leader of a session."""
+        sweeps, found = {sweep.process.pid for sweep in self.sweeps}, []
         for pid in self.processes():
-            if pid not in sweeps and _session(pid) == pid:
-                found[pid] = runs.get(pid, "no run yet")
+            with suppress(ProcessLookupError):
+                if pid not in sweeps and os.getsid(pid) == pid:
+                    found.append(pid)
         return found
 
-    def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until `condition`, no longer than `seconds` and no longer than a sweep runs; what it then is."""
+    def wait(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `condition` is true, the time is up or no sweep runs."""
         deadline = time.monotonic() + seconds
         while self.running() and time.monotonic() < deadline and not condition():
             time.sleep(POLL_SECONDS)
-        return condition()
 
-    def await_end(self, sweeps: list[Sweep], seconds: float) -> None:
-        """Wait until they have ended; a problem if they do not."""
+    def wait_for_end(self, sweeps: list[Sweep], seconds: float) -> None:
+        """Wait until the sweeps have ended; kill them and report a problem if they do not."""
         deadline = time.monotonic() + seconds
         for sweep in sweeps:
             try:
                 sweep.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self.complain(f"{sweep.output.stem} still runs {seconds:.0f} s after it should have ended")
-                self.clear()
-            sweep.reader.join(1.0)
-            self.say(f"{sweep.output.stem} ended with {sweep.process.wait()}")
+                self.report(f"{sweep.output.stem} still runs {seconds:.0f} s after it should have ended")
+                self.kill_all()
+            self.log(f"{sweep.output.stem} ended with {sweep.process.wait()}")
 
-    def rest(self) -> None:
-        """Stop everything, as kill -9 does, and wait for jobs to see it; a problem if they do not."""
+    def stop_all(self) -> None:
+        """Stop the sweeps as kill -9 does, so that files can be damaged while nothing runs."""
         for sweep in self.running():
             sweep.signals.append(signal.SIGKILL)
             sweep.process.kill()
             sweep.process.wait()
-            self.note("kill_sweep SIGKILL", f"{sweep.output.stem}, to damage files at rest")
-        if left := self.leftover():
-            self.complain(f"processes {left} outlive their sweep by {END_SECONDS:.0f} s")
-            self.clear()
+            self.count_fault("kill_sweep SIGKILL", f"{sweep.output.stem}, to damage files at rest")
+        self.require_no_orphans()
 
-    def leftover(self) -> list[int]:
-        """Processes that do not end although every sweep has, with some delay."""
+    def require_no_orphans(self) -> None:
+        """Report processes that still run some time after every sweep has ended, and kill them."""
         deadline = time.monotonic() + END_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return left
+        if left:
+            self.report(f"processes {left} outlive their sweep by {END_SECONDS:.0f} s")
+            self.kill_all()
 
-    def clear(self) -> None:
-        """End every process, whatever it does."""
+    def kill_all(self) -> None:
+        """Kill every process of this folder."""
         for pid in self.processes():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+
+    @contextmanager
+    def full_disk(self, free_bytes: int) -> Iterator[None]:
+        """Leave about `free_bytes` of room on the disk within the block."""
+        filler = self.outputs / "filler"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(1 << 20))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                file.truncate(max(0, file.tell() - free_bytes))
+            yield
+        finally:
+            filler.unlink(missing_ok=True)
 
 
-def _copy(process: "subprocess.Popen[bytes]", output: Path) -> None:
-    assert process.stdout
-    with process.stdout, output.open("ab") as file:
-        while piece := os.read(process.stdout.fileno(), 1 << 16):
-            file.write(piece)
-            file.flush()
-
-
-def _session(pid: int) -> int:
+@contextmanager
+def small_disk(place: Path) -> Iterator[bool]:
+    """Mount a small tmpfs within the block; yield whether this user may."""
+    place.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m", "chaos", str(place)]
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:  # no such program
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)  # lazy: a process that hangs may use it

@@ -1,4 +1,4 @@
-"""Runs that several tests look at, trained once a session."""
+"""Runs that several tests read, trained once per session."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def finished_runs() -> dict[frozenset[str], RunSpec]:
 
 @pytest.fixture
 def finished(small_spec, finished_runs, tmp_path_factory):
-    """`finished("balancing=lbl")`: a run that has been trained, for all tests that ask for it, which only read it."""
+    """`finished("balancing=lbl")`: a finished run, which tests may only read."""
 
     def once(*overrides: str) -> RunSpec:
         keys = frozenset(overrides)

@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, and which one it goes on from."""
+"""Which checkpoints a run keeps, and which one it resumes from."""
 
 import random
 import shutil
@@ -10,39 +10,30 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simbal.config.schema import TrainerConfig
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint
-from simbal.training import checkpoint as saving
+from simbal.training.callbacks import MetricsLogger
 from simbal.training.checkpoint import DamagedCheckpointError
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
-from tests.training.run_files import assert_same_run
-from tests.training.test_faults import KilledError, kill_at
-
-
-def checkpoints(spec):
-    return sorted(path.name for path in (spec.path / "checkpoints").iterdir())
+from tests.training.run_files import assert_same_run, checkpoints, train_until
 
 
 @pytest.fixture(scope="module")
-def remains(tmp_path_factory):
-    """What `killed` has copies of."""
-    return tmp_path_factory.mktemp("remains")
+def killed_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("killed")
 
 
 @pytest.fixture
-def killed(small_spec, finished, remains, tmp_path, monkeypatch):
-    """A run that was killed in step 11 with checkpoints of steps 4 and 8, and the same run to its end."""
+def killed(small_spec, finished, killed_once, monkeypatch):
+    """An uninterrupted run, and the same run killed in step 11 with checkpoints of steps 4 and 8."""
     key = "trainer.micro_batch=4"
-    whole, first, broken = finished(key), small_spec(key, output_dir=remains), small_spec(key)
-    if not first.path.exists():
-        with monkeypatch.context() as patch:
-            kill_at(patch, 11)
-            with pytest.raises(KilledError):
-                train(first)
-    shutil.copytree(first.path, broken.path)
-    return whole, broken
+    reference, original, copy = finished(key), small_spec(key, output_dir=killed_once), small_spec(key)
+    if not original.path.exists():
+        train_until(monkeypatch, original, 11)
+    shutil.copytree(original.path, copy.path)
+    return reference, copy
 
 
 def flip_a_bit(path, seed):
@@ -57,79 +48,51 @@ def truncate(path, seed):
     path.write_bytes(content[: random.Random(seed).randrange(len(content))])
 
 
-def test_the_two_newest_stay_and_none_after_the_end(small_spec, monkeypatch):
-    spec = small_spec("trainer.ckpt_every=2")
-    with monkeypatch.context() as patch:
-        kill_at(patch, 11)
-        with pytest.raises(KilledError):
-            train(spec)
-    assert checkpoints(spec) == ["step-00000008.ckpt", "step-00000010.ckpt"]
+def test_the_two_newest_checkpoints_are_kept_until_the_run_ends(small_spec, monkeypatch):
+    spec = small_spec("trainer.ckpt_every=2", "trainer.max_steps=8")
+    train_until(monkeypatch, spec, 7)
+    assert checkpoints(spec) == ["step-00000004.ckpt", "step-00000006.ckpt"]
     train(spec)
     assert checkpoints(spec) == ["final.ckpt"]
 
 
-def test_one_is_due_by_time_too(small_spec, monkeypatch):
+def test_a_checkpoint_is_saved_when_the_last_one_is_too_old(small_spec, monkeypatch):
     spec = small_spec("trainer.ckpt_every=1000", "trainer.ckpt_seconds=30")
-    clock = iter(range(0, 10_000, 8))  # seconds, at every look
-    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    kill_at(monkeypatch, 11)
-    with pytest.raises(KilledError):
-        train(spec)
-    # looks: at the start, after each step, and when it is saved
+    clock = iter(range(0, 10_000, 8))  # seconds: at the start, after each step and after each save
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    train_until(monkeypatch, spec, 11)
     assert checkpoints(spec) == ["step-00000004.ckpt", "step-00000008.ckpt"]
 
 
-def test_how_often_they_are_written_is_no_part_of_what_a_run_is(small_spec):
-    assert small_spec("trainer.ckpt_every=3").hash == small_spec("trainer.ckpt_seconds=60").hash
-
-
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-@pytest.mark.parametrize("newest", [1, 2])
-def test_a_damaged_one_is_passed_over_with_a_warning(killed, damage, newest):
-    whole, broken = killed
-    files = sorted((broken.path / "checkpoints").glob("step-*"), reverse=True)
-    for seed, path in enumerate(files[:newest]):
+@pytest.mark.parametrize(("damage", "count"), [(truncate, 1), (flip_a_bit, 2)])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_survives_another_kill(killed, damage, count, monkeypatch):
+    reference, spec = killed
+    newest_first = checkpoint.periodic_checkpoints(spec.path / "checkpoints")
+    for seed, path in enumerate(newest_first[:count]):
         damage(path, seed)
-    train(broken)
-    assert_same_run(whole, broken)
-    warnings = RunFolder(broken.path).read_record()["warnings"]
-    assert len(warnings) == newest
+    train_until(monkeypatch, spec, 10)
+    train(spec)
+    assert_same_run(reference, spec)
+    warnings = RunFolder(spec.path).read_record()["warnings"]
+    assert len(warnings) == count
     assert "step-00000008.ckpt was damaged" in warnings[-1]
-    assert RunFolder(whole.path).read_record()["warnings"] == []
-    assert checkpoints(broken) == ["final.ckpt"]
+    assert RunFolder(reference.path).read_record()["warnings"] == []
+    assert checkpoints(spec) == ["final.ckpt"]
 
 
-def test_the_warning_survives_another_kill(killed, monkeypatch):
-    whole, broken = killed
-    truncate(broken.path / "checkpoints" / "step-00000008.ckpt", 0)
-    with monkeypatch.context() as patch:
-        kill_at(patch, 10)
-        with pytest.raises(KilledError):
-            train(broken)
-    train(broken)
-    assert_same_run(whole, broken)
-    assert RunFolder(broken.path).read_record()["warnings"]
+def test_damaged_curves_are_written_again(killed):
+    reference, spec = killed
+    file = spec.path / "metrics.jsonl"
+    file.write_text(file.read_text().replace("1", "2", 1))  # in the row of step 0, before every checkpoint
+    train(spec)
+    assert_same_run(reference, spec)
+    assert len(RunFolder(spec.path).read_record()["warnings"]) == 2
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_damaged_curves_are_written_again(killed, damage):
-    whole, broken = killed
-    file = broken.path / "metrics.jsonl"
-    first = file.read_bytes().split(b"\n")[0] + b"\n"  # of step 0, before every checkpoint
-    broken_part = broken.path / "part"
-    broken_part.write_bytes(first)
-    damage(broken_part, 3)
-    file.write_bytes(broken_part.read_bytes() + file.read_bytes()[len(first) :])
-    broken_part.unlink()
-    train(broken)
-    assert_same_run(whole, broken)
-    assert len(RunFolder(broken.path).read_record()["warnings"]) == 2
-
-
-def test_one_of_another_config_is_refused(killed, small_spec):
-    _, broken = killed
-    other = small_spec("seed=5", output_dir=broken.config.output_dir)
-    theirs = broken.path / "checkpoints" / "step-00000008.ckpt"
+def test_a_checkpoint_of_another_config_is_refused(killed, small_spec):
+    _, spec = killed
+    other = small_spec("seed=5", output_dir=spec.config.output_dir)
+    theirs = spec.path / "checkpoints" / "step-00000008.ckpt"
     ours = other.path / "checkpoints" / theirs.name
     ours.parent.mkdir(parents=True)
     ours.write_bytes(theirs.read_bytes())
@@ -138,39 +101,41 @@ def test_one_of_another_config_is_refused(killed, small_spec):
     assert ours.exists()
 
 
-def test_what_a_killed_writer_left_is_removed(small_spec):
-    spec = small_spec()
-    folder = spec.path / "checkpoints"
-    folder.mkdir(parents=True)
-    for path in (folder / ".step-00000004.ckpt.123.part", spec.path / ".record.json.7.part"):
+def test_temporary_files_of_a_killed_process_are_removed(killed):
+    _, spec = killed
+    for path in (spec.path / "checkpoints" / ".step-00000004.ckpt.123.part", spec.path / ".record.json.7.part"):
         path.write_text("half")
     train(spec)
-    assert not [*spec.path.rglob("*.part"), *spec.path.rglob(".*.part")]
+    assert not [*spec.path.rglob(".*.part")]
+
+
+def save(step, path, **parts):
+    content = {"state_dict": {}, "global_step": step, "callbacks": {"MetricsLogger": {"bytes": 0, "sha256": ""}}}
+    checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content | parts, path)
+    return path
+
+
+def newest(folder):
+    return checkpoint.newest(folder, "hash", lambda curves: None)
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """A small checkpoint, and what is in it."""
-    path = tmp_path_factory.mktemp("one") / "step-00000004.ckpt"
+def small_checkpoint(tmp_path_factory):
+    """The bytes of a checkpoint of step 4, and its tensors."""
     state = {"w": torch.arange(64.0), "n": torch.arange(5)}
-    content = {"state_dict": state, "global_step": 4, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
-    checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content, path)
+    path = save(4, tmp_path_factory.mktemp("small") / "step-00000004.ckpt", state_dict=state)
     return path.read_bytes(), state
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # its folder may be written over
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the folder may be overwritten
 @given(data=st.data())
-def test_no_flipped_bit_changes_what_is_loaded(one, tmp_path, data):
-    """Either the file counts as damaged, or its tensors are what they were."""
-    whole, state = one
-    changed = bytearray(whole)
-    changed[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+def test_no_flipped_bit_changes_what_is_loaded(small_checkpoint, tmp_path, data):
+    content, state = small_checkpoint
+    changed = bytearray(content)
+    changed[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "step-00000004.ckpt"
     path.write_bytes(changed)
-    try:
-        start = checkpoint.newest(tmp_path, "hash", lambda curves: None)
-    except UserError:
-        raise AssertionError("a flipped bit is no other config") from None
+    start = newest(tmp_path)
     if start.path is None:
         assert (tmp_path / "step-00000004.ckpt.damaged").exists()
     else:
@@ -178,69 +143,56 @@ def test_no_flipped_bit_changes_what_is_loaded(one, tmp_path, data):
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
-def test_a_fault_of_the_disk_is_not_taken_for_damage(one, tmp_path, monkeypatch):
+def test_an_error_of_the_disk_is_not_taken_for_damage(small_checkpoint, tmp_path, monkeypatch):
     path = tmp_path / "step-00000004.ckpt"
-    path.write_bytes(one[0])
+    path.write_bytes(small_checkpoint[0])
 
     def broken_disk(*_, **__):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(zipfile, "ZipFile", broken_disk)
     with pytest.raises(OSError, match="Input/output error"):
-        checkpoint.newest(tmp_path, "hash", lambda curves: None)
+        newest(tmp_path)
     assert path.exists()
 
 
-def test_rows_after_a_checkpoint_are_dropped_to_the_byte(tmp_path):
-    telemetry = Telemetry(tmp_path, 1, 10, 1, None)
-    telemetry.file.write_text('{"step": 1}\n')
-    state = telemetry.state_dict()
-    with telemetry.file.open("a") as file:
+@pytest.fixture
+def metrics_logger(tmp_path):
+    return MetricsLogger(tmp_path, TrainerConfig.model_construct(), 1, None)
+
+
+def test_rows_written_after_a_checkpoint_are_dropped(metrics_logger):
+    metrics_logger.file.write_text('{"step": 1}\n')
+    state = metrics_logger.state_dict()
+    with metrics_logger.file.open("a") as file:
         file.write('{"step": 2}\n{"st')
-    assert telemetry.trouble(state) is None
-    telemetry.rewind(state)
-    assert telemetry.file.read_text() == '{"step": 1}\n'
+    assert metrics_logger.find_damage(state) is None
+    metrics_logger.rewind(state)
+    assert metrics_logger.file.read_text() == '{"step": 1}\n'
 
 
 @pytest.mark.parametrize("state", [5, {}, {"bytes": "all"}, {"bytes": 1.5, "sha256": ""}])
-def test_a_checkpoint_that_does_not_say_which_rows_are_its_own_is_passed_over(tmp_path, state):
-    assert "are damaged" in Telemetry(tmp_path, 1, 10, 1, None).trouble(state)
-    saved_at(4, tmp_path / "step-00000004.ckpt")
-    saved_at(8, tmp_path / "step-00000008.ckpt", callbacks=5)
+def test_a_checkpoint_without_a_valid_digest_of_its_rows_is_skipped(tmp_path, metrics_logger, state):
+    assert "are damaged" in metrics_logger.find_damage(state)
+    save(4, tmp_path / "step-00000004.ckpt")
+    save(8, tmp_path / "step-00000008.ckpt", callbacks=5)
     assert newest(tmp_path).step == 4
 
 
-def saved_at(step, path, **parts):
-    content = {"state_dict": {}, "global_step": step, "callbacks": {"Telemetry": {"bytes": 0, "sha256": ""}}}
-    checkpoint.AtomicCheckpointIO("hash").save_checkpoint(content | parts, path)
-
-
-def newest(folder):
-    return checkpoint.newest(folder, "hash", lambda curves: None)
-
-
-@pytest.mark.parametrize("claimed", [8, 99_999_999])
-def test_the_step_is_the_one_inside_and_a_name_that_says_another_is_damage(tmp_path, claimed):
-    saved_at(4, tmp_path / "step-00000004.ckpt")
-    saved_at(3, tmp_path / f"step-{claimed:08d}.ckpt")
+def test_a_checkpoint_whose_name_has_another_step_is_damaged(tmp_path):
+    save(4, tmp_path / "step-00000004.ckpt")
+    save(3, tmp_path / "step-99999999.ckpt")
     start = newest(tmp_path)
     assert (start.path, start.step) == (tmp_path / "step-00000004.ckpt", 4)
-    assert (tmp_path / f"step-{claimed:08d}.ckpt.damaged").exists()
-    assert len(checkpoint.warnings(tmp_path)) == 1
-
-
-def test_names_that_are_none_of_ours_are_left_alone(tmp_path):
-    for name in ("step-new.ckpt", "step-4.ckpt", "step-.ckpt", "step-99999999999999999999.ckpt"):
-        saved_at(4, tmp_path / name)
-    assert newest(tmp_path).path is None
-    assert not [*tmp_path.glob("*.damaged")]
-    checkpoint.remove_periodic(tmp_path)
-    assert len([*tmp_path.iterdir()]) == 4
-
-
-def test_kept_weights_are_those_of_the_step_in_their_name(tmp_path):
-    saved_at(4, tmp_path / "weights-00000004.ckpt")
-    assert checkpoint.read(tmp_path / "weights-00000004.ckpt")["global_step"] == 4
-    (tmp_path / "weights-00000004.ckpt").rename(tmp_path / "weights-00000008.ckpt")
+    assert (tmp_path / "step-99999999.ckpt.damaged").exists()
+    assert len(checkpoint.damage_warnings(tmp_path)) == 1
     with pytest.raises(DamagedCheckpointError, match="it is of step 4"):
-        checkpoint.read(tmp_path / "weights-00000008.ckpt")
+        checkpoint.read(save(4, tmp_path / "weights-00000008.ckpt"))
+
+
+def test_files_with_other_names_are_not_touched(tmp_path):
+    for name in ("step-new.ckpt", "step-4.ckpt", "step-.ckpt", "step-99999999999999999999.ckpt"):
+        save(4, tmp_path / name)
+    assert newest(tmp_path).path is None
+    checkpoint.remove_periodic(tmp_path)
+    assert len([*tmp_path.glob("*.ckpt")]) == 4

@@ -1,120 +1,351 @@
-"""Small callbacks: pruning by a search, a changed number of devices, and warnings for runs that succeed."""
+"""The callbacks of a run: metrics.jsonl, progress bar, pruning, and warnings for runs that succeed."""
 
 import json
 import logging
-from collections import defaultdict
+import math
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import harmonic_mean, median
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from simbal.config.schema import OptimConfig
+from simbal.config.schema import OptimConfig, TrainerConfig
+from simbal.data.loader import TokenData
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
-from simbal.model.moe import BIASES
+from simbal.files.disk import write_json, write_text
+from simbal.metrics.definitions import SETTLING, SIMILARITY
+from simbal.metrics.routing import max_vio
+from simbal.model.expert_similarity import watched
 from simbal.model.transformer import Transformer
-from simbal.runs.folder import PRUNE_FILE
-from simbal.training.module import LitMoE
+from simbal.runs import curves
+from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
+from simbal.runs.record import PROGRESS_FILE, digest, is_digest
+from simbal.runs.spec import RunSpec
+from simbal.training.checkpoint import Checkpoints
+from simbal.training.module import LitMoE, StepResult
 from simbal.training.signals import PrunedError
+from simbal.training.trackers import Tracker
+from simbal.training.validation import ValidationSchedule
 
 log = logging.getLogger("simbal")
-STEPS_AT_PEAK = 100  # after the warm-up, until bf16 weights are compared
-FEW = 0.01  # of the entries
-ENTRIES = 4096  # of each weight that are compared, so that the copy of them is small
-LEAST_CLIPPED = 0.01  # below this factor, AdamW's `eps` is no longer small beside the gradient: results/bench_grid
+STEPS_AFTER_WARMUP = 100  # until bf16 weights are compared
+MOVED_FRACTION = 0.01  # of the entries; fewer are worth a warning
+MAX_ENTRIES = 4096  # of each weight that are compared, so that their copy is small
+MIN_CLIP_FACTOR = 0.01  # below it AdamW's `eps` is no longer small compared with the gradient: results/bench_grid
+
+
+class MetricsLogger(Callback):
+    """Writes metrics.jsonl and progress.json: a row every `log_every` steps, at the last step and per validation.
+
+    Rank zero writes and reads the files. Tensors stay on the device between logged steps. Lightning's `self.log` is not
+    used because it costs 0.37 ms per metric and step.
+    """
+
+    def __init__(self, folder: Path, config: TrainerConfig, tokens_per_step: int, tracker: Tracker) -> None:
+        """Set where to write.
+
+        Args:
+            folder: the run's folder.
+            config: when to log, and when to measure PES.
+            tokens_per_step: training tokens of an optimizer step.
+            tracker: receives every row too.
+        """
+        self.folder, self.file, self.config, self.tracker = folder, folder / CURVES_FILE, config, tracker
+        self.tokens_per_step = tokens_per_step
+        self.seconds, self.steps = 0.0, 0  # of training in this process
+        self._logged_seconds, self._logged_steps = 0.0, 0  # up to the last row
+        self._status: dict[str, str] = {}
+
+    @property
+    def status(self) -> str:
+        """The newest losses and speed, for a progress bar."""
+        return "  ".join(self._status.values())
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a step, counted from 1, has a row."""
+        return step % self.config.log_every == 0 or step == self.config.max_steps
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl on every rank."""
+        return on_rank_zero(lambda: curves.rows(self.folder))
+
+    def has_validation(self, step: int) -> bool:
+        """Whether metrics.jsonl has a validation after `step`."""
+        return on_rank_zero(lambda: any(row["step"] == step and "val/loss" in row for row in curves.rows(self.folder)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sync metrics.jsonl and return its size and sha256, which a checkpoint holds."""
+        if not is_rank_zero():  # only rank zero's state is saved
+            return {}
+        if not self.file.exists():
+            return digest(b"")
+        with self.file.open("rb") as file:
+            os.fsync(file.fileno())
+            return digest(file.read())
+
+    def find_damage(self, state: Any) -> str | None:
+        """Return what is wrong with the rows that were there when `state` was saved; None if they are valid."""
+        content = self.file.read_bytes() if self.file.exists() else b""
+        if is_digest(state) and digest(content[: state["bytes"]]) == state:
+            return None
+        return f"the rows of {self.file.name} before it are damaged"
+
+    def rewind(self, state: dict[str, Any] | None) -> None:
+        """Drop the rows that a killed process wrote after `state` was saved; all rows without a state."""
+        if is_rank_zero() and self.file.exists():
+            size = state["bytes"] if state else 0
+            write_text(self.file, self.file.read_bytes()[:size].decode("utf-8"))
+
+    def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+        """Ask the module for the gradient of the auxiliary losses in logged steps."""
+        assert isinstance(module, LitMoE)
+        module.measures_aux_gradient = self.is_logged
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Start the clock of a micro-batch; before the first step, measure PES."""
+        assert isinstance(module, LitMoE)
+        if trainer.global_step == 0 and batch_idx == 0 and self._measures_pes(module):
+            self._write(self._place(0) | measure_pes(trainer, module, self.config.pes_tokens))
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+        """Write a row after an optimizer step that is logged or has a measurement of PES."""
+        assert isinstance(module, LitMoE)
+        result, row, pes = module.step_result, {}, {}
+        if result and self.is_logged(result.number):
+            row = self._place(result.number) | training_metrics(result)
+            row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self.seconds += time.perf_counter() - self._started
+        if result is None:
+            return
+        self.steps += 1
+        if row:
+            steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
+            self._logged_steps, self._logged_seconds = self.steps, self.seconds
+            row["tokens_per_second"] = steps * self.tokens_per_step / seconds
+        if self._measures_pes(module) and result.number % self.config.pes_every == 0:
+            pes = measure_pes(trainer, module, self.config.pes_tokens)
+        if row or pes:
+            self._write(self._place(result.number) | row | pes)
+        if row:
+            self._write_progress(row)
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Write a row for a validation within training."""
+        if trainer.state.fn == "fit":
+            self.log_validation(module, trainer.global_step)
+
+    def log_validation(self, module: L.LightningModule, step: int) -> None:
+        """Write a row for the module's newest validation, which was after `step`."""
+        assert isinstance(module, LitMoE)
+        assert module.validation is not None
+        metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
+        self._write(self._place(step) | metrics | {"layers": module.validation.layers})
+        self._status["val"] = f"val {metrics['val/loss']:.3f}"
+
+    def final_metrics(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
+        """Return `metrics`, `layers` and `tokens_per_second` of the record, after the last validation.
+
+        The speed is the harmonic mean over the rows, including those of earlier processes.
+        """
+        assert module.validation is not None
+        rows = self.rows()
+        load = [(row["step"], row["train/max_vio"]) for row in rows if "train/max_vio" in row]
+        settling = {metric.key: metric.of_curve(load) for metric in SETTLING if metric.of_curve}
+        metrics: dict[str, float | None] = {**module.validation.metrics}
+        metrics |= {key: value for key, value in settling.items() if value is not None}  # None in a short run
+        layers = module.validation.layers
+        if self._measures_pes(module):
+            similarity = measure_pes(trainer, module, self.config.pes_tokens)
+            layers = layers | similarity.pop("layers")
+            metrics |= similarity
+        speed = harmonic_mean([row["tokens_per_second"] for row in rows if "tokens_per_second" in row])
+        return {"metrics": metrics, "layers": layers, "tokens_per_second": float(speed)}
+
+    def _measures_pes(self, module: LitMoE) -> bool:
+        return self.config.pes_every > 0 and module.model.shape.num_experts >= 2  # PES compares pairs of experts
+
+    def _place(self, step: int) -> dict[str, Any]:
+        return {"step": step, "tokens": step * self.tokens_per_step}
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if not is_rank_zero():
+            return
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.tracker.add_row(row)
+
+    def _write_progress(self, row: dict[str, Any]) -> None:
+        self._status["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        progress = {
+            "phase": "training",
+            "step": row["step"],
+            "max_steps": self.config.max_steps,
+            "loss": row.get("train/ce"),
+            "tokens_per_second": row["tokens_per_second"],
+            "seconds_left": (self.config.max_steps - row["step"]) * self.seconds / self.steps,
+        }
+        if is_rank_zero():
+            write_json(self.folder / PROGRESS_FILE, progress)
+
+
+def training_metrics(result: StepResult) -> dict[str, float]:
+    """Return the metrics of a step as a row of metrics.jsonl holds them; NaN and infinity are left out."""
+    row = {f"train/{name}": mean for name, mean in result.mean_losses().items()}
+    row |= {"train/grad_norm": result.grad_norm.item(), "train/clipped": result.clipped.item()}
+    if result.aux_grad_norm is not None:
+        row["train/aux_grad_norm"] = result.aux_grad_norm.item()
+    if result.counts_LE is not None:
+        row["train/max_vio"] = max_vio(sum_over_ranks(result.counts_LE)).mean().item()
+    if result.skipped_steps is not None:
+        row["train/skipped_steps"] = result.skipped_steps
+    return {key: value for key, value in row.items() if math.isfinite(value)}
+
+
+@torch.no_grad()
+def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, Any]:
+    """Measure the similarity of experts (PES) on `tokens` tokens of the validation split, without a trace in training.
+
+    Every rank measures the same tokens.
+
+    Returns:
+        `val/min_pes`, `val/mean_pes` and, under `layers`, `val/pes` of each layer.
+    """
+    data, training = cast(TokenData, trainer.datamodule), module.training  # type: ignore[attr-defined]
+    module.eval()
+    try:
+        with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
+            for batch in data.held_out_of_all_ranks(tokens):
+                module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
+    finally:
+        module.train(training)
+    pes_L = seen.similarity_LN.mean(1).tolist()
+    metrics = {metric.key: metric.over_layers(pes_L) for metric in SIMILARITY if metric.over_layers}
+    return metrics | {"layers": {"val/pes": pes_L}}
+
+
+class ProgressBar(Callback):
+    """Shows steps, losses, tokens/s and the remaining time on rank zero."""
+
+    def __init__(self, metrics: MetricsLogger, description: str, enabled: bool) -> None:
+        self.metrics, self.enabled = metrics, enabled
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self.task = self.progress.add_task(description, total=None, status="")
+
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Show the bar at the step from which the run starts."""
+        if self.enabled and is_rank_zero():
+            self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
+            self.progress.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        """Advance the bar."""
+        if self.progress.live.is_started:
+            self.progress.update(self.task, completed=trainer.global_step, status=self.metrics.status)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Leave the bar on the screen with the last losses, also after an error."""
+        if self.progress.live.is_started:
+            self.progress.update(self.task, status=self.metrics.status)
+            self.progress.stop()
 
 
 class TrialPruning(Callback):
-    """Stops the run once the sweep has written prune.json; rank zero looks for it before every batch, in microseconds.
+    """Stops the run once the sweep has written prune.json, which is checked before every batch.
 
-    A file from before this process is stale: the sweep writes again what still holds.
+    A file from before this process is stale: the sweep writes it again if the trial is still to be pruned.
     """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / PRUNE_FILE
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Remove a prune.json that an earlier sweep has left."""
+        """Remove a stale prune.json."""
         if is_rank_zero():
             self.file.unlink(missing_ok=True)
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Stop if there is a prune.json.
+        """Stop if prune.json exists.
 
         Raises:
-            PrunedError: there is one; it says why.
+            PrunedError: with the reason in the file.
         """
         if max_over_ranks(is_rank_zero() and self.file.exists()):
-            reason = on_rank_zero(self._read)
+            reason = on_rank_zero(self._take_reason)
             raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
 
-    def _read(self) -> str:
+    def _take_reason(self) -> str:
         reason = str(json.loads(self.file.read_bytes())["reason"])
         self.file.unlink()
         return reason
 
 
 class DeviceChanges(Callback):
-    """Lets a run resume on another number of devices or in another precision, and records from which step on."""
+    """Lets a run resume on another number of devices or in another precision, and warns that rounding has changed."""
 
     def __init__(self) -> None:
-        # by the number of steps that were done before
-        self.devices: dict[int, int] = {}
-        self.precisions: dict[int, str] = {}
+        self.history: dict[str, dict[int, Any]] = {"devices": {}, "precision": {}}  # values by first step
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each of the two that has changed, as that changes the rounding."""
-        found = []
-        for what, since in (("devices", self.devices), ("precision", self.precisions)):
-            spans = ", ".join(f"{value} from step {step}" for step, value in since.items())
-            found += [f"{what} changed, and with it the rounding: {spans}"] if len(since) > 1 else []
-        return found
+        """A sentence for the devices and for the precision, if they changed."""
+        warnings = []
+        for what, values in self.history.items():
+            spans = ", ".join(f"{value} from step {step}" for step, value in values.items())
+            if len(values) > 1:
+                warnings.append(f"{what} changed, and with it the rounding: {spans}")
+        return warnings
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Note the number of devices and the precision if they have changed."""
-        _note(self.devices, trainer.global_step, world_size())
-        _note(self.precisions, trainer.global_step, str(trainer.precision))
+        """Note the number of devices and the precision if they changed."""
+        for what, value in (("devices", world_size()), ("precision", str(trainer.precision))):
+            values = self.history[what]
+            if not values or [*values.values()][-1] != value:
+                values[trainer.global_step] = value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint holds."""
-        return {"devices": self.devices, "precisions": self.precisions}
+        return self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state."""
-        self.devices, self.precisions = {**state_dict["devices"]}, {**state_dict["precisions"]}
+        self.history = {what: {**values} for what, values in state_dict.items()}
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Count the finished micro-batches as if there had always been this many devices.
+        """Rescale the number of finished micro-batches to this number of devices.
 
         Lightning finds the last micro-batch of a step by that number.
         """
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
-            more = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
-            counts |= {name: count + more for name, count in counts.items()}
-
-
-def _note(since: dict[int, Any], step: int, value: Any) -> None:
-    if not since or [*since.values()][-1] != value:
-        since[step] = value
+            difference = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
+            counts |= {name: count + difference for name, count in counts.items()}
 
 
 class RoundingWarning(Callback):
-    """Warns once of bf16 weights that do not move, because steps below half a unit in the last place round to nothing.
+    """Warns once of bf16 weights that do not move because their updates round to zero.
 
-    A bf16 number has 8 significant bits: a norm gain of 1 moves by at least 1/256, AdamW by about the learning rate.
-    Weights are compared `STEPS_AT_PEAK` steps after the warm-up, or after the last step.
+    bf16 has 8 significant bits: a norm gain of 1 moves by at least 1/256, while AdamW moves it by about the learning
+    rate. Weights are compared `STEPS_AFTER_WARMUP` steps after warm-up, or after the last step.
     Reference: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.1.
     """
 
     def __init__(self, warmup_steps: int, max_steps: int, lr: float) -> None:
-        self.step, self.lr = min(warmup_steps + STEPS_AT_PEAK, max_steps), lr
+        self.step, self.lr = min(warmup_steps + STEPS_AFTER_WARMUP, max_steps), lr
         self.warnings: list[str] = []
         self._start: dict[str, Tensor] = {}
         self._first_step = 0
@@ -126,63 +357,85 @@ class RoundingWarning(Callback):
         self._start = {name: entries.clone() for name, entries in bf16_entries(module.model).items()}
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
-        """Compare at the step that is due, on every rank alike; a run resumed after it compares at its last step."""
+        """Compare the weights once; a run that resumed after `step` compares them at its last step."""
         assert isinstance(module, LitMoE)
         due = self.step if self._first_step < self.step else trainer.max_steps
         if not self._start or trainer.global_step < due:
             return
-        steps = trainer.global_step - self._first_step
-        counts: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.int64))
+        unmoved = []
         for name, entries in bf16_entries(module.model).items():
-            moved = int((entries != self._start[name]).sum())
-            counts[kind(name)] += torch.tensor([moved, entries.numel()])
+            counts = torch.tensor([int((entries != self._start[name]).sum()), entries.numel()])
+            moved, total = sum_over_ranks(counts).tolist()
+            if moved < MOVED_FRACTION * total:
+                unmoved.append(name)
+        if unmoved:
+            examples = ", ".join(unmoved[:3]) + (", ..." if len(unmoved) > 3 else "")
+            self.warnings = [
+                f"{len(unmoved)} of {len(self._start)} weights did not move in {due - self._first_step} steps "
+                f"({examples}): updates of optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
+            ]
+            if is_rank_zero():
+                log.warning("%s", self.warnings[0])
         self._start = {}
-        for of_kind, moved_and_all in counts.items():
-            moved, total = sum_over_ranks(moved_and_all).tolist()
-            if moved < FEW * total:
-                self.warnings.append(
-                    f"only {moved:,} of {total:,} entries of the {of_kind} moved in {steps} steps: updates of "
-                    f"optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
-                )
-        for sentence in self.warnings if is_rank_zero() else ():
-            log.warning(sentence)
 
 
 @torch.no_grad()
 def bf16_entries(model: Transformer) -> dict[str, Tensor]:
-    """Return evenly spread entries of every trained bf16 weight by its name, of this rank's part of it.
+    """Return evenly spaced entries of every trained bf16 weight by name, of this rank's shard.
 
-    An untied embedding is left out: rows of tokens that have not occurred do not move in any precision.
+    An untied embedding is left out: rows of tokens that do not occur do not move in any precision.
     """
-    left_out = None if model.shape.tie_embeddings else model.embedding.weight
+    excluded = None if model.shape.tie_embeddings else model.embedding.weight
     found = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not left_out:
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not excluded:
             entries = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().flatten()
-            found[name] = entries[:: max(1, len(entries) // ENTRIES)]
+            found[name] = entries[:: max(1, len(entries) // MAX_ENTRIES)]
     return found
 
 
-def kind(name: str) -> str:
-    """Return what a weight of a Transformer is called in a sentence."""
-    if name.rpartition(".")[2] in BIASES:
-        return "biases"
-    kinds = {"norm": "norm gains", "router": "routers", "attention": "attention", "feed_forward": "feed-forwards"}
-    return next((plural for part, plural in kinds.items() if part in name), "head")
+def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iterator[str]:
+    """Yield a warning if clipping made gradients so small that AdamW's `eps` matters.
 
-
-def warn_overclipping(clipped: Sequence[float], optim: OptimConfig) -> Iterator[str]:
-    """Yield a warning if clipping made the gradients so small that AdamW's `eps` is no longer small beside them.
-
-    The long gradient of an auxiliary loss does that, and changes the steps of weights it has nothing to do with.
+    A long gradient of an auxiliary loss causes this, and changes the updates of unrelated weights.
 
     Args:
-        clipped: the factors by which the gradients of the logged steps were scaled.
-        optim: the optimizer's config.
+        clip_factors: the factors by which clipping scaled the gradients of the logged steps.
+        optim: the settings of the optimizer.
     """
-    if clipped and median(clipped) < LEAST_CLIPPED:
+    if clip_factors and median(clip_factors) < MIN_CLIP_FACTOR:
         yield (
-            f"optim.grad_clip={optim.grad_clip:g} divided the gradients by {1 / median(clipped):,.0f} (median), "
-            "probably because of the long gradient of an auxiliary loss: optim.eps="
-            f"{optim.eps:g} is no longer small beside the rest; set optim.grad_clip=0"
+            f"optim.grad_clip={optim.grad_clip:g} divided the gradients by {1 / median(clip_factors):,.0f} (median), "
+            f"probably because an auxiliary loss has a long gradient; optim.eps={optim.eps:g} is no longer small "
+            "compared with the other gradients: set optim.grad_clip=0"
         )
+
+
+class RunCallbacks(NamedTuple):
+    """The callbacks of a run in the order in which Lightning calls them."""
+
+    tracker: Tracker
+    metrics: MetricsLogger
+    progress: ProgressBar
+    schedule: ValidationSchedule
+    pruning: TrialPruning
+    rounding: RoundingWarning
+    devices: DeviceChanges
+    checkpoints: Checkpoints
+
+
+def build_callbacks(spec: RunSpec) -> RunCallbacks:
+    """Return the callbacks of a run."""
+    keys, optim, tracker = spec.config.trainer, spec.config.optim, Tracker(spec)
+    tokens_per_step = keys.global_batch * spec.config.data.seq_len
+    metrics = MetricsLogger(spec.path, keys, tokens_per_step, tracker)
+    return RunCallbacks(
+        tracker,
+        metrics,
+        ProgressBar(metrics, f"{spec.choices['balancing']} seed={spec.config.seed}", keys.progress_bar),
+        ValidationSchedule(keys.val_every, keys.val_at),
+        TrialPruning(spec.path),
+        RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
+        DeviceChanges(),
+        Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every),
+    )

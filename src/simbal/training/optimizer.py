@@ -1,7 +1,6 @@
-"""The optimizer, AdamW: its learning-rate schedule, and which parameters decay."""
+"""AdamW with its learning-rate schedule and its parameter groups."""
 
 import math
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +12,10 @@ from simbal.model.moe import BIASES
 
 
 def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
-    """Return the learning rate at `step` s of T as a share of its peak, with W warm-up steps.
+    """Return the learning rate of a step as a fraction of its peak: linear warm-up from 0.1, cosine decay to 0.1.
 
-    It is 0.1 + 0.9 s/W for s < W, then 0.1 + 0.45 (1 + cos(pi (s - W) / (T - W))), and 0.1 from T on. A run with
-    T <= W ends while the rate still rises.
+    With step s, W warm-up steps and T steps in all, the factor is 0.1 + 0.9 s/W for s < W, then
+    0.1 + 0.45 (1 + cos(pi (s - W) / (T - W))), and 0.1 from T on.
     """
     if step < warmup_steps:
         return 0.1 + 0.9 * step / warmup_steps
@@ -25,28 +24,29 @@ def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
 
 
 def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, object]]:
-    """Return AdamW's two groups, of what is trained: what decays, and what does not.
+    """Return the trained parameters in two groups: with weight decay, and without.
 
-    Matrices decay, norm gains and biases do not, and routers do if `decay_router`, but never the vectors of Householder
-    reflections: decay would shrink the signs that torch keeps on their diagonal, to 0.
+    Weight decay applies to matrices, not to norm gains and biases, and to routers only if `decay_router`. It never
+    applies to the Householder vectors of an orthogonal parametrization: torch keeps signs on their diagonal, which
+    decay would shrink to 0.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         path = name.split(".")
-        decays = parameter.ndim > 1 and (optim.decay_router or "router" not in path)
-        decays &= path[-1] not in BIASES
+        decays = parameter.ndim > 1 and path[-1] not in BIASES and (optim.decay_router or "router" not in path)
         if "parametrizations" in path:
-            computed: Any = model.get_submodule(".".join(path[:-1]))
-            decays &= isinstance(computed[0], Mixture)
-        if parameter.requires_grad:
-            (decayed if decays else plain).append(parameter)
+            parametrization = model.get_submodule(".".join([*path[:-1], "0"]))
+            decays = decays and isinstance(parametrization, Mixture)
+        (decayed if decays else plain).append(parameter)
     return [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig, max_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """Return the optimizer, and the schedule that sets its rate at each of `max_steps` steps."""
-    first, second = optim.betas
+    """Return the optimizer and the scheduler of its learning rate, which steps once per optimizer step."""
+    beta1, beta2 = optim.betas
     groups = parameter_groups(model, optim)
-    optimizer = torch.optim.AdamW(groups, optim.lr, (first, second), optim.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, optim.lr, (beta1, beta2), optim.eps, fused=True)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, optim.warmup_steps, max_steps))

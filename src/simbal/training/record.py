@@ -1,6 +1,7 @@
-"""The content of a run's record.json: enough to trace a number of a table to code, data and definition."""
+"""The entries of record.json that trace a number in a table to its code, data and definition."""
 
 import importlib.metadata
+import logging
 import platform
 import subprocess
 from dataclasses import asdict
@@ -18,13 +19,20 @@ from simbal.runs.spec import RunSpec
 from simbal.training.build import choose_backend, resolve_router_init
 from simbal.training.module import LitMoE
 
+log = logging.getLogger("simbal")
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tiktoken", "numpy")
 
 
-def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str) -> dict[str, Any]:
+def describe_run(
+    spec: RunSpec, data: TokenData, module: LitMoE, device: torch.device, precision: str
+) -> dict[str, Any]:
     """Return the entries of record.json that are known before the first step."""
-    trainer, store, routed = spec.config.trainer, data.store, bool(module.model.routers)
+    trainer, store, is_moe = spec.config.trainer, data.store, bool(module.model.routers)
+    metrics = [*VALIDATION, SPEED]
+    if is_moe:
+        metrics += [*SETTLING, *(SIMILARITY if trainer.pes_every else ())]
     choice = choose_backend(spec, device, precision)
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {
         "config_hash": spec.hash,
         "choices": spec.choices,
@@ -33,23 +41,15 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
         },
-        "definitions": definitions(
-            [
-                *VALIDATION,
-                SPEED,
-                *(SETTLING if routed else ()),
-                *(SIMILARITY if trainer.pes_every and routed else ()),
-            ]
-        ),
-        "objective": objective(module),
+        "definitions": definitions(metrics),
+        "objective": describe_objective(module),
         "code": code_version(),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "versions": {"python": platform.python_version(), **versions},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "backend": module.model.backend,
         "backend_choice": choice.described if choice else None,
-        "router_init": resolve_router_init(spec.config.router.init, module.balancing) if routed else None,
+        "router_init": resolve_router_init(spec.config.router.init, module.balancing) if is_moe else None,
         "precision": precision,
         "parameters": count_parameters(module.model),
         "steps": trainer.max_steps,
@@ -59,56 +59,63 @@ def describe(spec: RunSpec, data: TokenData, module: LitMoE, device: torch.devic
     }
 
 
-def objective(module: LitMoE) -> dict[str, dict[str, Any]]:
-    """Return each strategy's formula, source and declared properties by its name, and how its loss is counted.
-
-    A strategy without a loss has only the first three.
-    """
+def describe_objective(module: LitMoE) -> dict[str, dict[str, Any]]:
+    """Return each strategy's formula, source and declared properties, and the coefficient of its loss if it has one."""
     shape, balancing = module.model.shape, module.balancing
-    described: dict[str, dict[str, Any]] = {}
+    objective: dict[str, dict[str, Any]] = {}
     for name, part in balancing.parts.items():
-        described[name] = {"formula": part.formula, "citation": part.citation, "properties": asdict(part.properties)}
+        objective[name] = {"formula": part.formula, "citation": part.citation, "properties": asdict(part.properties)}
         if part.properties.differentiable:
             reduction = balancing.layer_reduction(name)
-            described[name] |= {
+            objective[name] |= {
                 "coef": part.coef,
                 "schedule": balancing.schedule(name).points,
                 "over_layers": reduction,
                 "effective_coef": part.effective_coef(shape.num_layers if reduction == "sum" else 1, shape.top_k),
                 "unit": part.unit,
             }
-    return described
+    return objective
 
 
-def lines(run: dict[str, Any]) -> list[str]:
-    """Return the entries `objective` and `backend_choice` of a record as lines for people."""
-    shown = []
+def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
+    """Print and log the strategies and the expert backend, and a note if the run is shorter than its warm-up."""
+    lines = []
     for name, part in run["objective"].items():
-        shown.append(f"{name}: {part['formula']}")
+        lines.append(f"{name}: {part['formula']}")
         if "coef" in part:
-            course = ", ".join(f"{factor:g} at step {step}" for step, factor in part["schedule"])
-            times = f" times {course}" if len(part["schedule"]) > 1 else ""
-            shown.append(
-                f"  coef {part['coef']:g}{times}, {part['over_layers']} over layers: "
+            points = ", ".join(f"{factor:g} at step {step}" for step, factor in part["schedule"])
+            schedule = f" times {points}" if len(part["schedule"]) > 1 else ""
+            lines.append(
+                f"  coef {part['coef']:g}{schedule}, {part['over_layers']} over layers: "
                 f"effective coefficient {part['effective_coef']:g} of {part['unit']}"
             )
-    choice = run["backend_choice"]
-    return [*shown, f"experts: {choice['reason']}"] if choice else shown
+    if choice := run["backend_choice"]:
+        lines.append(f"experts: {choice['reason']}")
+    warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
+    if warmup_steps >= max_steps:
+        lines.append(
+            f"note: trainer.max_steps={max_steps} is not longer than warm-up (optim.warmup_steps={warmup_steps}): the "
+            "peak learning rate is never reached"
+        )
+    for line in lines:
+        print(line)
+        log.info("%s", line)
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return the package's version, and the commit of a git checkout.
+    """Return the package's version, and the commit of a git checkout; `dirty` means uncommitted changes.
 
-    `dirty`: with uncommitted changes, except in results/, which `make study` writes.
+    Changes in results/ do not count: `make study` writes there.
     """
     version = importlib.metadata.version(package)
-    folder = Path(__file__).parent
-    try:  # the folder may lie in a checkout of something else, as that of an installed package does
-        tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-        subprocess.check_output(tracked, cwd=folder, stderr=subprocess.DEVNULL)
-        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True, stderr=subprocess.DEVNULL)
-        changed = ["git", "status", "--porcelain", "--", ":/", ":(top,exclude)results"]
-        changes = subprocess.check_output(changed, cwd=folder, text=True)
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.check_output(command, cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL)
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed package may lie in another repository
+        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
     except (OSError, subprocess.CalledProcessError):
         return {"version": version, "commit": None, "dirty": None}
     return {"version": version, "commit": commit.strip(), "dirty": bool(changes.strip())}

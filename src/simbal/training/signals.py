@@ -1,11 +1,11 @@
-"""Signals that ask a run to stop: it finishes its step, saves a checkpoint and exits.
+"""Signals that stop a run: it finishes the current step, saves a checkpoint and exits.
 
-Lightning's own handlers would lose the step on SIGINT, and can deadlock on several ranks.
+They replace Lightning's own handlers, which lose the step on SIGINT and can deadlock on several ranks.
 """
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slu
 
 
 class StoppedError(SystemExit):
-    """A signal stopped the run, which is saved; the exit code is 128 + the signal, as in a shell."""
+    """A signal stopped the run after a checkpoint was saved. The exit code is 128 + the signal, as in a shell."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(128 + number)
@@ -26,46 +26,49 @@ class PrunedError(Exception):
 
 
 class StopRequest:
-    """A request to stop, made by a signal; a second signal ends the process at once.
+    """A signal that asks the run to stop. A second signal kills the process at once.
 
-    Where another program has set a handler, as submitit does to requeue a job, that handler runs after the save.
+    If another program has installed a handler, as submitit does to requeue a job, that handler runs after the save.
     """
 
     def __init__(self) -> None:
-        """Note the handlers that are set now; Lightning sets its own later."""
-        self.number = 0  # the signal's number; 0: none has come
-        handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-        idle = signal.default_int_handler
-        self._others = {number: wait for number, wait in handlers.items() if callable(wait) and wait is not idle}
+        self.number = 0  # the number of the signal; 0: none was received
+        self._previous: dict[int, Any] = {}
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen for signals within the block, in place of the handlers that are set."""
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+    def listen(self) -> Iterator[None]:
+        """Handle signals within the block, and restore the previous handlers afterwards."""
+        self._previous = {number: signal.signal(number, self.handle_signal) for number in SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in self._previous.items():
                 signal.signal(number, handler)
 
-    @property
-    def urgent(self) -> int:
-        """The number of the signal, if no other handler waits for it; else 0."""
-        return 0 if self.number in self._others else self.number
-
-    def obey(self, number: int, step: int) -> None:
-        """Stop the run, which is saved, or call the other handler, and continue if that returns.
-
-        Raises:
-            StoppedError: no other handler waits for the signal.
-        """
-        self.number = 0
-        if number not in self._others:
-            raise StoppedError(number, step)
-        self._others[number](number, None)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number and number not in self._others:
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal; a second one kills the process."""
+        if self.number and not self._other_handler(number):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.number = number
+
+    @property
+    def urgent(self) -> int:
+        """The number of the signal if it must stop the run even within a validation; else 0."""
+        return 0 if self._other_handler(self.number) else self.number
+
+    def stop(self, number: int, step: int) -> None:
+        """Stop the run, which has saved a checkpoint, or call the other program's handler and continue if it returns.
+
+        Raises:
+            StoppedError: no other program handles the signal.
+        """
+        self.number = 0
+        handler = self._other_handler(number)
+        if handler is None:
+            raise StoppedError(number, step)
+        handler(number, None)
+
+    def _other_handler(self, number: int) -> Callable[[int, FrameType | None], Any] | None:
+        handler = self._previous.get(number)
+        return handler if callable(handler) and handler is not signal.default_int_handler else None

@@ -1,136 +1,149 @@
-"""Experiment trackers beside metrics.jsonl: Lightning's loggers for TensorBoard, MLflow and Weights & Biases.
+"""TensorBoard, MLflow and Weights & Biases: Lightning's loggers, which receive the rows of metrics.jsonl.
 
-A row goes to MLflow or Weights & Biases once a checkpoint holds it, so that a resumed run sends no row twice and loses
-none; `trackers.json` counts the rows that were sent. TensorBoard gets each row at once: its readers drop what a killed
-run logged after the checkpoint. A tracker that fails does not stop the training.
+MLflow and Weights & Biases receive a row once a checkpoint holds it, so that a resumed run neither repeats nor loses
+rows; trackers.json counts the rows that were sent. TensorBoard receives each row at once: its readers drop what a
+killed run logged after the checkpoint. A tracker that fails does not stop the training.
 """
 
 import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from simbal.config.schema import MLFlowConfig, WandbConfig
+from simbal.distributed import is_rank_zero
 from simbal.errors import UserError
 from simbal.runs import curves
 from simbal.runs.atomic import lock, write_json
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")
-SENT_FILE = "trackers.json"  # in the run's folder: how many rows were sent, and the ids of the run
+SENT_FILE = "trackers.json"  # in the run's folder: the number of rows that were sent, and the tracker's id of the run
 
 
 class Tracker(Callback):
-    """Sends rows of metrics.jsonl, the config and the final metrics to the tracker that the config names."""
+    """Sends the config, the rows of metrics.jsonl and the final metrics to the tracker named in the config.
 
-    def __init__(self, spec: RunSpec, step: int) -> None:
-        """Open the tracker; `UserError` if it cannot be used.
+    It does nothing with logger=none and on ranks other than rank zero.
+    """
 
-        Args:
-            spec: the run.
-            step: the step from which it resumes, where metrics.jsonl ends; 0 at its start.
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.kind, self.sent_file = spec, spec.config.logger.kind, spec.path / SENT_FILE
+        self.logger: Any = None  # while the tracker is open
+        self.pending: list[dict[str, Any]] = []  # rows that were not sent
+        self.num_saved = 0  # of the pending rows, in a checkpoint
+        self.warnings: list[str] = []
+
+    def open(self, step: int) -> None:
+        """Open the tracker for a run that resumes from `step`, and send rows that it has not received.
+
+        Raises:
+            UserError: MLflow cannot be used.
         """
-        self.spec, self.kind = spec, spec.config.logger.kind
-        self.saved = 0  # how many of the pending rows a checkpoint holds
-        self.warning = ""  # a sentence if the tracker failed
-        file, rows = spec.path / SENT_FILE, curves.rows(spec.path)
-        known = json.loads(file.read_text()) if file.exists() else {}
-        self.sent: dict[str, Any] = known if known.get("kind") == self.kind else {"kind": self.kind, "rows": 0}
-        self.pending = rows[self.sent["rows"] :]
+        if self.kind == "none" or not is_rank_zero():
+            return
+        rows = curves.rows(self.spec.path)
+        saved = json.loads(self.sent_file.read_text()) if self.sent_file.exists() else {}
+        self.sent: dict[str, Any] = saved if saved.get("kind") == self.kind else {"kind": self.kind, "rows": 0}
         if self.kind == "tensorboard":
-            purge_step = step if (spec.path / "tensorboard").exists() else None  # readers drop what was logged after it
-            self.logger: Logger | None = TensorBoardLogger(spec.path, "tensorboard", version="", purge_step=purge_step)
+            purge_step = step if (self.spec.path / "tensorboard").exists() else None
+            self.logger = TensorBoardLogger(self.spec.path, "tensorboard", version="", purge_step=purge_step)
             self.pending = [row for row in rows if row["step"] >= (purge_step or 0)]
         else:
-            self.logger = OPEN[self.kind](spec, self.sent)
-            self._try(lambda logger: logger.log_hyperparams(result_keys(spec.written)))
-        self._send()
+            self.pending = rows[self.sent["rows"] :]
+            self.logger = (open_mlflow if self.kind == "mlflow" else open_wandb)(self.spec, self.sent)
+            write_json(self.sent_file, self.sent)  # a run that crashes now resumes under the same id
+            with self.tolerate_errors():
+                self.logger.log_hyperparams(result_keys(self.spec.written))
+        self._send(len(self.pending))
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Take a new row of metrics.jsonl."""
-        self.pending.append(row)
-        if self.kind == "tensorboard":
-            self._send()
+        if self.logger is not None:
+            self.pending.append(row)
+            if self.kind == "tensorboard":
+                self._send(1)
 
     def on_save_checkpoint(self, *_: Any) -> None:
-        """Note which rows the checkpoint that is being saved holds."""
-        self.saved = len(self.pending)
+        """Note which rows the checkpoint holds."""
+        self.num_saved = len(self.pending)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Send the rows that a checkpoint holds."""
-        if self.saved:
-            self._send(self.saved)
+        """Send the rows that the newest checkpoint holds."""
+        if self.num_saved:
+            self._send(self.num_saved)
 
     def on_exception(self, *_: Any) -> None:
-        """End the tracker's run as failed."""
+        """Mark the tracker's run as failed."""
         self._close("failed")
 
     def finish(self, metrics: Mapping[str, float | None]) -> None:
-        """Send what is left and the final metrics, and end the tracker's run."""
-        self._send()
+        """Send the remaining rows and the final metrics, and mark the tracker's run as finished."""
+        self._send(len(self.pending))
         steps = self.spec.config.trainer.max_steps
         final = {f"final/{key}": value for key, value in metrics.items() if value is not None}
-        if self.kind == "tensorboard":  # its HParams tab needs config and final metrics together
-            keys = result_keys(self.spec.written)
-            self._try(lambda logger: logger.log_hyperparams(keys, final, steps))
-        else:
-            self._try(lambda logger: logger.log_metrics(final, steps))
+        if self.logger is not None:
+            with self.tolerate_errors():
+                if self.kind == "tensorboard":  # its HParams tab needs config and final metrics together
+                    self.logger.log_hyperparams(result_keys(self.spec.written), final, steps)
+                else:
+                    self.logger.log_metrics(final, steps)
         self._close("success")
 
-    def _send(self, count: int | None = None) -> None:
-        """Send the first `count` of the pending rows, or all; after a failure none, which a resumed run then sends."""
-        number = len(self.pending) if count is None else count
-        due, self.pending, self.saved = self.pending[:number], self.pending[number:], 0
-        for row in due:
-            self._try(lambda logger, row=row: logger.log_metrics(scalars(row), row["step"]))  # type: ignore[misc]
-            if self.logger is None:
-                return
-            self.sent["rows"] += 1
-            if self.kind != "tensorboard":
-                write_json(self.spec.path / SENT_FILE, self.sent)
+    def _send(self, count: int) -> None:
+        """Send the first `count` pending rows; after a failure nothing, so that a resumed run sends them."""
+        rows, self.pending, self.num_saved = self.pending[:count], self.pending[count:], 0
+        if not rows or self.logger is None:
+            return
+        with self.tolerate_errors():
+            for row in rows:
+                numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
+                self.logger.log_metrics(numbers, row["step"])
+                self.sent["rows"] += 1
+                if self.kind != "tensorboard":
+                    write_json(self.sent_file, self.sent)
 
     def _close(self, status: str) -> None:
-        self._try(lambda logger: logger.finalize(status))
-        if isinstance(self.logger, WandbLogger):
-            self._try(lambda logger: logger.experiment.finish(exit_code=int(status == "failed")))
-        self.logger = None
+        if self.logger is not None:
+            with self.tolerate_errors():
+                self.logger.finalize(status)
+                if isinstance(self.logger, WandbLogger):
+                    self.logger.experiment.finish(exit_code=int(status == "failed"))
+            self.logger = None
 
-    def _try(self, use: Callable[[Any], None]) -> None:
-        """Use the logger; after an error, of whichever library, nothing more is sent."""
+    @contextmanager
+    def tolerate_errors(self) -> Iterator[None]:
+        """Turn any error of a tracker within the block into a warning, after which nothing more is sent."""
         try:
-            if self.logger is not None:
-                use(self.logger)
-        except Exception as error:
+            yield
+        except Exception as error:  # each library raises its own
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
-            sent = self.sent["rows"]
-            self.warning = f"logger={self.kind} failed after {sent} rows ({reason}); metrics.jsonl has all rows"
-            log.warning("%s", self.warning)
+            rows = self.sent["rows"]
+            self.warnings.append(f"logger={self.kind} failed after {rows} rows ({reason}); metrics.jsonl has all rows")
+            log.warning("%s", self.warnings[-1])
             self.logger = None
 
 
-def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of metrics.jsonl that can be drawn, by name."""
-    return {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
-
-
-def _mlflow(spec: RunSpec, sent: dict[str, Any]) -> Logger:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when it is imported
+def open_mlflow(spec: RunSpec, sent: dict[str, Any]) -> MLFlowLogger:
+    """Start or continue a run of MLflow, and note its id in `sent`; `UserError` if the server cannot be used."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import
     from mlflow.exceptions import MlflowException
 
     keys, output_dir = spec.config.logger, Path(spec.config.output_dir).resolve()
     assert isinstance(keys, MLFlowConfig)
     uri = keys.tracking_uri or f"sqlite:///{output_dir / 'mlflow.db'}"
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # the first of several jobs makes the tables and the experiment
+    # the first of several jobs creates the tables and the experiment
     with lock(output_dir / ".mlflow.lock", timeout=-1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, for what mlflow does
+        warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, caused by mlflow
         try:
             logger = MLFlowLogger(
                 keys.experiment or spec.config.name,
@@ -146,8 +159,9 @@ def _mlflow(spec: RunSpec, sent: dict[str, Any]) -> Logger:
     return logger
 
 
-def _wandb(spec: RunSpec, sent: dict[str, Any]) -> Logger:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of its own errors, before it is imported
+def open_wandb(spec: RunSpec, sent: dict[str, Any]) -> WandbLogger:
+    """Start or continue a run of Weights & Biases, and note its id in `sent`."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read by the import
     import wandb
 
     keys = spec.config.logger
@@ -168,6 +182,3 @@ def _wandb(spec: RunSpec, sent: dict[str, Any]) -> Logger:
     )
     logger.experiment  # noqa: B018  # starts the run
     return logger
-
-
-OPEN: dict[str, Callable[[RunSpec, dict[str, Any]], Logger]] = {"mlflow": _mlflow, "wandb": _wandb}

@@ -1,6 +1,6 @@
-"""Trains the run in one folder on several devices: `python -m simbal.training.worker FOLDER DEVICES STRATEGY`.
+"""Worker process of a run on several devices: `python -m simbal.training.worker FOLDER DEVICES STRATEGY`.
 
-Lightning starts this command once more for every other rank. From the process of a sweep or a notebook it would start
+Lightning repeats this command once for every other rank. From the process of a sweep or a notebook it would repeat
 that program's command instead.
 """
 
@@ -15,85 +15,83 @@ from pathlib import Path
 from types import FrameType
 
 from simbal.errors import UserError, exit_codes, exit_on_user_error
-from simbal.processes import GRACE_SECONDS, ends_with
+from simbal.processes.watchdog import GRACE_SECONDS, ends_with
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.training.failures import RANK_ERROR, record_lost_worker
+from simbal.training.failures import RANK_ERROR, record_killed_worker
 from simbal.training.signals import SIGNALS, StoppedError
 
 
-def run_worker(spec: RunSpec) -> None:
-    """Train the run in a worker process and wait for its end; signals are passed on to it.
+def run_on_ranks(spec: RunSpec) -> None:
+    """Train the run on several devices in a worker process, and wait for it.
 
     Raises:
-        SystemExit: with the worker's exit code, if that is not 0; the worker has printed why.
+        SystemExit: with the exit code of a worker that failed and printed why.
         UserError: one of the processes was killed.
     """
-    folder, keys = RunFolder(spec.path), spec.config.trainer
+    folder, trainer = RunFolder(spec.path), spec.config.trainer
     with folder.lock():
         folder.write_spec(spec)
         (folder.path / RANK_ERROR).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "simbal.training.worker", str(folder.path), str(keys.devices), keys.strategy]
+    command = [sys.executable, "-m", "simbal.training.worker", str(folder.path), str(trainer.devices), trainer.strategy]
     worker = subprocess.Popen(command, start_new_session=True)
-    with passed_on(worker):
+    with forward_signals(worker):
         code = worker.wait()
     if code < 0:
         run = {"config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
-        raise UserError(record_lost_worker(folder, run, signal.Signals(-code).name))
+        raise UserError(record_killed_worker(folder, run, signal.Signals(-code).name))
     if code:
         raise SystemExit(code)
 
 
 @contextmanager
-def passed_on(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Send signals on to the worker within the block, and then call the handler that was there before, as submitit's.
+def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Forward signals to the worker within the block; call the previous handler once the worker has saved."""
+    received: list[int] = []
 
-    That handler waits until the worker has saved.
-    """
-    received: list[signal.Signals] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         worker.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-    for number in received[:1]:
-        handler = before[number]
-        if callable(handler) and handler is not signal.default_int_handler:
-            handler(number, None)
+    for received_number in received[:1]:
+        other = previous[signal.Signals(received_number)]
+        if callable(other) and other is not signal.default_int_handler:  # for example submitit's
+            other(received_number, None)
 
 
 def main(folder: Path, devices: int, strategy: str) -> None:
-    """Be a rank of the run in `folder`; rank zero alone prints and starts the others.
+    """Train as one rank of the run in `folder`; rank zero launches the others and prints.
 
-    `devices` and `strategy` may be others than in its config.yaml: a run can resume on other devices.
+    `devices` and `strategy` override config.yaml, because a run can resume on other devices.
     """
-    from simbal.data.prepare import prepare
-    from simbal.training.run import train_rank  # which imports this module
+    from simbal.data.store import prepare
+    from simbal.training.run import train_rank  # imports this module
 
-    other = int(os.environ.get("LOCAL_RANK", "0")) > 0
+    is_rank_zero = os.environ.get("LOCAL_RANK", "0") == "0"
     saved = RunFolder(folder).read_spec()
     trainer = saved.config.trainer.model_copy(update={"devices": devices, "strategy": strategy})
     spec = replace(saved, config=saved.config.model_copy(update={"trainer": trainer}), trusted=True)
     with (
-        ends_with(os.getppid(), grace=0 if other else GRACE_SECONDS),
-        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
-        redirect_stdout(nowhere) if other else nullcontext(),
+        ends_with(os.getppid(), grace=GRACE_SECONDS if is_rank_zero else 0),
+        Path(os.devnull).open("w", encoding="utf-8") as devnull,
+        nullcontext() if is_rank_zero else redirect_stdout(devnull),
     ):
         try:
             train_rank(spec, prepare(spec.config.data, progress=False))
         except StoppedError:
-            if not other:  # to Lightning another exit code than 0 means a lost rank
+            if is_rank_zero:
                 raise
+            # Lightning takes any exit code other than 0 for a lost rank
         except UserError:
-            if not other:  # rank zero prints it
+            if is_rank_zero:
                 raise
-            raise SystemExit(1) from None
+            raise SystemExit(1) from None  # rank zero prints the error
 
 
 if __name__ == "__main__":
