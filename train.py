@@ -1,13 +1,14 @@
-"""Train one model or a sweep from this checkout; the same program as `simbal train` (src/simbal/cli/train.py)."""
+"""Train: `simbal train` in this checkout."""
 
 import os
 import sys
 
-os.environ["PYTHONSAFEPATH"] = "1"  # files next to this program must not shadow libraries, also in child processes
+# a library's `import evaluate` must not find evaluate.py, here or in a program that this one starts
+os.environ["PYTHONSAFEPATH"] = "1"
 if os.path.realpath(sys.path[0]) == os.path.realpath(f"{__file__}/.."):
     del sys.path[0]
 
-from simbal.cli.train import main
+from simbal.cli.main import run_program
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program("train", sys.argv[1:])

@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.composing import spec_of
 from simbal.config.values import with_values
-from simbal.files.disk import write_json
+from simbal.runs.atomic import write_json
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
-from simbal.sweep.attempt import Attempt
 from simbal.sweep.composer import Job
+from simbal.sweep.plan import Attempt
 from simbal.sweep.view import Tally, draw
 
 REPOSITORY = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ DOCUMENTS = 82  # tokens of `data=pysource`
 CLAIMING = """
 import os, sys
 from simbal.cli.train import main
-from simbal.sweep.attempt import Attempt
+from simbal.sweep.plan import Attempt
 Attempt.claim = lambda attempt: os._exit(0)
 main(sys.argv[1:])
 """  # train.py until the first job would start

@@ -1,6 +1,6 @@
-"""Telemetry's fraction of the time of a training step: python -m benchmarks.telemetry [override ...]
+"""MetricsLogger's fraction of the time of a training step: python -m benchmarks.telemetry [override ...]
 
-Times every hook of `Telemetry` and the training steps around them in one process, so that the noise of the machine
+Times every hook of `MetricsLogger` and the training steps around them in one process, so that the noise of the machine
 cancels.
 """
 
@@ -9,8 +9,8 @@ import tempfile
 import time
 
 from benchmarks.composing import spec_of
+from simbal.training.callbacks import MetricsLogger
 from simbal.training.run import train
-from simbal.training.telemetry import Telemetry
 
 HOOKS = ("on_train_batch_start", "on_train_batch_end")
 seconds = dict.fromkeys(HOOKS, 0.0)
@@ -18,14 +18,14 @@ seconds = dict.fromkeys(HOOKS, 0.0)
 
 def timed(name: str) -> None:
     """Wrap one hook with a clock."""
-    hook = getattr(Telemetry, name)
+    hook = getattr(MetricsLogger, name)
 
-    def wrapped(self: Telemetry, *args: object) -> None:
+    def wrapped(self: MetricsLogger, *args: object) -> None:
         started = time.process_time()
         hook(self, *args)
         seconds[name] += time.process_time() - started
 
-    setattr(Telemetry, name, wrapped)
+    setattr(MetricsLogger, name, wrapped)
 
 
 for name in HOOKS:

@@ -53,7 +53,9 @@ def check_table(file: Path, names: Iterable[str], table: dict[str, Any]) -> list
     shown = Table(table["name"], [*table["arms"][0]["label"]], metrics, rows, table["baseline"], [])
     parts = means(shown), differences(shown), tokens_to_loss(shown)
     given = "\n".join(markdown_table(part.headings, part.lines) for part in parts if part.rows).splitlines()
-    return compare_lines([line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")], given)
+    return compare_lines(
+        [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")], given
+    )
 
 
 def _row(name: str, arm: dict[str, Any]) -> Row:

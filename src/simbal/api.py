@@ -22,7 +22,7 @@ from simbal.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
-    from simbal.report.listing import Listed
+    from simbal.report.runs import Listed
     from simbal.runs.spec import RunSpec
 
 
@@ -60,7 +60,7 @@ class Run:
     @property
     def status(self) -> str:
         """One of finished, failed, diverged, pruned, killed, running, unfinished and damaged."""
-        from simbal.report.listing import look
+        from simbal.report.runs import look
 
         return look(self.path).status
 
@@ -179,22 +179,22 @@ class Sweep(Sequence[Run]):
             UserError: the runs cannot be compared in one table.
         """
         from simbal.report.collect import collect, read_run
-        from simbal.report.columns import choose, named_by_runs
-        from simbal.report.export import tidy_rows
+        from simbal.report.columns import choose, configured_columns
+        from simbal.report.render import tidy_rows
         from simbal.report.table import build
         from simbal.runs.folder import is_run
 
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
         finished = [run for run in runs if run.finished]
-        columns = named_by_runs(finished)
+        columns = configured_columns(finished)
         metrics = None if columns is None else choose(columns, finished)
         return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
 
     @cached_property
     def _listed(self) -> "list[Listed]":
-        from simbal.report.listing import runs_below
+        from simbal.report.runs import list_runs
 
-        return runs_below([self.path])
+        return list_runs([self.path])
 
 
 def train(overrides: Sequence[str] = ()) -> Run:

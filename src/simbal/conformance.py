@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.composition import Composition, build_strategy
 from simbal.config.schema import OptimConfig
-from simbal.data.loader import HeldOut
+from simbal.data.loader import ValidationBatch
 from simbal.distributed import sum_over_ranks, world_size
 from simbal.model.init import initialise
 from simbal.model.router import ExpertWeights, Router, Routing
@@ -381,7 +381,7 @@ def evaluation_has_no_effect(case: Case) -> None:
     before, val_losses, window_BT = state(module), [], batch_of(7)
     for strategy.coef in (0.0, 10.0):
         module.on_validation_epoch_start()
-        module.validation_step(HeldOut(window_BT, torch.zeros_like(window_BT[:, 1:])), 0)
+        module.validation_step(ValidationBatch(window_BT, torch.zeros_like(window_BT[:, 1:])), 0)
         val_losses.append(module.totals.nats)
     assert same(before, state(module), exactly=True), "validation changes the strategy's state"
     assert val_losses[0] == val_losses[1], "coef changes the validation loss"

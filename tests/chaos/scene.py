@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simbal.processes.slots import THREADS
+from simbal.processes import THREADS
 from tests.child_processes import alive
 from tests.sweep.small_sweep import command
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Optional
 import pytest
 
 from simbal.balancing.base import Balancing
-from simbal.balancing.composition import any_class, build_strategy
+from simbal.balancing.composition import build_strategy, import_strategy
 from simbal.config.options import option_keys, options
 from simbal.config.signatures import FACTS, check_arguments, check_strategy, parameters_of
 from simbal.errors import ConfigError
@@ -61,7 +61,9 @@ def test_error_lists_the_parameters(arguments, key):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_parameters_read_from_the_source_equal_the_signature(name):
-    expected = {key: p.default is p.empty for key, p in signature(any_class("x", TARGETS[name])).parameters.items()}
+    expected = {
+        key: p.default is p.empty for key, p in signature(import_strategy("x", TARGETS[name])).parameters.items()
+    }
     model = parameters_of(TARGETS[name])
     assert model is not None
     found = {key: field.is_required() for key, field in model.model_fields.items()}

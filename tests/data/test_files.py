@@ -151,10 +151,10 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
         prepare(keys("files", files=str(jsonl(part, f"{len(part)}.jsonl")), vocab_size=300, validation_one_in=4), False)
         for part in (texts, texts[:200])
     ]
-    held_out, fewer = ([set(decode(store, split)) for split in ("validation", "train")] for store in stores)
-    assert 60 < len(held_out[0]) < 140
-    assert held_out[0] | held_out[1] == set(texts)
-    assert fewer[0] < held_out[0]
+    validation_batches, fewer = ([set(decode(store, split)) for split in ("validation", "train")] for store in stores)
+    assert 60 < len(validation_batches[0]) < 140
+    assert validation_batches[0] | validation_batches[1] == set(texts)
+    assert fewer[0] < validation_batches[0]
     assert split_of(bytes(32), 50) == "validation"
 
 

@@ -19,7 +19,7 @@ def tokens_of(documents, dtype=np.uint16):
     return np.array([token for document in documents for token in [*document, EOT]], dtype)
 
 
-def windows_of(documents, width):
+def split_into_windows(documents, width):
     return [tuple(document[i : i + width]) for document in documents for i in range(len(document) - width + 1)]
 
 
@@ -42,9 +42,9 @@ def test_shared_windows_equal_a_set_of_tuples(train, validation, width, chunk, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "CHUNK", chunk)
         counted = shared_windows(tokens_of(train, dtype), tokens_of(validation, dtype), EOT, width, threads)
-    known = set(windows_of(train, width))
-    held_out = windows_of(validation, width)
-    assert counted == (sum(window in known for window in held_out), len(held_out))
+    known = set(split_into_windows(train, width))
+    validation_batches = split_into_windows(validation, width)
+    assert counted == (sum(window in known for window in validation_batches), len(validation_batches))
 
 
 def test_a_window_is_thirteen_tokens_of_one_document():

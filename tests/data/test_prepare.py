@@ -212,8 +212,8 @@ def test_of_two_processes_one_prepares_without_torch_and_the_other_waits(corpus,
 
 @pytest.mark.slow
 def test_the_command_prepares_text_and_prints_a_summary(tmp_path, jsonl):
-    train, held_out = jsonl(["one two", "three"]), jsonl(["four"], "held_out.jsonl")
-    files = f"data.files={train}", f"data.validation_files={held_out}"
+    train, validation_batches = jsonl(["one two", "three"]), jsonl(["four"], "validation_batches.jsonl")
+    files = f"data.files={train}", f"data.validation_files={validation_batches}"
     done = run("prepare.py", f"data.cache_dir={tmp_path}/cache", "data=files", *files, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train: 2 documents, " in done.stdout

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from simbal.conformance import batch_of, tiny_model
-from simbal.cost.parameters import count_parameters, parameters
+from simbal.cost import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.model.expert_similarity import layer_similarity, record_similarity
 from simbal.model.init import initialise

@@ -8,7 +8,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from simbal.cost.parameters import count_parameters
+from simbal.cost import count_parameters
 from simbal.model.init import initialise
 from simbal.model.transformer import Transformer, TransformerShape
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from simbal.processes.start import Local
+from simbal.processes import Local
 from simbal.sweep.composer import Job
 from simbal.sweep.plan import Attempt
 from simbal.sweep.pool import Pool

@@ -17,7 +17,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.analysis.trained import load
-from simbal.cli.again import run_of
+from simbal.cli.resume import run_of
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, strategies

@@ -53,7 +53,7 @@ class ArmSweeper(Sweeper):
 
     def print_replaced(self, arms: list[str], arguments: list[str]) -> None:
         """Print which overrides of the arms the command line replaces."""
-        from simbal.files.console import console
+        from simbal.console import console
 
         given = {override.key_or_group: override for override in self.parse(arguments)}
         replaced: dict[str, dict[str, None]] = {}
@@ -128,7 +128,7 @@ class GridSweeper(ArmSweeper):
         Returns:
             All jobs, and how they ended.
         """
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.looks import decide, format_look, seeds_of_looks
 
         assert self.config
@@ -148,7 +148,7 @@ class GridSweeper(ArmSweeper):
         return all_jobs, returns
 
     def _print_forecast(self, jobs: list[Job]) -> None:
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.checks import check_all_buildable
         from simbal.sweep.plan import plan, summary
         from simbal.sweep.view import forecast

@@ -38,7 +38,7 @@ class PoolLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all jobs that are not finished, and return how each ended."""
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep import plan
         from simbal.sweep.pool import Pool
         from simbal.sweep.view import View

@@ -35,7 +35,7 @@ class OptunaSweeper(ArmSweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the missing trials of all studies and print their tables; exit with code 1 if the search fails."""
-        from simbal.files.console import console
+        from simbal.console import console
         from simbal.sweep.search.search import run_searches
 
         assert self.launcher

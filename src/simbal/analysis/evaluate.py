@@ -16,9 +16,9 @@ from simbal.analysis.result import Result, has_settings, read_analysis, write_an
 from simbal.analysis.subject import NotApplicableError, Subject
 from simbal.analysis.trained import NOWHERE, DataPlaces, find_runs, load
 from simbal.config.signatures import check_arguments
+from simbal.console import console
 from simbal.errors import UserError
-from simbal.files.console import console
-from simbal.processes.heap import keep_freed_memory
+from simbal.processes import keep_freed_memory
 
 # the parameter that receives what an analysis measures: either kind of model, a trained run, or a Hugging Face model
 MEASURED = (EITHER, TRAINED, HF) = ("subject", "trained", "hf")

@@ -13,9 +13,9 @@ from simbal.analysis.result import Result
 from simbal.config.options import option_keys, options
 from simbal.config.schema import CL100K_IDS
 from simbal.config.values import one_of
+from simbal.console import new_grid
 from simbal.cost import Parameters, parameters
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
 
 DEFINITION = {

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from simbal.analysis.result import Result
 from simbal.analysis.subject import Subject
+from simbal.console import new_grid
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.attention import KeyValueCache
 from simbal.model.router import Candidates, Steering, SteeringAround
 from simbal.model.transformer import Transformer
@@ -94,7 +94,7 @@ def generate(
         )
     sampler = Sampler(temperature, top_p, seed)
     prompt_BS = torch.tensor([[tokenizer.eot, *prompt_ids]] * samples, device=subject.device)
-    allowed_V = torch.from_numpy(tokenizer.drawable_V)
+    allowed_V = torch.from_numpy(tokenizer.can_generate_V)
     with subject.inference():
         ids_BT, nll_BT = continue_tokens(subject.decoder(), prompt_BS, tokens, sampler, allowed_V)
     texts, nlls = [], []

@@ -16,9 +16,9 @@ from simbal.config.compose import typed
 from simbal.config.options import options
 from simbal.config.schema import Group, ModelConfig
 from simbal.config.values import divisors, whole_number
+from simbal.console import new_grid
 from simbal.cost import DeviceMemory, Precision, Step, device_memory, parameters
 from simbal.errors import UserError
-from simbal.files.console import new_grid
 from simbal.model.transformer import TransformerShape
 
 DAY = 86_400  # seconds

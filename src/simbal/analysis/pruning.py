@@ -20,7 +20,7 @@ from torch import Tensor
 from simbal.analysis.quality import document_sums
 from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Pruned, Subject, require_routers
-from simbal.experts.dispatch import RoutingPlan
+from simbal.experts.backends import RoutingPlan
 from simbal.experts.select import apply_experts
 from simbal.metrics.definitions import perplexity
 from simbal.model.moe import FeedForward, MoELayer

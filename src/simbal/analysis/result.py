@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from simbal.console import new_grid
 from simbal.errors import UserError
-from simbal.files.console import new_grid
-from simbal.files.disk import refusals_of_disk, write_json
-from simbal.runs.record import sealed, unsealed
+from simbal.runs.atomic import explain_write_errors, write_json
+from simbal.runs.record import verify_checksum, with_checksum
 
 MODEL = "model.json"  # describes the Hugging Face model and the text that the analyses in the same folder measured
 # keys of model.json that affect the numbers
@@ -99,7 +99,7 @@ def write_analysis(file: Path, content: Mapping[str, Any]) -> None:
         UserError: the file cannot be written, or a number is infinite or NaN.
     """
     try:
-        content = sealed(content)
+        content = with_checksum(content)
     except ValueError:
         raise UserError(f"cannot write {file}: the analysis produced an infinite number or NaN") from None
     _write(file, content)
@@ -126,7 +126,7 @@ def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, f
 
 def has_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Return whether an analysis file was made with these settings."""
-    return sealed(content["settings"]) == sealed(settings)
+    return with_checksum(content["settings"]) == with_checksum(settings)
 
 
 def is_measured_model(folder: Path) -> bool:
@@ -143,7 +143,7 @@ def write_model(folder: Path, content: dict[str, Any]) -> None:
     """Write a folder's model.json unless it exists."""
     if not is_measured_model(folder):
         versions = {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}
-        _write(folder / MODEL, sealed(content | versions))
+        _write(folder / MODEL, with_checksum(content | versions))
 
 
 def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
     if not is_measured_model(folder):
         return
     existing = read_model(folder)
-    for key, value in sealed(decides).items():
+    for key, value in with_checksum(decides).items():
         if key in DECIDES and existing[key] != value:
             old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (existing[key], value))
             raise UserError(
@@ -161,14 +161,14 @@ def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    with refusals_of_disk(file.parent):
+    with explain_write_errors(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, content)
 
 
 def _read(file: Path, remedy: str) -> dict[str, Any]:
     try:
-        return unsealed(file.read_bytes())
+        return verify_checksum(file.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:

@@ -15,11 +15,10 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from simbal.data.hub_tokenizer import HubTokenizer
-from simbal.data.loader import HeldOut, ValidationSplit
-from simbal.data.tokenizer import Tokenizer
+from simbal.data.loader import ValidationBatch, ValidationSplit
+from simbal.data.tokenizer import HubTokenizer, Tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_similarity import Watched
+from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Groups, Routing, Steering
 
 
@@ -122,7 +121,7 @@ class Subject(ABC):
         """Return a context that yields a list with the last input (N, D) of each MoE layer."""
 
     @abstractmethod
-    def similarity(self) -> AbstractContextManager[Watched]:
+    def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
         """Return a context that measures the similarity of the experts in each forward pass."""
 
     @abstractmethod
@@ -165,10 +164,10 @@ class Subject(ABC):
         """Return the sequences per batch for a requested `batch_size`."""
         return batch_size
 
-    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[HeldOut]:
+    def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[ValidationBatch]:
         """Yield validation windows on the device, in file order: a sample of `tokens` tokens, or all if None."""
         for windows_BT, documents_BS in self.validation.batches(tokens, self.sequences(batch_size)):
-            yield HeldOut(windows_BT.to(self.device), documents_BS.to(self.device))
+            yield ValidationBatch(windows_BT.to(self.device), documents_BS.to(self.device))
 
     def track_predictions(
         self, title: str, batch_size: int, tokens: int | None = None, steering: Steering | None = None

@@ -24,7 +24,7 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.store import Store, find, prepare
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_similarity import Watched, watched
+from simbal.model.expert_similarity import ExpertSimilarity, watched
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
 from simbal.model.router import Groups, Router, Steering
@@ -151,7 +151,7 @@ class TrainedRun(Subject):
                 hooks.enter_context(layer.register_forward_pre_hook(partial(keep_input, index)))
             yield inputs
 
-    def similarity(self) -> AbstractContextManager[Watched]:
+    def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
         """Return a context that measures the similarity of the experts in each forward pass."""
         return watched(self.model.feed_forwards)
 
@@ -274,7 +274,7 @@ def find_runs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"folder {path} does not exist: give run=outputs/<name>/<run>, or run=outputs/<name>")
     folders = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
-    finished = [folder for folder in folders if (RunFolder(folder).whole_record() or {}).get("status") == "finished"]
+    finished = [folder for folder in folders if (RunFolder(folder).valid_record() or {}).get("status") == "finished"]
     if not finished:
         raise UserError(f"{path} contains no finished run")
     return finished

@@ -100,7 +100,7 @@ def prepare_composed(cfg: Any) -> None:
     """Prepare or verify the data of a config that Hydra composed, and print a summary."""
     with exit_on_user_error():
         from simbal.config.compose import resolved
-        from simbal.data.check import prepare_or_check
+        from simbal.data.prepare import prepare_or_check
 
         config = resolved(cfg)
         for line in prepare_or_check(config["data"], config["check"]):
@@ -133,10 +133,10 @@ def report(argv: list[str]) -> None:
             raise UserError(f"report has no flag {flags[0]}: keys are given as key=value, such as baseline=none")
         if len(others) > 1:
             raise UserError(f"report takes one folder or two, not {1 + len(others)}")
+        from simbal.report.report import parse_keys, report_both
         from simbal.report.report import report as report_one
-        from simbal.report.report import report_both, report_keys
 
-        keys = report_keys([text for text in args.more if Path(text) not in others])
+        keys = parse_keys([text for text in args.more if Path(text) not in others])
         if others:
             report_both(Path(args.folder), others[0], **keys)
         else:
@@ -167,11 +167,10 @@ def runs(argv: list[str]) -> None:
     with exit_on_user_error():
         if args.limit is not None and args.limit < 1:
             raise UserError(f"--limit {args.limit} must be at least 1")
-        from simbal.files.console import console
-        from simbal.report.listing import runs_below
-        from simbal.report.listing_table import show
+        from simbal.console import console
+        from simbal.report.runs import list_runs, show
 
-        found = _sort_runs([run.values for run in runs_below(args.folders)], args.sort, args.reverse)
+        found = _sort_runs([run.values for run in list_runs(args.folders)], args.sort, args.reverse)
         shown = found[: args.limit]
         if args.json:
             try:
@@ -213,7 +212,7 @@ def _delete_runs(argv: list[str]) -> None:
     with exit_on_user_error():
         from rich.filesize import decimal
 
-        from simbal.report.listing import size
+        from simbal.report.runs import size
         from simbal.runs.folder import delete_runs, run_folders
 
         folders = run_folders(args.runs)

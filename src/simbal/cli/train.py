@@ -1,11 +1,4 @@
-"""Train one model, or with -m every model of a sweep, and save results to outputs/<name>/.
-
-Examples:
-    python train.py balancing=lbl seed=1 trainer.max_steps=300
-    python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
-    python train.py run=outputs/default/RUN               # resume a run
-    python train.py from=outputs/default/RUN seed=7       # start a new run with this config and other overrides
-"""
+"""The subcommand `train`."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -17,15 +10,22 @@ if TYPE_CHECKING:
     from simbal.runs.spec import RunSpec
 
 
-def main(argv: list[str]) -> None:
-    """Train what the command line describes."""
-    # torch reads it when it is imported; its C++ side would warn of a DDP setting that we use on purpose
+def train(argv: list[str]) -> None:
+    """Train one model, or with -m every model of a sweep, and save results to outputs/<name>/.
+
+    Examples:
+        python train.py balancing=lbl seed=1 trainer.max_steps=300
+        python train.py -m balancing=simbal,lbl seed=0-4      # ten runs and the table that compares them
+        python train.py run=outputs/default/RUN               # resume a run
+        python train.py from=outputs/default/RUN seed=7       # start a new run with its config and one change
+    """
+    # silences a warning about DDP at every start; torch reads the variable when it is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    run(train_composed, __doc__, argv, again=train_run)
+    run(train_composed, train.__doc__, argv, resume=train_run)
 
 
 def train_composed(cfg: Any) -> None:
-    """Train the run that a composed config describes."""
+    """Train the run of a config that Hydra composed."""
     with exit_on_user_error():
         from simbal.runs.spec import RunSpec
 
@@ -36,8 +36,8 @@ def train_composed(cfg: Any) -> None:
 
 
 def train_run(spec: "RunSpec") -> None:
-    """Train a run, or resume it."""
+    """Train a run or resume it."""
     with exit_on_user_error():
-        from simbal.training.run import train  # imports torch, which takes 3 s: not for --help or a sweep's parent
+        from simbal.training.run import train  # imports torch, which takes 3 s
 
         train(spec)

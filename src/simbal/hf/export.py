@@ -17,11 +17,11 @@ from torch import nn
 
 from simbal.analysis.trained import FINAL, finished, runs_in, weights_of
 from simbal.balancing.composition import Composition
-from simbal.cost.parameters import count_parameters
+from simbal.console import console
+from simbal.cost import count_parameters
 from simbal.data.store import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
-from simbal.files.console import console
 from simbal.hf.convert import (
     CONFIG,
     SINGLE,

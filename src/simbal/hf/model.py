@@ -27,7 +27,7 @@ from simbal.errors import UserError
 from simbal.hf.hooks import Hooks
 from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
-from simbal.model.expert_similarity import Watched
+from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Candidates, Groups, Routing, Steering
 
 MAX_LOGITS = 1 << 28  # elements of the logits in one pass, such as 2,048 tokens x 131,072 ids
@@ -180,9 +180,9 @@ class HFModel(Subject):
             yield inputs
 
     @contextmanager
-    def similarity(self) -> Iterator[Watched]:
+    def similarity(self) -> Iterator[ExpertSimilarity]:
         """Measure the similarity of the experts in every forward pass; memory holds one expert's outputs at a time."""
-        watched = Watched(len(self.routers))
+        watched = ExpertSimilarity(len(self.routers))
 
         def measure(layer: int, experts: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
             running = RunningSimilarity()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simbal.commands import as_typed
+from simbal.commands import format_command
 from simbal.metrics.definitions import Metric
 from simbal.report import curves
 from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_spaced, write_figure
@@ -154,7 +154,7 @@ def _load_card(arms: Sequence[ShownArm], folder: Path, with_experts: bool) -> Ca
     )
     caption += f" {len(kept)} of {len(maps)} arms." if len(kept) < len(maps) else ""
     missing = f"train again, or: python evaluate.py run={folder} analysis=routing" if with_experts else NEEDS_EXPERTS
-    return Card("loads", "Load of each expert", caption, Loads(kept) if kept else None, as_typed(missing))
+    return Card("loads", "Load of each expert", caption, Loads(kept) if kept else None, format_command(missing))
 
 
 def _pes_card(arms: Sequence[ShownArm]) -> Card:
@@ -170,7 +170,10 @@ def _pes_card(arms: Sequence[ShownArm]) -> Card:
 
 
 def _analysis_card(arms: Sequence[ShownArm], folder: Path, name: str, title: str, caption: str, x_label: str) -> Card:
-    shown, missing = curves.analysis_curves(arms, name), as_typed(f"python evaluate.py run={folder} analysis={name}")
+    shown, missing = (
+        curves.analysis_curves(arms, name),
+        format_command(f"python evaluate.py run={folder} analysis={name}"),
+    )
     if not curves.have_same_settings(arms, name):
         shown, missing = [], f"the analyses have different settings; {missing} overwrite=true"
     return _lines(name, title, caption, shown, "perplexity", missing, x_label, log=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from simbal.files.disk import replace_text, write_text
 from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Forest, Lines
@@ -30,6 +29,7 @@ from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.sections import Section
 from simbal.report.table import Table
+from simbal.runs.atomic import replace_text, write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent

@@ -15,8 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from simbal.files.console import new_grid
-from simbal.files.disk import write_json, write_text
+from simbal.console import new_grid
 from simbal.metrics.definitions import Metric
 from simbal.report import sections
 from simbal.report.columns import ABSENT, Cell
@@ -26,6 +25,7 @@ from simbal.report.sections import Section, status_and_error
 from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
+from simbal.runs.atomic import write_json, write_text
 
 MOST_NOTE_LINES = 4
 MOST_ROWS = 100  # arms, and runs without a result, on the terminal

@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
-from simbal.config.messages import of_pydantic
+from simbal.config.messages import describe_validation_error
+from simbal.console import console
 from simbal.errors import UserError
-from simbal.files.console import console
 from simbal.metrics.definitions import Metric
 from simbal.report import compare, sections
 from simbal.report.collect import MeasuredModel, Run, collect, last_sweep, measured_models
@@ -115,7 +115,7 @@ def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         return dict(ReportKeys(**values))
     except ValidationError as error:
-        raise UserError(of_pydantic(error, candidates=ReportKeys.model_fields)) from None
+        raise UserError(describe_validation_error(error, candidates=ReportKeys.model_fields)) from None
 
 
 def _print_table(table: Table, out: Console, options: ReportKeys, in_files: bool = True) -> None:

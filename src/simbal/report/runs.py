@@ -14,8 +14,8 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from simbal.config.values import flatten
+from simbal.console import clock, new_grid
 from simbal.errors import UserError
-from simbal.files.console import clock, new_grid
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import Run, read_run
 from simbal.report.sections import status_and_error
@@ -85,7 +85,7 @@ def list_run(path: Path) -> ListedRun:
     except UserError as damage:
         return ListedRun(path, "damaged", str(damage))
     status, error = ("finished", "") if run.finished else status_and_error(run)
-    if status in ("unfinished", "killed") and RunFolder(path).looks_busy():
+    if status in ("unfinished", "killed") and RunFolder(path).is_locked():
         status, error = "running", ""
     return ListedRun(path, status, error, run)
 

@@ -72,7 +72,7 @@ def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = Non
             raise UserError(f"runs on different data cannot share a table: {remedy}")
         ours = {spec.path for spec in specs}
         others = (RunFolder(file.parent) for file in sorted(folder.glob("*/record.json")) if file.parent not in ours)
-        records = ((other, other.whole_record()) for other in others)
+        records = ((other, other.valid_record()) for other in others)
         for other, record in records:
             if record is None or record["status"] != "finished":
                 continue

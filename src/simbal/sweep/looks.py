@@ -11,8 +11,8 @@ from simbal.metrics.definitions import NUMBERS
 from simbal.report.arms import group, label_columns
 from simbal.report.collect import Run, collect
 from simbal.report.comparison import rivals
-from simbal.report.conclusion import ALPHA
 from simbal.report.sequential import decided
+from simbal.report.statistics import ALPHA
 from simbal.report.table import build
 from simbal.sweep.composer import Job
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from simbal.commands import typed
 from simbal.errors import BusyError, UserError
-from simbal.files.disk import refusals_of_disk, write_json
+from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of, read_progress
 from simbal.sweep.composer import Job
@@ -125,7 +125,7 @@ def summary(attempts: Sequence[Attempt]) -> str:
 
 def write_sweep_json(folder: Path, jobs: Sequence[Job] = ()) -> None:
     """Write the command and the planned runs to sweep.json, so that a table can list runs that never started."""
-    with refusals_of_disk(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runs = {job.spec.path.name: label for job, label in zip(jobs, labels(jobs), strict=True)} if jobs else {}
     write_json(folder / "sweep.json", {"command": shlex.join(typed()), "runs": runs})

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from simbal.errors import UserError
-from simbal.processes.start import POLL_SECONDS, Process, Starter, end
+from simbal.processes import POLL_SECONDS, Process, Starter, end
 from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep.outcome import record_exit
 from simbal.sweep.plan import Attempt, State

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCrashedError
 
 from simbal.errors import UserError
-from simbal.processes.start import POLL_SECONDS, Spawn, Task, end
+from simbal.processes import POLL_SECONDS, Spawn, Task, end
 from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 

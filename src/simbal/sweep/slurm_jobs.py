@@ -17,7 +17,7 @@ from typing import Any
 import submitit
 
 from simbal.errors import BUSY, UserError
-from simbal.processes.start import Task
+from simbal.processes import Task
 from simbal.sweep.worker import work
 
 POLL_SECONDS = 5.0  # between two calls of squeue

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simbal.files.console import clock, new_grid
+from simbal.console import clock, new_grid
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, config_hash
 from simbal.sweep.plan import Attempt, State
@@ -175,7 +175,7 @@ def _finished_seconds(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
     for folder in {attempt.folder.path.parent for attempt in attempts}:
         for file in folder.glob("*/record.json"):
             run = RunFolder(file.parent)
-            record = run.whole_record()
+            record = run.valid_record()
             if record is not None and record["status"] == "finished" and "seconds" in record:
                 seconds[_arm(run.read_spec())].append(float(record["seconds"]))
     return seconds

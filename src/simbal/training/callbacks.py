@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor
 from simbal.config.schema import OptimConfig, TrainerConfig
 from simbal.data.loader import TokenData
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
-from simbal.files.disk import write_json, write_text
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
 from simbal.model.expert_similarity import watched
 from simbal.model.transformer import Transformer
 from simbal.runs import curves
+from simbal.runs.atomic import write_json, write_text
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
 from simbal.runs.record import PROGRESS_FILE, digest, is_digest
 from simbal.runs.spec import RunSpec
@@ -223,7 +223,7 @@ def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, An
     module.eval()
     try:
         with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
-            for batch in data.held_out_of_all_ranks(tokens):
+            for batch in data.validation_batches_of_all_ranks(tokens):
                 module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
     finally:
         module.train(training)

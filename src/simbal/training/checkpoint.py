@@ -32,7 +32,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero
 from simbal.errors import UserError
-from simbal.files.disk import PART, replacing, sync
+from simbal.runs.atomic import PART, replacing, sync
 from simbal.training.signals import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")

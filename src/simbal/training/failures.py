@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from simbal.distributed import full_tensor, is_rank_zero, rank, world_size
 from simbal.errors import BusyError, UserError
-from simbal.files.disk import refusals_of_disk
 from simbal.metrics.routing import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
+from simbal.runs.atomic import explain_write_errors
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import now
 from simbal.training.signals import PrunedError, StoppedError
@@ -56,7 +56,7 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
         Exception: any other error, which is recorded too.
     """
     try:
-        with refusals_of_disk(folder.path), out_of_memory_as_user_error():
+        with explain_write_errors(folder.path), out_of_memory_as_user_error():
             yield
     except PrunedError as pruned:
         log.info("%s", pruned)
@@ -99,7 +99,7 @@ def record_killed_worker(folder: RunFolder, run: dict[str, Any], signal_name: st
     Rank zero cannot write it: Lightning kills it after another rank has failed.
     """
     error = _read_rank_error(folder) or f"a process of the run was killed by {signal_name}"
-    if folder.whole_record() is None:
+    if folder.valid_record() is None:
         folder.write_record(run | {"status": "failed", "error": error, "ended": now()})
     return error
 

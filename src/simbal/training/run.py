@@ -18,8 +18,8 @@ import lightning as L
 from simbal.data.loader import TokenData
 from simbal.data.store import Store, prepare
 from simbal.distributed import is_rank_zero, on_rank_zero
-from simbal.files.disk import refusals_of_disk, remove_parts, write_json
-from simbal.processes.heap import keep_freed_memory
+from simbal.processes import keep_freed_memory
+from simbal.runs.atomic import explain_write_errors, remove_parts, write_json
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
@@ -81,7 +81,7 @@ def train_rank(spec: RunSpec, store: Store) -> None:
         if not on_rank_zero(partial(acquire_folder, folder, spec, stack)):
             return
         if is_rank_zero():
-            stack.enter_context(refusals_of_disk(folder.path))
+            stack.enter_context(explain_write_errors(folder.path))
             stack.enter_context(log_to(folder.path / "train.log"))
             run = record.describe_run(spec, data, module, device, precision)
             record.print_header(spec, run)
@@ -112,7 +112,7 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
         print(f"finished by another process: {folder.path}")
         return False
     folder.write_spec(spec)
-    with refusals_of_disk(folder.path):
+    with explain_write_errors(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):
             remove_parts(written)
     return True
@@ -188,7 +188,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
         trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
         validate_once(keys.max_steps)
         trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
-        trainer.validate(module, data.held_out(None), verbose=False)
+        trainer.validate(module, data.validation_batches(None), verbose=False)
         measured = metrics.final_metrics(trainer, module)
     callbacks.tracker.finish(measured["metrics"])
     clip_factors = [row["train/clipped"] for row in metrics.rows() if "train/clipped" in row]

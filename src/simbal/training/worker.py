@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from simbal.errors import UserError, exit_codes, exit_on_user_error
-from simbal.processes.watchdog import GRACE_SECONDS, ends_with
+from simbal.processes import GRACE_SECONDS, ends_with
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.failures import RANK_ERROR, record_killed_worker

@@ -30,11 +30,11 @@ from rich.console import Console
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from simbal.config.schema import Config, can_change_result
+from simbal.console import new_grid
 from simbal.errors import UserError
-from simbal.files.console import new_grid
-from simbal.files.disk import write_json, write_text
 from simbal.report.arms import short_columns
 from simbal.report.report import report
+from simbal.runs.atomic import write_json, write_text
 from simbal.runs.curves import readable_rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
@@ -286,7 +286,7 @@ class Search:
 
 def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[float], str]:
     """Return the status of a run, its value of each objective, and why it has none."""
-    record = RunFolder(spec.path).whole_record()
+    record = RunFolder(spec.path).valid_record()
     if record is None or record["config_hash"] != spec.hash:
         return "", [], f"{spec.path} has no result"
     if record["status"] != "finished":
