@@ -106,7 +106,7 @@ def _facts(overrides: Sequence[str], label: str | None, spec: RunSpec) -> Facts:
 
 def _begin(spec: RunSpec) -> None:
     """Check the data and the model, as a run does at its start."""
-    from simbal.data.store import open_source
+    from simbal.data.prepare import open_source
     from simbal.training.build import check_buildable
 
     open_source(spec.config.data).identity()

@@ -22,7 +22,6 @@ from simbal.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
-    from simbal.report.runs import Listed
     from simbal.runs.spec import RunSpec
 
 
@@ -60,9 +59,9 @@ class Run:
     @property
     def status(self) -> str:
         """One of finished, failed, diverged, pruned, killed, running, unfinished and damaged."""
-        from simbal.report.runs import look
+        from simbal.report.runs import list_run
 
-        return look(self.path).status
+        return list_run(self.path).status
 
     @cached_property
     def config(self) -> "Config":
@@ -179,7 +178,7 @@ class Sweep(Sequence[Run]):
             UserError: the runs cannot be compared in one table.
         """
         from simbal.report.collect import collect, read_run
-        from simbal.report.columns import choose, configured_columns
+        from simbal.report.columns import choose_columns, configured_columns
         from simbal.report.render import tidy_rows
         from simbal.report.table import build
         from simbal.runs.folder import is_run
@@ -187,7 +186,7 @@ class Sweep(Sequence[Run]):
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
         finished = [run for run in runs if run.finished]
         columns = configured_columns(finished)
-        metrics = None if columns is None else choose(columns, finished)
+        metrics = None if columns is None else choose_columns(columns, finished)
         return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
 
     @cached_property

@@ -8,7 +8,7 @@ import torch
 from simbal.analysis.dropping import Dropping, dropping
 from simbal.analysis.quality import quality
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Router, Steering, largest
+from simbal.model.router import Candidates, Router, Steering, topk_indices
 
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
 
@@ -54,7 +54,7 @@ def test_ties_are_dropped_in_the_order_of_choice():
     candidates = Candidates(0, torch.zeros(1, 1).long(), scores_NE, scores_NE.softmax(1), 2)
     left_NE = Dropping(Scaled(), 2).choice_scores(candidates)
     assert left_NE.tolist() == [[-math.inf, -math.inf, 0, 0]]
-    assert largest(left_NE, 2).tolist() == [[2, 3]]
+    assert topk_indices(left_NE, 2).tolist() == [[2, 3]]
 
 
 @pytest.mark.parametrize("strategy", ["lbl", "lf", "uniform", "logit_norm"])

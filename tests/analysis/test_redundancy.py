@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.redundancy import redundancy, summarize
-from simbal.model.expert_similarity import layer_similarity, watched
+from simbal.model.expert_similarity import layer_similarity, record_similarity
 from tests.metrics.all_experts import pairwise_expert_similarity
 
 
@@ -39,7 +39,7 @@ def test_every_token_is_measured_and_the_batch_size_does_not_matter(run):
 
 def test_measuring_does_not_change_the_forward_pass(run):
     plain_G3 = document_sums(run, None, 16)
-    with watched(run.model.feed_forwards) as seen:
+    with record_similarity(run.model.feed_forwards) as seen:
         assert torch.equal(document_sums(run, None, 16), plain_G3)
     assert seen.similarity_LN.shape == (2, int(plain_G3[:, 1].sum()))
     assert not any(layer._forward_pre_hooks for layer in run.model.feed_forwards)

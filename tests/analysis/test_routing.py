@@ -14,7 +14,7 @@ from simbal.analysis.routing import (
     routing,
 )
 from simbal.errors import UserError
-from simbal.model.router import Routing, count
+from simbal.model.router import Routing, count_tokens
 
 KEYS = {"tokens": None, "batch_size": 4, "pairs": 64, "bins": 4, "seed": 0, "against": None}
 PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]])
@@ -23,7 +23,7 @@ PROBS_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05], [0.1, 0.2
 def routed(probs_NE, num_sequences, top_k=2):
     """A routing with these probabilities by a router that renormalizes."""
     weights_NK, experts_NK = probs_NE.topk(top_k)
-    counts_E = count(experts_NK, probs_NE.shape[1])
+    counts_E = count_tokens(experts_NK, probs_NE.shape[1])
     weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
     return Routing(
         probs_NE.log(), probs_NE, experts_NK, weights_NK, counts_E, torch.eye(4), num_sequences, "softmax",

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from simbal.processes import Local
+from simbal.processes import LocalProcess
 from simbal.sweep.composer import Job
 from simbal.sweep.plan import Attempt
 from simbal.sweep.pool import Pool
@@ -84,7 +84,7 @@ class ProgramStarter:
 
     def start(self, task, environment):
         command = [sys.executable, "-c", self.programs[task["hash"]]]
-        return Local(subprocess.Popen(command, start_new_session=True))
+        return LocalProcess(subprocess.Popen(command, start_new_session=True))
 
 
 def test_the_page_is_written_when_a_job_ends_and_refreshes_until_the_sweep_is_stopped(small_spec):

@@ -9,7 +9,7 @@ import torch
 
 from simbal.analysis.quality import document_sums
 from simbal.analysis.trained import load
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.errors import UserError
 from simbal.metrics.definitions import SETTLING
 from simbal.runs.folder import RunFolder

@@ -14,7 +14,7 @@ from torch import nn
 from simbal.config.schema import OptimConfig
 from simbal.conformance import B, S, tiny_module
 from simbal.conformance import train as train_tiny
-from simbal.data.store import prepare
+from simbal.data.prepare import prepare
 from simbal.distributed import sum_over_ranks
 from simbal.errors import UserError
 from simbal.model.transformer import Transformer, TransformerShape

@@ -20,7 +20,7 @@ from simbal.analysis.result import Result, layer_table
 from simbal.analysis.subject import NotApplicableError, Subject, require_fixed_top_k
 from simbal.balancing.controls import UniformRouting
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, SteeringAround, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
     "counterfactual": "in one layer at a time, each token gets K random experts instead of its own: a uniform sample "
@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class RandomSets(SteeringAround):
+class RandomSets(SteeringWrapper):
     """A `Steering` that gives each token K random experts in `layer`, and chooses as `strategy` in all other layers.
 
     The experts depend on the seed, the draw, the layer and the tokens so far, but not on the batch.
@@ -74,7 +74,7 @@ class RandomSets(SteeringAround):
         return uniform.choice_scores(candidates)
 
     def _chosen(self, scores_NE: Tensor) -> Tensor:
-        return chosen_experts(largest(scores_NE, self.top_k), scores_NE.shape[1])
+        return chosen_experts(topk_indices(scores_NE, self.top_k), scores_NE.shape[1])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Subject, require_routers
 from simbal.errors import UserError
 from simbal.metrics.definitions import perplexity
-from simbal.model.router import Candidates, Steering, SteeringAround, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
     "dropping": "in all layers, the d experts that a token would choose first are masked, and it goes to the K largest "
@@ -27,7 +27,7 @@ DEFINITION = {
 
 
 @dataclass(frozen=True)
-class Dropping(SteeringAround):
+class Dropping(SteeringWrapper):
     """A `Steering` that masks the `drop` best experts of each token, according to another `strategy`."""
 
     strategy: Steering
@@ -38,7 +38,7 @@ class Dropping(SteeringAround):
         scores_NE = self.strategy.choice_scores(candidates)
         if not self.drop:
             return scores_NE
-        return scores_NE.scatter(1, largest(scores_NE, self.drop), -math.inf)
+        return scores_NE.scatter(1, topk_indices(scores_NE, self.drop), -math.inf)
 
 
 def dropping(

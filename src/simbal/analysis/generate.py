@@ -17,7 +17,7 @@ from simbal.analysis.subject import Subject
 from simbal.console import new_grid
 from simbal.errors import UserError
 from simbal.model.attention import KeyValueCache
-from simbal.model.router import Candidates, Steering, SteeringAround
+from simbal.model.router import Candidates, Steering, SteeringWrapper
 from simbal.model.transformer import Transformer
 
 DEFINITION = {
@@ -145,7 +145,7 @@ def continue_tokens(
     return torch.stack(ids, 1), torch.stack(nlls, 1)
 
 
-class PrefixSteering(SteeringAround):
+class PrefixSteering(SteeringWrapper):
     """A `Steering` for decoding with a cache: `strategy` sees all tokens so far and scores the new ones.
 
     So choices that depend on earlier tokens, such as a hash of the sequence so far, equal those of a forward pass over

@@ -16,7 +16,7 @@ from torch import Tensor
 from simbal.analysis.result import Result, layer_table
 from simbal.analysis.subject import LayerRouter, NotApplicableError, Subject, require_fixed_top_k
 from simbal.metrics.routing import chosen_experts
-from simbal.model.router import Candidates, Steering, SteeringAround, gate, largest
+from simbal.model.router import Candidates, Steering, SteeringWrapper, apply_gating, topk_indices
 
 BF16_STEP = 2.0**-8  # smallest relative distance of two bf16 numbers; the largest is twice as large
 DEFINITION = {
@@ -30,7 +30,7 @@ DEFINITION = {
 }
 
 
-class MarginRecorder(SteeringAround):
+class MarginRecorder(SteeringWrapper):
     """A `Steering` that chooses as `strategy` does, and records the margin and the bf16 flips of every choice."""
 
     def __init__(self, strategy: Steering, routers: Sequence[LayerRouter]) -> None:
@@ -44,7 +44,7 @@ class MarginRecorder(SteeringAround):
         layer, router = candidates.layer, self.routers[candidates.layer]
         scores_NE = self.strategy.choice_scores(candidates)
         rounded_NE = candidates.logits_NE.bfloat16().to(candidates.logits_NE.dtype)
-        rounded = replace(candidates, logits_NE=rounded_NE, probs_NE=gate(rounded_NE, router.gating))
+        rounded = replace(candidates, logits_NE=rounded_NE, probs_NE=apply_gating(rounded_NE, router.gating))
         margin_N, kth_N = margins(scores_NE, router.top_k)
         self.margins[layer].append(margin_N.cpu())
         self.near[layer] += int((margin_N < BF16_STEP * kth_N.abs()).sum())
@@ -61,7 +61,7 @@ def margins(scores_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 def differ(scores_NE: Tensor, others_NE: Tensor, top_k: int) -> Tensor:
     """Return whether the K largest of the two scores belong to different sets of experts, (N,) bool."""
-    chosen_NE, other_NE = (chosen_experts(largest(each, top_k), each.shape[1]) for each in (scores_NE, others_NE))
+    chosen_NE, other_NE = (chosen_experts(topk_indices(each, top_k), each.shape[1]) for each in (scores_NE, others_NE))
     return (chosen_NE != other_NE).any(1)
 
 

@@ -21,10 +21,11 @@ from simbal.config.compose import typed
 from simbal.config.schema import DataConfig, Group
 from simbal.cost import parameters
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store, find, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store, find
 from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
-from simbal.model.expert_similarity import ExpertSimilarity, watched
+from simbal.model.expert_similarity import ExpertSimilarity, record_similarity
 from simbal.model.head import head_loss
 from simbal.model.moe import MoELayer
 from simbal.model.router import Groups, Router, Steering
@@ -153,7 +154,7 @@ class TrainedRun(Subject):
 
     def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
         """Return a context that measures the similarity of the experts in each forward pass."""
-        return watched(self.model.feed_forwards)
+        return record_similarity(self.model.feed_forwards)
 
     def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
         """Return a context that prunes experts, and yields how many choices each layer has computed so far."""

@@ -212,7 +212,6 @@ def _delete_runs(argv: list[str]) -> None:
     with exit_on_user_error():
         from rich.filesize import decimal
 
-        from simbal.report.runs import size
         from simbal.runs.folder import delete_runs, run_folders
 
         folders = run_folders(args.runs)

@@ -20,7 +20,7 @@ from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
 from simbal.errors import UserError
 from simbal.hf.hooks import Hooks, paused
 from simbal.hf.routers import Rule, find_backbone, find_routers
-from simbal.model.router import Routing, gate
+from simbal.model.router import Routing, apply_gating
 
 S = 16
 SWITCH = "output_router_logits"  # config key and forward argument by which transformers adds its auxiliary loss
@@ -150,7 +150,7 @@ class Observation:
 @torch.no_grad()
 def load_balancing_loss(scope: str, routings: Sequence[Routing]) -> float:
     """Return E sum_i f_i P_i: f counts the K largest logits, P is a mean softmax, `scope` is a key of `SCOPES`."""
-    softmax = [replace(r, gating="softmax", probs_NE=gate(r.logits_NE, "softmax")) for r in routings]
+    softmax = [replace(r, gating="softmax", probs_NE=apply_gating(r.logits_NE, "softmax")) for r in routings]
     strategy: Balancing = PooledLoadBalancingLoss(1.0)
     if scope != "model":
         strategy = LoadBalancingLoss(1.0, scope="micro" if scope == "layer" else "sequence")

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from simbal.analysis.trained import FINAL, finished, runs_in, weights_of
+from simbal.analysis.trained import FINAL, find_runs, read_finished_run, read_weights
 from simbal.balancing.composition import Composition
 from simbal.console import console
 from simbal.cost import count_parameters
-from simbal.data.store import open_encoder
+from simbal.data.prepare import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
 from simbal.hf.convert import (
@@ -31,7 +31,7 @@ from simbal.hf.convert import (
     require_transformers,
 )
 from simbal.model.init import generator, init_router
-from simbal.model.router import Candidates, gate
+from simbal.model.router import Candidates, apply_gating
 from simbal.model.transformer import Transformer
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.training.build import build_strategies, transformer_shape
@@ -83,7 +83,7 @@ def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str
         raise UserError("give run=outputs/<name>/<run> and to=FOLDER")
     require_transformers()
     path, target = Path(run), Path(to).resolve()
-    runs, failures = runs_in(path), 0
+    runs, failures = find_runs(path), 0
     if runs == [path]:
         export_run(path, target, overwrite, tokenizer_path)
         return
@@ -124,7 +124,7 @@ def export_run(path: Path, target: Path, overwrite: bool, tokenizer_path: str | 
 
 def read_run(path: Path) -> FinishedRun:
     """Load a run for export; `UserError` unless it is finished and transformers can compute its model."""
-    spec, record = finished(path)
+    spec, record = read_finished_run(path)
     shape = transformer_shape(spec, end_of_text=0)  # only document masks, which are refused, need the token
     try:
         found = architecture_of(shape)
@@ -138,7 +138,7 @@ def read_run(path: Path) -> FinishedRun:
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
     balancing.prepare(model.routers)
     module = nn.ModuleDict({"model": model, "balancing": balancing})  # the attribute names in LitMoE
-    module.load_state_dict(weights_of(path / "checkpoints" / FINAL, spec.hash))
+    module.load_state_dict(read_weights(path / "checkpoints" / FINAL, spec.hash))
     return FinishedRun(path, spec, record, model.eval())
 
 
@@ -149,7 +149,7 @@ def require_unsteered(balancing: Composition, num_experts: int, top_k: int, arch
     A strategy that changes nothing returns the same tensor that it was given.
     """
     logits_NE, tokens_BS = torch.zeros(1, num_experts), torch.zeros(1, 1, dtype=torch.int64)
-    candidates = Candidates(0, tokens_BS, logits_NE, gate(logits_NE, "softmax"), top_k)
+    candidates = Candidates(0, tokens_BS, logits_NE, apply_gating(logits_NE, "softmax"), top_k)
     if balancing.mapper is not None:
         raise UserError(f"balancing.{balancing.mapper} computes the router logits in another way than {architecture}")
     for name, part in balancing.eval().parts.items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from simbal.errors import UserError
 from simbal.hf.routers import HFRouter
-from simbal.model.router import Candidates, Routing, Steering, count, gate, largest
+from simbal.model.router import Candidates, Routing, Steering, apply_gating, count_tokens, topk_indices
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits_NE, weights_NK, experts_NK
 
@@ -78,8 +78,8 @@ class ForwardPass:
         with torch.autocast(logits_NE.device.type, enabled=False):
             logits_NE = logits_NE.to(at_least_fp32(logits_NE))
             return Routing(
-                logits_NE, gate(logits_NE, router.gating), experts_NK, probs_NK.to(logits_NE.dtype),
-                count(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
+                logits_NE, apply_gating(logits_NE, router.gating), experts_NK, probs_NK.to(logits_NE.dtype),
+                count_tokens(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
                 router.gating, decision.steered, router.top_k,
             )  # fmt: skip
 
@@ -165,14 +165,14 @@ class Hooks:
             first = self.finished[0].decisions[router.layer]
         with torch.autocast(logits_NE.device.type, enabled=False):
             adjusted_NE = steering.adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
-            probs_NE = gate(adjusted_NE, router.gating)
+            probs_NE = apply_gating(adjusted_NE, router.gating)
             with torch.no_grad():
                 if first is not None and is_equal_up_to_rounding(adjusted_NE, first.logits_NE):
                     experts_NK, steered = first.topk_experts_NK, first.steered
                 else:
                     candidates = Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
                     scores_NE = choice_scores(router, candidates, steering)
-                    experts_NK, steered = largest(scores_NE, router.top_k), scores_NE is not adjusted_NE
+                    experts_NK, steered = topk_indices(scores_NE, router.top_k), scores_NE is not adjusted_NE
             weights_NK = router.rule.weights(adjusted_NE, probs_NE, experts_NK)
         return Decision(adjusted_NE, weights_NK, experts_NK, steered)
 

@@ -26,7 +26,8 @@ from simbal.config.compose import checked_data
 from simbal.config.schema import DATA, DataConfig
 from simbal.config.values import check_name, one_of, whole_number
 from simbal.data.loader import ValidationSplit
-from simbal.data.store import Store, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store
 from simbal.data.tokenizer import HubTokenizer, load_hub_tokenizer
 from simbal.errors import UserError
 from simbal.hf.convert import CONFIG, on_one_line, read_config, require_transformers, weight_files

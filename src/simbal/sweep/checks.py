@@ -10,9 +10,9 @@ from pathlib import Path
 from hydra.plugins.launcher import Launcher
 
 from simbal.errors import UserError
-from simbal.report.arms import group, label_columns
+from simbal.report.arms import group_runs, label_columns
 from simbal.report.collect import Run, collect
-from simbal.report.columns import choose
+from simbal.report.columns import choose_columns
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
@@ -42,7 +42,7 @@ def check_all_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
 
     Jobs that differ only in their seed or learning rate are checked once.
     """
-    from simbal.data.store import open_source
+    from simbal.data.prepare import open_source
     from simbal.training.build import check_buildable  # imports torch
 
     for job in {_data_key(job): job for job in jobs}.values():
@@ -88,10 +88,10 @@ def check_columns(jobs: Iterable[Job]) -> None:
     """Raise `UserError` for a name in `columns` that neither the runs nor their analyses measure."""
     for folder, columns in {(job.spec.path.parent, tuple(job.spec.config.columns or ())) for job in jobs}:
         with suppress(UserError):
-            choose(columns, [])
+            choose_columns(columns, [])
             continue
         try:
-            choose(columns, _finished_runs(folder))
+            choose_columns(columns, _finished_runs(folder))
         except UserError as error:
             raise UserError(f"{error}; columns of an analysis exist once evaluate.py has measured them") from None
 
@@ -101,7 +101,7 @@ def check_baseline(jobs: Sequence[Job]) -> None:
     baseline = jobs[0].spec.config.baseline
     finished = [run for folder in {job.spec.path.parent for job in jobs} for run in _finished_runs(folder)]
     runs = [*(Run(job.spec.path, job.spec, None, {}) for job in jobs), *finished]
-    arms = group(runs, label_columns([run.spec for run in runs]))
+    arms = group_runs(runs, label_columns([run.spec for run in runs]))
     if not any(arm.answers_to(baseline) for arm in arms):
         closest = ", ".join(get_close_matches(baseline, [arm.name for arm in arms], 3, 0))
         raise UserError(f"baseline={baseline} is not an arm of this sweep; the closest are {closest}")
@@ -118,7 +118,7 @@ def _data_key(job: Job) -> str:
 
 def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:
     """Prepare each corpus once, and return the fingerprint of the tokens for each run folder."""
-    from simbal.data.store import prepare
+    from simbal.data.prepare import prepare
 
     by_data: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:

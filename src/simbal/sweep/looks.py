@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS
-from simbal.report.arms import group, label_columns
+from simbal.report.arms import group_runs, label_columns
 from simbal.report.collect import Run, collect
-from simbal.report.comparison import rivals
-from simbal.report.sequential import decided
+from simbal.report.comparison import baseline_arms
+from simbal.report.sequential import decide
 from simbal.report.statistics import ALPHA
 from simbal.report.table import build
 from simbal.sweep.composer import Job
@@ -40,8 +40,8 @@ def check_decidable(jobs: Sequence[Job]) -> None:
     if len({job.spec.path.parent for job in jobs}) > 1:
         raise UserError("until=decided needs a single name=, as it compares the runs of one folder")
     specs = [job.spec for job in jobs]
-    arms = group([Run(spec.path, spec, None, {}) for spec in specs], label_columns(specs))
-    baselines = rivals(arms, specs[0].config.baseline)
+    arms = group_runs([Run(spec.path, spec, None, {}) for spec in specs], label_columns(specs))
+    baselines = baseline_arms(arms, specs[0].config.baseline)
     if not any(len(of_arm) == 1 and of_arm[0] is not arm for arm, of_arm in zip(arms, baselines, strict=True)):
         raise UserError("until=decided needs an arm that differs from the baseline only in its balancing")
 
@@ -72,7 +72,7 @@ def decide(jobs: Sequence[Job], looks: Sequence[int], max_seeds: int) -> dict[st
         assert row.other
         ours, theirs = row.arm.values(LOSS.key), row.other.values(LOSS.key)
         differences = [ours[seed] - theirs[seed] for seed in sorted(ours)]
-        decision = decided(differences, looks, max_seeds, table.margin, ALPHA / len(table.compared))
+        decision = decide(differences, looks, max_seeds, table.margin, ALPHA / len(table.compared))
         decisions[row.arm.name] = WORDS.get(decision, decision) if decision else None
     return decisions
 

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from simbal.errors import UserError
-from simbal.processes import POLL_SECONDS, Process, Starter, end
+from simbal.processes import POLL_SECONDS, Process, Starter, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep.outcome import record_exit
 from simbal.sweep.plan import Attempt, State
@@ -129,7 +129,7 @@ class Pool:
             return
         # a second Ctrl-C must not interrupt the end of the jobs
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        end([job.process for job in self.running], GRACE_SECONDS)
+        stop_processes([job.process for job in self.running], GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

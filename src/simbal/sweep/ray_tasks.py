@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCrashedError
 
 from simbal.errors import UserError
-from simbal.processes import POLL_SECONDS, Spawn, Task, end
+from simbal.processes import POLL_SECONDS, Spawn, Task, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 
@@ -149,7 +149,7 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
             time.sleep(POLL_SECONDS)
     finally:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the next cancellation would interrupt this
-        end([process], GRACE_SECONDS)
+        stop_processes([process], GRACE_SECONDS)
         signal.signal(signal.SIGINT, previous)
     if os.getppid() != raylet:
         os._exit(1)  # a worker returns a result even without its node, and the run would count as stopped by SIGTERM

@@ -10,7 +10,7 @@ from simbal.config.values import one_of
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
-from simbal.experts.select import Choice, choose
+from simbal.experts.select import BackendChoice, select_backend
 from simbal.model.init import generator, init_router, initialise
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
@@ -72,13 +72,13 @@ def resolve_router_init(init: str, balancing: Composition) -> str:
     return balancing.router_init if init == "auto" else init
 
 
-def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Choice | None:
+def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> BackendChoice | None:
     """Return the expert backend and the reason for it; None for a dense model."""
     model = spec.config.model
     if not model.num_experts:
         return None
     backend = spec.config.experts.backend
-    return choose(backend, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
+    return select_backend(backend, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
 
 
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:

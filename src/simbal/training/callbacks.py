@@ -22,7 +22,7 @@ from simbal.data.loader import TokenData
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
-from simbal.model.expert_similarity import watched
+from simbal.model.expert_similarity import record_similarity
 from simbal.model.transformer import Transformer
 from simbal.runs import curves
 from simbal.runs.atomic import write_json, write_text
@@ -222,7 +222,7 @@ def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, An
     data, training = cast(TokenData, trainer.datamodule), module.training  # type: ignore[attr-defined]
     module.eval()
     try:
-        with trainer.precision_plugin.forward_context(), watched(module.model.feed_forwards) as seen:
+        with trainer.precision_plugin.forward_context(), record_similarity(module.model.feed_forwards) as seen:
             for batch in data.validation_batches_of_all_ranks(tokens):
                 module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
     finally:

@@ -32,7 +32,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero
 from simbal.errors import UserError
-from simbal.runs.atomic import PART, replacing, sync
+from simbal.runs.atomic import atomic_write, sync_to_disk
 from simbal.training.signals import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
@@ -148,7 +148,7 @@ def _sha256(file: Path) -> str:
 
 def write_file(content: dict[str, Any], file: Path) -> None:
     """Write a checkpoint file atomically: write a temporary file, sync it and rename it."""
-    with replacing(file) as opened:
+    with atomic_write(file) as opened:
         torch.save(content, opened)
 
 
@@ -157,10 +157,10 @@ def publish_folder(part: Path, target: Path) -> None:
     files = sorted(part.iterdir())
     (part / SUMS).write_text("".join(f"{_sha256(file)}  {file.name}\n" for file in files))
     for path in (*files, part / SUMS, part):
-        sync(path)
+        sync_to_disk(path)
     remove(target)
     part.replace(target)
-    sync(target.parent)
+    sync_to_disk(target.parent)
 
 
 def remove(path: Path) -> None:

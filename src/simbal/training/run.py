@@ -16,10 +16,11 @@ from typing import Any
 import lightning as L
 
 from simbal.data.loader import TokenData
-from simbal.data.store import Store, prepare
+from simbal.data.prepare import prepare
+from simbal.data.store import Store
 from simbal.distributed import is_rank_zero, on_rank_zero
 from simbal.processes import keep_freed_memory
-from simbal.runs.atomic import explain_write_errors, remove_parts, write_json
+from simbal.runs.atomic import explain_write_errors, remove_partial_files, write_json
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
@@ -114,7 +115,7 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
     folder.write_spec(spec)
     with explain_write_errors(folder.path):
         for written in (folder.path, folder.path / "checkpoints"):
-            remove_parts(written)
+            remove_partial_files(written)
     return True
 
 

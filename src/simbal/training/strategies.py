@@ -30,7 +30,6 @@ from simbal.distributed import full_tensor
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
-from simbal.runs.atomic import PART
 from simbal.training.checkpoint import publish_folder, write_file
 
 TIMEOUT = timedelta(minutes=30)  # for one rank to wait for another, for example while rank zero saves

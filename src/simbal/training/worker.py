@@ -70,7 +70,7 @@ def main(folder: Path, devices: int, strategy: str) -> None:
 
     `devices` and `strategy` override config.yaml, because a run can resume on other devices.
     """
-    from simbal.data.store import prepare
+    from simbal.data.prepare import prepare
     from simbal.training.run import train_rank  # imports this module
 
     is_rank_zero = os.environ.get("LOCAL_RANK", "0") == "0"
