@@ -35,8 +35,9 @@ from simbal.data.store import Store
 from simbal.processes import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
+from simbal.training.callbacks import build_callbacks
 from simbal.training.module import LitMoE
-from simbal.training.run import RunCallbacks, build_trainer
+from simbal.training.run import build_trainer
 
 VOCABULARY = {"tiny": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # number of different batches; warm-up rounds
@@ -81,11 +82,9 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Return simbal's step with the Trainer of `train.py`."""
     keep_freed_memory()
     spec.path.mkdir(parents=True)
-    callbacks = RunCallbacks.of(spec)
-    trainer = build_trainer(spec, callbacks.all(spec), "cpu", "32-true")
+    trainer = build_trainer(spec, build_callbacks(spec), "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # the batches end eventually
     module = our_module(spec)
-    module.observers.append(callbacks.telemetry)
     trainer.fit(module, train_dataloaders=batches)
 
 

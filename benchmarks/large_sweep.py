@@ -24,7 +24,7 @@ from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
 from simbal.sweep.composer import Job
 from simbal.sweep.plan import Attempt
-from simbal.sweep.view import Tally, draw
+from simbal.sweep.view import draw
 
 REPOSITORY = Path(__file__).parents[1]
 SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
@@ -104,13 +104,12 @@ def show_polls(runs: Sequence[RunSpec]) -> None:
     """Print the time to draw the live view while the first run trains and all others are finished."""
     attempts = [Attempt(Job([], spec), spec.path.name, "done") for spec in runs]
     attempts[0].state = "running"
-    tally = Tally(attempts)
     RunFolder(runs[0].path).write_spec(runs[0])
     write_json(runs[0].path / "progress.json", {"phase": "train", "step": 10, "max_steps": 500})
     took = []
     for _ in range(5):
         before = time.process_time()
-        draw(tally, 2, 40)
+        draw(attempts, 2, 40)
         took.append(time.process_time() - before)
     print(f"live view: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
 

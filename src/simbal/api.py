@@ -22,6 +22,7 @@ from simbal.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
+    from simbal.report.runs import ListedRun
     from simbal.runs.spec import RunSpec
 
 
@@ -190,7 +191,7 @@ class Sweep(Sequence[Run]):
         return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
 
     @cached_property
-    def _listed(self) -> "list[Listed]":
+    def _listed(self) -> "list[ListedRun]":
         from simbal.report.runs import list_runs
 
         return list_runs([self.path])
@@ -259,7 +260,7 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
     return RunSpec.from_hydra(composed)
 
 
-def _name_run(listed: "Listed") -> dict[str, Any]:
+def _name_run(listed: "ListedRun") -> dict[str, Any]:
     """Return the columns that name the run of a row."""
     seed = listed.spec.config.seed if listed.spec else None
     return {"folder": str(listed.path), "arm": listed.arm, "seed": seed}

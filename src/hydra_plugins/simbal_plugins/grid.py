@@ -129,7 +129,7 @@ class GridSweeper(ArmSweeper):
             All jobs, and how they ended.
         """
         from simbal.console import console
-        from simbal.sweep.looks import decide, format_look, seeds_of_looks
+        from simbal.sweep.looks import decide_arms, format_look, seeds_of_looks
 
         assert self.config
         max_seeds = self.config.max_seeds
@@ -141,7 +141,7 @@ class GridSweeper(ArmSweeper):
             jobs = self._compose([*arguments, f"seed={','.join(map(str, new_seeds))}"])
             all_jobs += jobs
             returns += self._launch(jobs, all_jobs)
-            decisions = decide(all_jobs, looks, max_seeds)
+            decisions = decide_arms(all_jobs, looks, max_seeds)
             console().print(format_look(decisions, num_seeds, max_seeds))
             if all(decisions.values()):
                 break

@@ -13,7 +13,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from simbal.processes import slots, start
+from simbal import processes
 from simbal.sweep.composer import Composer, Job
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PoolLauncher(Launcher):
         """Return the environment variables of each job that may run at once; `UserError` if a device is missing."""
 
     @abstractmethod
-    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return what starts the processes of the jobs, given the environment of one slot."""
 
 
@@ -91,18 +91,18 @@ class ProcsLauncher(PoolLauncher):
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
         """Return one slot per core or GPU."""
         on_cpu = all(job.spec.config.trainer.accelerator == "cpu" for job in jobs)
-        visible = [] if on_cpu else slots.visible_gpus(os.environ)
+        visible = [] if on_cpu else processes.visible_gpus(os.environ)
         if visible or self.gpus:
-            return slots.gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
-        return slots.cpu_slots(slots.usable_cores(), self.n_jobs, self.threads)
+            return processes.gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
+        return processes.cpu_slots(processes.usable_cores(), self.n_jobs, self.threads)
 
-    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return a fork server for CPUs. With GPUs each job is a new Python, as imports may initialize a GPU."""
         from simbal.sweep import worker
 
-        if self.preload is None or slots.VISIBLE in slot:
-            return start.Spawn(worker)
-        return start.ForkServer(worker.work, self.preload, slot)
+        if self.preload is None or processes.VISIBLE in slot:
+            return processes.Spawn(worker)
+        return processes.ForkServer(worker.work, self.preload, slot)
 
 
 @dataclass
@@ -139,9 +139,9 @@ class RayLauncher(PoolLauncher):
 
         connect(self.address)
         request = self._request(jobs)
-        return slots.remote_slots(count_slots(request), self.n_jobs, self.threads, request.num_gpus > 0)
+        return processes.remote_slots(count_slots(request), self.n_jobs, self.threads, request.num_gpus > 0)
 
-    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return what submits tasks to Ray."""
         from simbal.sweep.ray_tasks import RayStarter
 
@@ -182,9 +182,9 @@ class SlurmLauncher(PoolLauncher):
 
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
         """Return one slot per job, as all of them are queued at once."""
-        return slots.remote_slots(len(jobs), None, self.threads, self.parameters["gpus_per_node"] > 0)
+        return processes.remote_slots(len(jobs), None, self.threads, self.parameters["gpus_per_node"] > 0)
 
-    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> start.Starter:
+    def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return what submits jobs to Slurm; `UserError` if Slurm is not installed."""
         from simbal.sweep.slurm_jobs import SlurmStarter
 

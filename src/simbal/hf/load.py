@@ -119,7 +119,7 @@ class HFRequest:
             raise UserError(f"context={self.context} is longer than the model's max_position_embeddings={longest}")
         context, data = self.context or min(longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT), self.data_config
         split = ValidationSplit.of(self.store, context, data.seed or 0, data.validation_document_tokens)
-        if not len(split.whole):
+        if not len(split.included):
             held = len(self.store.tokens("validation"))
             raise UserError(f"data={data.source} has only {held:,} validation tokens, fewer than context={context}")
         return split

@@ -98,7 +98,7 @@ class Run(Measured):
     @cached_property
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens; `UserError` if the file is broken."""
-        return curve(self.path, "val/loss", "curves" in self.result)
+        return curve(self.path, "val/loss")
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from simbal.errors import UserError
 from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Forest, Lines
@@ -29,7 +30,7 @@ from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.sections import Section
 from simbal.report.table import Table
-from simbal.runs.atomic import replace_text, write_text
+from simbal.runs.atomic import write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
@@ -107,14 +108,14 @@ def _vega_scripts() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script. Bundling takes 2 s, so it is cached in the user's cache."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     file = root / "simbal" / f"vega-lite-{charts.VERSION}-vl-convert-{version('vl-convert-python')}.js"
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         return file.read_text(encoding="utf-8")
     import vl_convert
 
     bundle = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
-    with suppress(OSError):  # the cache may be read-only
+    with suppress(OSError, UserError):  # the cache may be read-only
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, bundle)
+        write_text(file, bundle)
     return bundle
 
 

@@ -100,9 +100,9 @@ def check_baseline(jobs: Sequence[Job]) -> None:
     """Raise `UserError` if neither a job nor a finished run of its folder is the baseline."""
     baseline = jobs[0].spec.config.baseline
     finished = [run for folder in {job.spec.path.parent for job in jobs} for run in _finished_runs(folder)]
-    runs = [*(Run(job.spec.path, job.spec, None, {}) for job in jobs), *finished]
+    runs = [*(Run(job.spec.path, {}, job.spec, None) for job in jobs), *finished]
     arms = group_runs(runs, label_columns([run.spec for run in runs]))
-    if not any(arm.answers_to(baseline) for arm in arms):
+    if not any(arm.is_baseline(baseline) for arm in arms):
         closest = ", ".join(get_close_matches(baseline, [arm.name for arm in arms], 3, 0))
         raise UserError(f"baseline={baseline} is not an arm of this sweep; the closest are {closest}")
 

@@ -40,13 +40,13 @@ def check_decidable(jobs: Sequence[Job]) -> None:
     if len({job.spec.path.parent for job in jobs}) > 1:
         raise UserError("until=decided needs a single name=, as it compares the runs of one folder")
     specs = [job.spec for job in jobs]
-    arms = group_runs([Run(spec.path, spec, None, {}) for spec in specs], label_columns(specs))
+    arms = group_runs([Run(spec.path, {}, spec, None) for spec in specs], label_columns(specs))
     baselines = baseline_arms(arms, specs[0].config.baseline)
     if not any(len(of_arm) == 1 and of_arm[0] is not arm for arm, of_arm in zip(arms, baselines, strict=True)):
         raise UserError("until=decided needs an arm that differs from the baseline only in its balancing")
 
 
-def decide(jobs: Sequence[Job], looks: Sequence[int], max_seeds: int) -> dict[str, str | None]:
+def decide_arms(jobs: Sequence[Job], looks: Sequence[int], max_seeds: int) -> dict[str, str | None]:
     """Return the decision on each arm that has a baseline, by the name of the arm; None: not yet decided.
 
     Args:

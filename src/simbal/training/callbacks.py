@@ -27,7 +27,7 @@ from simbal.model.transformer import Transformer
 from simbal.runs import curves
 from simbal.runs.atomic import write_json, write_text
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
-from simbal.runs.record import PROGRESS_FILE, digest, is_digest
+from simbal.runs.record import PROGRESS_FILE, digest
 from simbal.runs.spec import RunSpec
 from simbal.training.checkpoint import Checkpoints
 from simbal.training.module import LitMoE, StepResult
@@ -94,7 +94,7 @@ class MetricsLogger(Callback):
     def find_damage(self, state: Any) -> str | None:
         """Return what is wrong with the rows that were there when `state` was saved; None if they are valid."""
         content = self.file.read_bytes() if self.file.exists() else b""
-        if is_digest(state) and digest(content[: state["bytes"]]) == state:
+        if state and digest(content[: state["bytes"]]) == state:
             return None
         return f"the rows of {self.file.name} before it are damaged"
 

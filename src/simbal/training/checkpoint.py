@@ -32,7 +32,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero
 from simbal.errors import UserError
-from simbal.runs.atomic import atomic_write, sync_to_disk
+from simbal.runs.atomic import PARTIAL_SUFFIX, atomic_write, sync_to_disk
 from simbal.training.signals import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
@@ -166,7 +166,7 @@ def publish_folder(part: Path, target: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a checkpoint if it exists; a folder is renamed first, so that a kill leaves no half of it."""
     if path.is_dir() and not path.is_symlink():
-        renamed = path.with_name(f".{path.name}.removed{PART}")
+        renamed = path.with_name(f".{path.name}.removed{PARTIAL_SUFFIX}")
         shutil.rmtree(renamed, ignore_errors=True)
         shutil.rmtree(path.replace(renamed))
     else:

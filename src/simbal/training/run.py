@@ -52,13 +52,14 @@ def train(spec: RunSpec) -> None:
     """
     folder, trainer = RunFolder(spec.path), spec.config.trainer
     shape = build.transformer_shape(spec, end_of_text=0)  # rejects wrong keys before data are prepared
-    if not folder.finished(spec):  # a finished run may use a strategy that no longer exists
+    if not folder.is_finished(spec):  # a finished run may use a strategy that no longer exists
         build.build_strategies(spec, shape)
     build.resolve_device(trainer.accelerator, strategies.devices_per_node(trainer.devices))
     is_rank = strategies.is_external_rank(trainer.devices)
     store = prepare(spec.config.data, progress=trainer.progress_bar)
-    if folder.finished(spec):
-        folder.require_data(store.fingerprints["tokens"])
+    if folder.is_finished(spec):
+        record = folder.read_record() or {}
+        folder.require_same_data(record["data"]["tokens"], store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
     elif trainer.devices == 1 or is_rank:
         train_rank(spec, store)
@@ -109,7 +110,7 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
         UserError: another process or another run uses the folder.
     """
     stack.enter_context(folder.lock())
-    if folder.finished(spec):
+    if folder.is_finished(spec):
         print(f"finished by another process: {folder.path}")
         return False
     folder.write_spec(spec)

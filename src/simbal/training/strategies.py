@@ -30,6 +30,7 @@ from simbal.distributed import full_tensor
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
+from simbal.runs.atomic import PARTIAL_SUFFIX
 from simbal.training.checkpoint import publish_folder, write_file
 
 TIMEOUT = timedelta(minutes=30)  # for one rank to wait for another, for example while rank zero saves
@@ -129,7 +130,7 @@ class AtomicFSDP(ModelParallelStrategy):
                 write_file(checkpoint, target)
             self.barrier()
             return
-        part = target.with_name(f".{target.name}{PART}")
+        part = target.with_name(f".{target.name}{PARTIAL_SUFFIX}")
         if self.is_global_zero:
             shutil.rmtree(part, ignore_errors=True)
         self.barrier()

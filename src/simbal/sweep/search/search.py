@@ -35,7 +35,7 @@ from simbal.errors import UserError
 from simbal.report.arms import short_columns
 from simbal.report.report import report
 from simbal.runs.atomic import write_json, write_text
-from simbal.runs.curves import readable_rows
+from simbal.runs.curves import rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec, result_keys
@@ -108,7 +108,7 @@ def run_searches(
                 print_trials(study, space, settings, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
-        report(folder, config.baseline, config.columns)
+        report(folder, baseline=config.baseline, columns=config.columns)
 
 
 @dataclass
@@ -122,7 +122,7 @@ class ActiveTrial:
 
     def report_curve(self, objective: str) -> None:
         """Report new values to Optuna, and ask all jobs to stop if its pruner decides so."""
-        for row in readable_rows(self.jobs[0].spec.path):
+        for row in rows(self.jobs[0].spec.path, skip_damaged=True):
             if not self.reason and row["step"] > self.step and is_number(row.get(objective)):
                 self.step, value = row["step"], row[objective]
                 self.trial.report(value, self.step)
