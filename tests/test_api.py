@@ -40,7 +40,7 @@ def test_run_is_trained_returned_when_finished_and_can_start_another(overrides, 
     run = simbal.train([*overrides, "balancing=lbl", "seed=3"])
     assert (str(run.path.parent), run.status) == ("outputs/default", "finished")
     assert (run.config.seed, run.config.trainer.max_steps, [*run.config.balancing]) == (3, 2, ["lbl"])
-    assert RunFolder(run.path).finished(RunFolder(run.path).read_spec())
+    assert RunFolder(run.path).is_finished(RunFolder(run.path).read_spec())
     assert len([row for row in run.curve if row["val/loss"] is not None]) == 3
     model = run.model()
     assert (model.training, model.head_VD.shape) == (False, (64, 16))

@@ -11,7 +11,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "hf": ("attach", "trainer", "describe", "routers", "convert", "export"),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
-    "experts": ("dispatch", "backends", "select"),
+    "experts": ("backends", "select"),
     "report": (
         "statistics", "bootstrap", "sequential", "tokens_to_loss", "comparison", "table", "notes", "columns", "arms",
         "collect", "paper", "report",

@@ -262,7 +262,7 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
 
 def _name_run(listed: "ListedRun") -> dict[str, Any]:
     """Return the columns that name the run of a row."""
-    seed = listed.spec.config.seed if listed.spec else None
+    seed = listed.run.spec.config.seed if listed.run else None
     return {"folder": str(listed.path), "arm": listed.arm, "seed": seed}
 
 

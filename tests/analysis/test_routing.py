@@ -166,7 +166,7 @@ def test_saturation_is_1_against_the_same_weights_and_lower_against_earlier_ones
 
 def test_saturation_compares_the_same_windows_even_if_data_seeds_differ(trained):
     one, other = (trained("balancing=simbal", "optim.lr=1e-12", f"data.seed={seed}") for seed in (0, 1))
-    assert one.validation.drawn(64).tolist() != other.validation.drawn(64).tolist()
+    assert one.validation.sample(64).tolist() != other.validation.sample(64).tolist()
     assert saturation_of(one, other.path, tokens=64) == 1.0
 
 

@@ -22,10 +22,11 @@ from tests.balancing.cases import cases_of, registered
 from tests.balancing.example import finished
 from tests.conftest import CONF, MARKOV, SMALL
 
-GUIDES = Path(__file__).parents[2] / "docs" / "guide"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "own_strategy.md"
 CAPTION = r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```"
-PAGES = {"importance": "own_strategy.md", "my_threshold": "own_threshold.md"}
-FILES = {name: dict(re.findall(CAPTION, (GUIDES / page).read_text(), re.DOTALL)) for name, page in PAGES.items()}
+NAMES = ("importance", "my_threshold")
+BLOCKS = re.findall(CAPTION, GUIDE.read_text(), re.DOTALL)
+FILES = {name: {path: text for path, text in BLOCKS if name in path} for name in NAMES}
 
 
 @pytest.fixture(params=FILES)
@@ -80,6 +81,6 @@ def test_the_threshold_of_the_guide_equals_expert_threshold_and_passes_its_own_t
 
 
 def test_every_strategy_that_the_guide_lists_exists():
-    table = (GUIDES / "strategies.md").read_text()
+    table = GUIDE.with_name("strategies.md").read_text()
     listed = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert {"lbl", "simbal", "lf_lbl", "hash"} <= listed <= {path.stem for path in (CONF / "balancing").glob("*.yaml")}

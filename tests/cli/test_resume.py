@@ -79,7 +79,7 @@ def test_killed_run_that_was_moved_resumes_to_the_bits_of_an_undisturbed_one(tmp
     assert curve(moved / "metrics.jsonl") == curve(whole / "metrics.jsonl")
     starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
     assert "from step 0 " not in starts[-1]
-    assert RunFolder(moved).finished(RunFolder(moved).read_spec())
+    assert RunFolder(moved).is_finished(RunFolder(moved).read_spec())
 
 
 @pytest.mark.parametrize("override", ["trainer.ckpt_every=3", "logger.kind=tensorboard", "data.threads=2", "name=b"])

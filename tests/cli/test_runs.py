@@ -66,7 +66,7 @@ def test_json_has_everything_that_is_known_of_a_run(outputs, capsys):
         (["--sort", "los"], "did you mean loss?"),
         (["--limit", "0"], "--limit 0"),
         (["delete", "outputs/none"], "error: there is no folder outputs/none"),
-        (["delete", "outputs"], "error: outputs is no"),
+        (["delete", "outputs"], "error: outputs contains no run"),
         (["delete", "outputs/fake"], "add --yes"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simbal import hf
-from simbal.analysis.generate import Drawing, continue_tokens
+from simbal.analysis.generate import Sampler, continue_tokens
 from simbal.errors import UserError
 from simbal.hf.export import FILES, NO_TOKENIZER, export
 from simbal.report.report import read_table
@@ -95,7 +95,7 @@ def test_generation_equals_that_of_transformers(exported):
     assert (model.generation_config.eos_token_id, model.generation_config.bos_token_id) == (last, last)
     assert model.config.max_position_embeddings == run.spec.config.data.seq_len
     ours_BT, _ = continue_tokens(
-        run.decoder(), prompt_BS, new, Drawing(0.0, 1.0, 0), torch.ones(last + 1, dtype=torch.bool)
+        run.decoder(), prompt_BS, new, Sampler(0.0, 1.0, 0), torch.ones(last + 1, dtype=torch.bool)
     )
     theirs_BS = model.generate(
         prompt_BS, attention_mask=torch.ones_like(prompt_BS), max_new_tokens=new, do_sample=False, eos_token_id=-1,

@@ -14,7 +14,7 @@ from transformers.models.mixtral import modeling_mixtral
 
 from simbal.analysis.dropping import dropping
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.generate import Drawing, continue_tokens
+from simbal.analysis.generate import Sampler, continue_tokens
 from simbal.analysis.orthogonality import orthogonality
 from simbal.analysis.pruning import pruning
 from simbal.analysis.quality import quality
@@ -66,7 +66,7 @@ def host(folder):
 
 
 def batch_of(host, tokens: int | None):
-    windows_BT = torch.from_numpy(host.validation.windows_WT[host.validation.drawn(tokens)].astype("int64"))
+    windows_BT = torch.from_numpy(host.validation.windows_WT[host.validation.sample(tokens)].astype("int64"))
     return windows_BT[:, :-1], windows_BT[:, 1:]
 
 
@@ -186,7 +186,7 @@ def test_groups_limit_how_many_experts_can_be_dropped(folder):
 def test_greedy_text_equals_that_of_transformers(host):
     prompt_BS, new = batch_of(host, 256)[0][:2, :5], 8
     every_id_V = torch.ones(IDS, dtype=torch.bool)
-    ours_BT, _ = continue_tokens(host.decoder(), prompt_BS, new, Drawing(0.0, 1.0, 0), every_id_V)
+    ours_BT, _ = continue_tokens(host.decoder(), prompt_BS, new, Sampler(0.0, 1.0, 0), every_id_V)
     options = {"max_new_tokens": new, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     theirs_BS = host.model.generate(prompt_BS, attention_mask=torch.ones_like(prompt_BS), **options)
     assert torch.equal(ours_BT, theirs_BS[:, 5:])
@@ -232,7 +232,7 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
     asked = request(folder, saved(folder, "olmoe"), name="one")
     for _ in range(2):
         measure(asked, "quality")
-    assert "there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     for change, part in (
         ({"context": 32}, r"another context \(64, not 32\)"),
         ({"dtype": "bfloat16"}, r"another dtype \(float32, not bfloat16\)"),

@@ -185,5 +185,5 @@ def test_a_run_trains_biases_and_shared_experts(small_spec):
 
 
 def test_shared_experts_without_chosen_experts_are_refused(small_spec):
-    with pytest.raises(UserError, match="num_shared_experts=1 .*num_experts=0"):
+    with pytest.raises(UserError, match="num_shared_experts"):
         small_spec("balancing=none", "model.num_experts=0", "model.num_shared_experts=1")

@@ -13,7 +13,7 @@ from unittest import mock
 import optuna
 import pytest
 
-from simbal.processes import start
+from simbal import processes
 from simbal.runs.folder import RunFolder
 from tests import in_process, programs
 from tests.child_processes import alive, wait_until
@@ -41,7 +41,7 @@ class App:
             for module, functions in pretend.REPLACED.items():
                 for name, function in functions.items():
                     patched.enter_context(mock.patch(f"{module}.{name}", function))
-            patched.enter_context(mock.patch.object(start, "ForkServer", programs.ForkHere))
+            patched.enter_context(mock.patch.object(processes, "ForkServer", programs.ForkHere))
             patched.enter_context(mock.patch("simbal.report.page.write"))
             patched.enter_context(mock.patch("simbal.sweep.pool.POLL_SECONDS", 0.01))
             patched.enter_context(cheap_hydra(arguments))

@@ -41,7 +41,7 @@ def train(spec):
             time.sleep(0.05)
     folder = RunFolder(spec.path)
     with folder.lock():
-        if folder.finished(spec):
+        if folder.is_finished(spec):
             return
         folder.write_spec(spec)
         reason = curve(folder.path, ppl(spec), how) if coef > how.get("slow_above", math.inf) else None
@@ -116,7 +116,7 @@ def prepare(config, progress):
 REPLACED: dict[str, dict[str, Callable[..., Any]]] = {  # functions by module
     "simbal.training.run": {"train": train},
     "simbal.training.build": {"check_buildable": lambda spec, here: None},
-    "simbal.data.store": {
+    "simbal.data.prepare": {
         "prepare": prepare,
         "open_source": lambda data: types.SimpleNamespace(identity=lambda: None),
     },

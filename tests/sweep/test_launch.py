@@ -70,7 +70,7 @@ def test_changed_data_is_refused_before_any_job_starts(app):
     app.behave(tokens="c")
     again = app.run("-m", "seed=0-1")
     assert again.returncode == 1
-    assert "was finished on other data (tokens b, now c)" in again.stderr
+    assert "was trained on other data (tokens b, now c)" in again.stderr
     others = app.run("-m", "seed=1")
     assert "outputs/default contains runs on other data" in others.stderr
     assert (app.folder / "outputs/default/sweep.json").read_bytes() == before

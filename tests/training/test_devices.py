@@ -17,7 +17,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simbal.analysis.trained import load
-from simbal.cli.resume import run_of
+from simbal.cli.resume import run_to_resume
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
 from simbal.training import checkpoint, strategies
@@ -293,7 +293,7 @@ def test_a_distributed_checkpoint_is_verified_and_only_resumes_its_run(small_spe
 
 def on_devices(spec, cache_dir, *keys: str):
     """Return the run to resume with other keys, as run=FOLDER does."""
-    return run_of(spec.path, OverridesParser.create().parse_overrides([f"data.cache_dir={cache_dir}", *keys]))
+    return run_to_resume(spec.path, OverridesParser.create().parse_overrides([f"data.cache_dir={cache_dir}", *keys]))
 
 
 @FORKED

@@ -74,8 +74,8 @@ def test_a_finished_run_with_damaged_curves_is_repeated_to_the_same_result(small
     shutil.copytree(reference.path, damaged.path)
     curves = damaged.path / "metrics.jsonl"
     curves.write_text(curves.read_text().replace('"step": 6', '"step": 7', 1))
-    assert not RunFolder(damaged.path).finished(damaged)
+    assert not RunFolder(damaged.path).is_finished(damaged)
     train(damaged)
     assert_same_run(reference, damaged)
     (warning,) = RunFolder(damaged.path).read_record()["warnings"]
-    assert "metrics.jsonl" in warning
+    assert "record.json" in warning

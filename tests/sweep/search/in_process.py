@@ -36,7 +36,7 @@ class Records:
             assert isinstance(job, Job)
             folder, record = RunFolder(job.spec.path), pretend.record(job.spec)
             self.launched.append(folder.path)
-            if folder.finished(job.spec):
+            if folder.is_finished(job.spec):
                 continue
             folder.write_spec(job.spec)
             if self.crash(job.spec.config.seed, pretend.coef_of(job.spec)):
@@ -62,7 +62,7 @@ class SearchHere:
         out = io.StringIO()
         console = Console(file=out, width=200, markup=False, highlight=False)
         with (
-            mock.patch("simbal.data.store.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})),
+            mock.patch("simbal.data.prepare.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})),
             mock.patch("simbal.sweep.search.search.report"),
         ):
             run_searches(spaces, given, composer().job, self.launcher, console)
