@@ -4,6 +4,7 @@ A fork is a process like any other: it has arguments, an environment and an exit
 """
 
 import atexit
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -28,9 +30,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # what train.py and report.py import, with what a job does
 PRELOAD = (
     "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
-    "hydra_plugins.simbal_plugins.optuna_sweeper", "hydra_plugins.simbal_plugins.procs", "jinja2",
+    "hydra_plugins.simbal_plugins.launchers", "hydra_plugins.simbal_plugins.optuna", "jinja2",
     "numpy.random", "s3fs", "simbal.cli.resume",
-    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.run", "simbal.training.run",
+    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.search", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip
 
@@ -107,7 +109,7 @@ def _be(task: Mapping[str, Any]) -> int:
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv, sys.orig_argv = [*task["args"]], [sys.executable, *task["args"]]
-    processes.ForkServer = _Fork  # type: ignore[misc]
+    processes.ForkServer = ForkHere  # type: ignore[misc]
     _customize()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -131,19 +133,27 @@ def _customize() -> None:
             return
 
 
-class _Fork(processes.ForkServer):
-    """In place of a sweep's own server: its jobs are forks of the sweep, which has imported all already."""
+class ForkHere(processes.ForkServer):
+    """In place of a sweep's fork server: fork each job from this process, which has imported everything."""
 
     def __init__(self, work: Callable[[processes.Task], int], preload: Sequence[str], environment: Mapping[str, str]):
         for name in preload:
             import_module(name)
-        self.work, self.environment = partial(_as_of_a_server, work), dict(environment)
+        self.work, self.environment = partial(_work_in_fork, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
 
+    def start(self, task: processes.Task, environment: Mapping[str, str]) -> start.Local:
+        """Fork a process for the task."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the fork uses none of our threads
+            return super().start(task, environment)
 
-def _as_of_a_server(work: Callable[[processes.Task], int], task: processes.Task) -> int:
-    """Do the work without what the sweep has asked for: its handlers of signals, and what it does at its end."""
+
+def _work_in_fork(work: Callable[[processes.Task], int], task: processes.Task) -> int:
+    """Do the work without the signal handlers, exit functions and redirected output of the sweep."""
     atexit._clear()
+    faulthandler.disable()  # of pytest
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     return work(task)
