@@ -142,7 +142,7 @@ class ForkHere(processes.ForkServer):
         self.work, self.environment = partial(_work_in_fork, work), dict(environment)
         self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
 
-    def start(self, task: processes.Task, environment: Mapping[str, str]) -> start.Local:
+    def start(self, task: processes.Task, environment: Mapping[str, str]) -> processes.LocalProcess:
         """Fork a process for the task."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the fork uses none of our threads
