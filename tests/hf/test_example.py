@@ -56,4 +56,4 @@ def test_the_bias_of_a_deepseek_v3(capsys):
     before, after = (float(line.split()[-1]) for line in lines if "MaxVio" in line)
     assert before > 2
     assert after < 0.5
-    assert variables["learnt"].abs().max() > 0.1
+    assert variables["bias"].abs().max() > 0.1

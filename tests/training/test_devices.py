@@ -255,11 +255,11 @@ def kill_at_call(original, when, after: bool = False):
 def test_a_run_killed_in_every_phase_of_a_distributed_save_resumes_to_the_same_bits(small_spec, finished, monkeypatch):
     keys = (*FSDP, "trainer.ckpt_every=2", "trainer.max_steps=8")
     reference, killed = finished(*keys), small_spec(*keys)
-    part, publish, sync = ".step-00000004.ckpt.part", strategies.publish_folder, checkpoint.sync
+    part, publish, sync = ".step-00000004.ckpt.part", strategies.publish_folder, checkpoint.sync_to_disk
     before_checksums = kill_at_call(publish, lambda _, target: "4" in target.name)
     train_killed(monkeypatch, killed, strategies, "publish_folder", before_checksums)
     assert checkpoints(killed) == [part, "step-00000002.ckpt"]
-    train_killed(monkeypatch, killed, checkpoint, "sync", kill_at_call(sync, lambda path: path.name == part))
+    train_killed(monkeypatch, killed, checkpoint, "sync_to_disk", kill_at_call(sync, lambda path: path.name == part))
     assert (killed.path / "checkpoints" / part / "SHA256SUMS").exists()
     published = kill_at_call(publish, lambda _, target: "6" in target.name, after=True)
     train_killed(monkeypatch, killed, strategies, "publish_folder", published)
