@@ -1,6 +1,6 @@
-"""The analysis `balancing`: what the code of a Hugging Face MoE does about load balance, found by running it.
+"""The analysis `balancing`: runs a Hugging Face MoE to find out how its own code balances the load of experts.
 
-It uses random tokens instead of the text of `hf=`, and prints the findings of `simbal.hf.describe`.
+It uses random tokens instead of the data, and prints the findings of `simbal.hf.describe`.
 """
 
 from simbal.analysis.result import Result
@@ -17,18 +17,24 @@ DEFINITION = {
 
 
 def balancing(hf: HFModel) -> Result:
-    """Describe what a model's own code does about balance.
+    """Describe how a model's own code balances load.
 
     Raises:
         UserError: the model has no known routers, or some weights are not in memory.
     """
-    found = describe(hf.model)
-    findings = [finding for finding in found.findings if finding.kind != "frozen"]  # analyses need no gradients
-    grid = new_grid(f"{found.model}: {found.routers}")
+    description = describe(hf.model)
+    findings = [finding for finding in description.findings if finding.kind != "frozen"]  # analyses need no gradients
+    grid = new_grid(f"{description.model}: {description.routers}")
     for heading in ("fact", "what to do"):
         grid.add_column(heading, overflow="fold")
     for finding in findings:
         grid.add_row(finding.fact, finding.advice)
     rows = [vars(finding) for finding in findings]
-    record = {"definition": DEFINITION, "model": found.model, "routers": found.routers, "findings": rows, "metrics": {}}
+    record = {
+        "definition": DEFINITION,
+        "model": description.model,
+        "routers": description.routers,
+        "findings": rows,
+        "metrics": {},
+    }
     return Result([grid], [], record)
