@@ -84,10 +84,8 @@ def sized_for(routers: Sequence[Router], state_LE: Tensor) -> Tensor:
     if not state_LE.numel():
         return torch.zeros(shape, dtype=state_LE.dtype, device=state_LE.device)
     if tuple(state_LE.shape) != shape:
-        actual, required = (
-            f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape)
-        )
-        raise UserError(f"the strategy was created for {actual}, but the model has {required}")
+        ours, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape))
+        raise UserError(f"the strategy was created for {ours}, but the model has {model}")
     return state_LE
 
 
@@ -195,7 +193,7 @@ class BiasController(ChoiceBias):
     def _formula(self) -> str:
         """Return the equations with these settings."""
         chosen, count = self.groups.chosen, self.groups.count
-        within = "" if chosen == count else f" in the {chosen} of {count} groups with the highest sum of two scores"
+        within = "" if chosen == count else f" in the {chosen} of {count} groups with the best two experts"
         error = ERRORS[self.error][0] + (" minus its mean" if self.center else "")
         smoothed = f"m_i = {self.momentum} m_i + {1 - self.momentum:g} e_i" if self.momentum else "m_i = e_i"
         position = " + proportional * (change of m_i)" if self.proportional else ""

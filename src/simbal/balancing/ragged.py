@@ -87,7 +87,7 @@ class ReMoE(Balancing):
 
 
 class TopP(Balancing):
-    """Token t uses its most probable experts until their sum exceeds p; loss = coef * mean entropy of the tokens.
+    """Token t uses its most probable experts until their sum exceeds p; loss = coef * mean entropy per token.
 
     A token's probabilities are divided by their sum. The expert that crosses p is included, so every token has at least
     one expert. The entropy -sum_i p_ti ln p_ti limits their number; no term keeps it at K.

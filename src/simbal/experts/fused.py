@@ -236,7 +236,7 @@ class _FusedSwiGLU(torch.autograd.Function):
         config: Config = ctx.config
         order, ends, _ = where
         (N, K), (_, _, width, D) = p_NK.shape, w13.shape
-        dy_ND = dy_ND.contiguous()  # an expanded gradient has no rows in memory
+        dy_ND = dy_ND.contiguous()  # the kernels read rows, which an expanded gradient does not store
         dgate_up_R2F = torch.empty_like(gate_up_R2F)
         ph_RF = x_ND.new_empty(N * K, width)
         dp_NKC = p_NK.new_empty(N, K, width // config.hidden_grad.columns, dtype=torch.float32)

@@ -52,7 +52,7 @@ def attach(
             balancing.step()
         balancing.detach()
 
-    The model's parameters and state_dict do not change. Its outputs do not change if the strategies only add losses. The
+    The model's parameters and state_dict do not change, and its outputs change only if a strategy steers routers. The
     model's own load-balancing loss is off unless `model.config.output_router_logits` is True. To turn it off, set that
     to False or `model.router_aux_loss_coef` to 0; the config key is only read when the model is created.
 

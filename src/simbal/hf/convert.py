@@ -6,8 +6,8 @@
     logits_BSV = hidden_BSD @ model.head_VD.T
 
 `named_weights` maps each weight name in a file to a view of our parameter, both for reading and for writing a folder.
-Names are those of published checkpoints, with separate matrices for each expert. transformers merges the experts when it
-loads a model and splits them again when it saves one.
+Names are those of published checkpoints, with separate matrices for each expert. transformers merges the experts when
+it loads a model and splits them again when it saves one.
 Reference: transformers 5.23, models/{mixtral,llama,olmoe,qwen3,qwen3_moe} and conversion_mapping.py.
 Shapes: B sequences, S tokens, V vocabulary, D model width, E experts, F hidden width of an expert or of the dense
 feed-forward.
@@ -160,7 +160,7 @@ def named_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _attention_weights(attention: Attention) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and weights of attention. Both formats stack heads as rows and rotate channel pairs (i, i + P/2)."""
+    """Yield the names and weights of attention. Both formats stack heads as rows and rotate channels (i, i + P/2)."""
     for name, weight in zip("qkv", torch.split(attention.qkv.weight, attention.widths), strict=True):
         yield f"self_attn.{name}_proj", weight
     yield "self_attn.o_proj", attention.out.weight
@@ -172,7 +172,7 @@ def _attention_weights(attention: Attention) -> Iterator[tuple[str, Tensor]]:
 def _expert_weights(
     layer: MoELayer | FeedForward, prefix: str, gate: str, up: str, down: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and matrices of a feed-forward layer; `gate`, `up` and `down` are the names of its projections."""
+    """Yield the names and matrices of a feed-forward layer, with projections named `gate`, `up` and `down`."""
     if isinstance(layer, FeedForward):
         parts = [(prefix, layer.w13_2FD, layer.w2_FD)]
     else:

@@ -38,7 +38,7 @@ from simbal.training.build import build_strategies, transformer_shape
 
 NO_TOKENIZER = "None: the run was trained on data=synthetic, whose tokens do not represent text."
 TOKENIZER = (
-    "Load it with AutoTokenizer: cl100k_base, possibly truncated, with {vocab_size:,} token ids. Token {eot} is end of text. "
+    "Load it with AutoTokenizer: cl100k_base, possibly truncated, with {vocab_size:,} token ids; {eot} is end of text. "
     "The tokenizer adds no special tokens; in training, every document ended with the end-of-text token."
 )
 FACTS = "simbal.json"  # config and results of the run

@@ -120,10 +120,8 @@ class HFRequest:
         context, data = self.context or min(longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT), self.data_config
         split = ValidationSplit.of(self.store, context, data.seed or 0, data.validation_document_tokens)
         if not len(split.included):
-            available = len(self.store.tokens("validation"))
-            raise UserError(
-                f"data={data.source} has only {available:,} validation tokens, fewer than context={context}"
-            )
+            count = len(self.store.tokens("validation"))
+            raise UserError(f"data={data.source} has only {count:,} validation tokens, fewer than context={context}")
         return split
 
     @property

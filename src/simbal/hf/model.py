@@ -197,7 +197,7 @@ class HFModel(Subject):
 
     @contextmanager
     def pruned(self, pruning: Pruned) -> Iterator[list[int]]:
-        """Compute only the kept choices, each as a separate token; yield the number of kept choices per layer so far."""
+        """Compute only the kept choices, each as a separate token; yield each layer's number of kept choices so far."""
         kept_L = [0] * len(self.routers)
 
         def prune(layer: int, experts: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class BalancingCallback(TrainerCallback):
         self._backward(loss + self._loss().to(loss.device), **kwargs)
 
     def _loss(self) -> Tensor:
-        """Return the sum of the strategies' losses for this micro-batch, divided by the number of micro-batches, a scalar."""
+        """Return the sum of the strategies' losses for this micro-batch divided by the number of micro-batches."""
         self._backwards += 1
         if self.attachment.micro_batches != self._backwards or not self.attachment.last_counts:
             name = type(self.trainer).__name__

@@ -1,7 +1,8 @@
 """The metrics of a run: name, title, meaning, unit, format and computation of each number.
 
 A key is the name of a metric, prefixed by where it is measured: `val/max_vio` for a validation, `train/max_vio` for a
-training step, `routing.max_vio` for the analysis `routing`. A metric of the whole run has no prefix: `tokens_per_second`.
+training step, `routing.max_vio` for the analysis `routing`. Metrics of the whole run have no prefix:
+`tokens_per_second`.
 
 Validations during training use a sample of `data.validation_tokens` tokens of the validation split. The final one, in
 the run's record, uses the full split, that is, the first `data.validation_document_tokens` of each document.
@@ -58,7 +59,8 @@ class Metric:
     """A number that is measured for every run.
 
     `from_sums` computes it from the sums of a validation. Alternatively, `by_layer` computes one value per layer,
-    (L, ...), and `over_layers`, if given, reduces these values to one number. `of_curve` computes the number from the MaxVio of logged training steps.
+    (L, ...), and `over_layers`, if given, reduces these values to one number. `of_curve` computes the number
+    from the MaxVio of logged training steps.
     """
 
     name: str
@@ -127,7 +129,7 @@ VALIDATION = (
     ),
     Metric(
         "experts_per_token", "experts/token",
-        "experts that process a token of the validation split, mean over tokens and layers",
+        "experts that compute a token of the validation split, mean over tokens and layers",
         "experts", "{:.3f}", by_layer=lambda sums: sums.counts_LE.sum(1) / sums.tokens, over_layers=_mean,
     ),
     Metric(

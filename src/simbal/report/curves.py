@@ -1,4 +1,4 @@
-"""The curves in figures: the mean over an arm's seeds at each point, with a band."""
+"""Curves for the figures: the mean over an arm's seeds at each point, with a band."""
 
 import math
 from collections import defaultdict
@@ -13,9 +13,9 @@ from simbal.report.comparison import baseline_arms
 from simbal.report.statistics import interval, summarize
 
 Points = dict[float, float]  # values by x
-MOST_ARMS = 12  # in a figure; more lines cannot be told apart
-PER = 1e6  # tokens; the unit of rates of change
-BINS = 200  # of the training loss
+MOST_ARMS = 12  # in a figure; more lines are hard to tell apart
+PER = 1e6  # rates of change are per this many tokens
+BINS = 200  # bins of steps in the training-loss curve
 NUM_COLORS = 10
 NUM_STYLES = 2 * NUM_COLORS
 # strategies with the same style in every study: their index in this list
@@ -30,16 +30,16 @@ KNOWN = (
 class Curve:
     """The mean over the seeds of an arm, with a band if there are several seeds.
 
-    Two arms with the same seeds rise and fall together, so their standard deviations say little about the distance
-    between their lines. With a `rival`, the band is the interval of the paired difference to it.
+    Two arms with the same seeds rise and fall together, so their standard deviations say little about the difference
+    between them. With a `rival`, the band is the interval of the paired difference from the rival.
     """
 
     arm: str
-    style: int  # as `arm_styles` numbers it
+    style: int  # see `arm_styles`
     xs: list[float]
     means: list[float]
     bands: list[float] | None  # half of the height: a standard deviation, or half of the 95% interval of the difference
-    rival: str | None = None  # the arm that it is compared with
+    rival: str | None = None  # the arm to compare with
     by_seed: dict[int, Points] = field(default_factory=dict)
 
     @property
@@ -55,7 +55,7 @@ class ShownArm:
     name: str
     style: int
     runs: Sequence[Run]
-    rival: str | None  # the arm that it is compared with
+    rival: str | None  # the arm to compare with
 
 
 def read_arms(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
@@ -72,10 +72,10 @@ def arm_styles(names: Sequence[str]) -> list[int]:
     """Return a different style number for each arm: one of ten colors, solid first, then dashed.
 
     A strategy in `KNOWN` has the same style in every study. If several arms have the same strategy, the arm without
-    other keys in its name gets it, or else the first one. Other arms get the remaining styles.
+    other keys in its name gets this style, or else the first arm. Other arms get the remaining styles.
 
     Args:
-        names: of at most `NUM_STYLES` arms; a name begins with its balancing.
+        names: names of at most `NUM_STYLES` arms; each begins with the arm's balancing.
     """
     found: dict[str, int] = {}
     for name in sorted(names, key=lambda name: " " in name):  # names without other keys first
@@ -92,7 +92,7 @@ def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
 
 
 def second_half(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the parts of curves after half of the tokens, where arms are closer together."""
+    """Return the second half of each curve by tokens, where arms are closer together."""
     half = max((curve.xs[-1] for curve in curves), default=0) / 2
     found = []
     for curve in curves:
@@ -132,7 +132,7 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
 
 
 def analysis_curves(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
-    """Return perplexity by dropped experts (analysis `dropping`) or by the threshold of the weight (`pruning`)."""
+    """Return perplexity by dropped experts (analysis `dropping`) or by the weight threshold (`pruning`)."""
     key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
 
     def points(run: Run) -> Points:
@@ -159,7 +159,7 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
 
 
 def have_same_settings(arms: Sequence[ShownArm], analysis: str) -> bool:
-    """Whether an analysis was made with the same settings in all runs that have it."""
+    """Whether an analysis has the same settings in all runs that have it."""
     runs = [run for arm in arms for run in arm.runs if analysis in run.analyses]
     return all(run.analyses[analysis]["settings"] == runs[0].analyses[analysis]["settings"] for run in runs)
 
@@ -168,7 +168,7 @@ def describe_bands(curves: Sequence[Curve]) -> str:
     """Return a sentence about the bands around the lines."""
     rivals = dict.fromkeys(curve.rival for curve in curves if curve.rival)
     unpaired = [curve.arm for curve in curves if curve.bands and not curve.rival]
-    found = [f"95% interval of the paired difference to {' or '.join(rivals)}"] if rivals else []
+    found = [f"95% interval of the paired difference from {' or '.join(rivals)}"] if rivals else []
     if unpaired:
         found.append((f"{', '.join(unpaired)}: " if rivals else "") + "± one standard deviation over seeds")
     return f"Mean over seeds; band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
@@ -207,12 +207,12 @@ def _mean_curves(arms: Sequence[ShownArm], points: Callable[[Run], Points]) -> l
             rival = arm.rival if bands else None
             bands = bands or [stdev(values[x] for values in by_seed.values()) for x in xs]
         curves.append(Curve(arm.name, arm.style, xs, means, bands, rival, by_seed))
-    rivals = {curve.rival for curve in curves}  # without a band of their own, which would be of another kind
+    rivals = {curve.rival for curve in curves}  # no band for the rival itself: it would mean something else
     return [replace(curve, bands=None) if curve.arm in rivals else curve for curve in curves]
 
 
 def _paired_bands(xs: Sequence[float], own: dict[int, Points], rival: dict[int, Points]) -> list[float] | None:
-    """Return half of the 95% interval of the mean difference at each x; None unless the rival has all seeds and xs."""
+    """Return half of the 95% interval of the mean difference at each x; None if the rival lacks a seed or an x."""
     if not all(seed in rival and rival[seed].keys() >= set(xs) for seed in own):
         return None
     halves = []
