@@ -127,7 +127,7 @@ class LossFree(ChoiceBias):
         )
 
     def update(self, step: FinishedStep) -> None:
-        """Move the bias towards an even load."""
+        """Move the bias toward an even load."""
         counts_LE = step.measured_LE  # integers: an exactly even load changes nothing, as sign(0) = 0
         sign_LE = (counts_LE.sum(1, keepdim=True) - counts_LE.shape[1] * counts_LE).sign().float()
         if self.center:
@@ -218,7 +218,7 @@ class BiasController(ChoiceBias):
         return self.groups.limited(super().choice_scores(candidates))
 
     def update(self, step: FinishedStep) -> None:
-        """Move the bias towards an even load."""
+        """Move the bias toward an even load."""
         error_LE = ERRORS[self.error][1](self.kappa * load_deficit(step.measured_LE))
         if self.center:
             error_LE = error_LE - error_LE.mean(1, keepdim=True)

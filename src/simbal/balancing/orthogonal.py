@@ -30,7 +30,7 @@ class OrthogonalInit(Balancing):
 class OrthogonalParametrization(Balancing):
     """W W^T = I at every step: W is a product of Householder reflections with trainable vectors.
 
-    W is in fp32 under every precision. Weight decay is off, because it would rotate the rows towards fixed directions.
+    W is in fp32 under every precision. Weight decay is off, because it would rotate the rows toward fixed directions.
     """
 
     formula = "no loss; W a product of Householder reflections, rows orthonormal at every step"

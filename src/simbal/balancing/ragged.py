@@ -110,7 +110,7 @@ class TopP(Balancing):
         )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the probabilities, (N, E), with -inf for experts after the one that crosses p."""
+        """Return the probabilities, (N, E), with -inf for the experts after the sum exceeds p."""
         probs_NE = candidates.probs_NE
         sorted_NE, experts_NE = probs_NE.double().sort(dim=-1, descending=True, stable=True)
         sums_NE = sorted_NE.cumsum(-1)

@@ -10,9 +10,9 @@ from simbal.hf.model import HFModel
 
 DEFINITION = {
     "findings": "results of a few passes over random tokens in training mode, each with a kind, a fact and advice; "
-    "kinds: no_loss, on, off, zero, config_ignored of the auxiliary loss; formula, factor_k, pooled, other_gating, "
-    "unknown of what it computes; mask, padding, gradient, no_gradient, accumulation of what it counts; idle_bias, "
-    "moving_bias of the routers",
+    "kinds: no_loss, on, off, zero, config_ignored for the auxiliary loss; formula, factor_k, pooled, other_gating, "
+    "unknown for its formula; mask, padding, gradient, no_gradient, accumulation for its tokens and gradient; "
+    "idle_bias, moving_bias for the routers' bias",
 }
 
 

@@ -120,10 +120,10 @@ class Lines:
             single = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True)
             single = single.add_params(alt.param(name="seeds", value=False))
             layers += [single.encode(**encoded, detail=alt.Detail("seed:N")), *_readout(mean, encoded, [*arms])]
-        drawn = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
+        chart = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
         if self.panels[0][0]:
-            return _faceted(drawn.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
-        return drawn
+            return _faceted(chart.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
+        return chart
 
     def _encodings(self, arms: dict[str, int], medium: Medium) -> tuple[dict[str, Any], alt.StrokeDash, alt.Shape]:
         """Return the encodings that all layers share, the encoding of dashes and the encoding of shapes."""
@@ -258,8 +258,8 @@ class Loads:
             names = [alt.Tooltip(name) for name in ("arm:N", "layer:O", "expert:O")]
             cell = cell.encode(tooltip=[*names, alt.Tooltip("load:Q", format=".2f")])
         height = medium.letters * min(14, max(5, *map(len, self.maps.values())))
-        drawn = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
-        return _faceted(drawn, "arm", [*self.maps])
+        chart = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
+        return _faceted(chart, "arm", [*self.maps])
 
 
 Figure = Lines | Forest | Loads
@@ -305,7 +305,7 @@ def standalone(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "")
         spec["title"] = {"text": lines, "orient": "bottom", "anchor": "start", "color": "var(--muted)", "offset": 4}
         config["title"] = {"fontSize": 0.9 * medium.letters, "fontWeight": "normal"}
     spec |= {"config": config, "datasets": spec.get("datasets", {}) | {"rows": [*expand(figure.rows())]}}
-    colored = re.sub(r"var\(--([\w-]+)\)", lambda found: PAPER_COLORS.get(found[1], found[0]), json.dumps(spec))
+    colored = re.sub(r"var\(--([\w-]+)\)", lambda match: PAPER_COLORS.get(match[1], match[0]), json.dumps(spec))
     return dict(json.loads(colored))
 
 
@@ -313,11 +313,11 @@ def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str
     """Return an SVG with selectable text; the same figure always gives the same bytes."""
     import vl_convert
 
-    drawn = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
+    text = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
     # Vega's ids depend on the figures drawn before in the process
-    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', drawn))
+    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', text))
     numbers = {name: f"{place}" for place, name in enumerate(ids)}
-    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda found: found[1] + numbers[found[2]], drawn)
+    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda match: match[1] + numbers[match[2]], text)
 
 
 def write_figure(figure: Figure, folder: Path, name: str) -> None:
@@ -375,9 +375,9 @@ def _readout(mean: alt.Chart, encoded: dict[str, Any], arms: Sequence[str]) -> l
     return [dot, rule.encode(x=encoded["x"], y=alt.YValue(0), y2=alt.Y2Value("height"), tooltip=tooltip)]
 
 
-def _faceted(drawn: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
+def _faceted(chart: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
     """Return a panel for each title, two per row so that they are readable on a phone."""
     names = json.dumps([wrap(title, LONGEST_TITLE) for title in titles])
     header = alt.Header(labelExpr=f"{names}[indexof({json.dumps(list(titles))}, datum.value)]")
     facet = alt.Facet(f"{field}:N", title=None, sort=[*titles], header=header)
-    return drawn.facet(facet=facet, columns=2, spacing=10)
+    return chart.facet(facet=facet, columns=2, spacing=10)

@@ -80,8 +80,8 @@ def differences(arm: Arm, other: Arm, metrics: Sequence[Metric]) -> dict[str, Pa
     """Return arm minus other by metric key; an empty dict if they share no seed."""
     arm = _without_copies(arm, other)
     compared = [metric for metric in metrics if metric.compared]
-    found = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
-    return {key: difference for key, difference in found.items() if difference}
+    by_key = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
+    return {key: difference for key, difference in by_key.items() if difference}
 
 
 def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | None) -> None:
@@ -99,15 +99,15 @@ def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | Non
 
 def _conclude_metric(rows: Sequence[Row], metric: Metric, margin: float | None) -> None:
     compared = [row.differences for row in rows if (one := row.differences.get(metric.key)) and one.pairs > 1]
-    found = [with_power(differences[metric.key], margin) for differences in compared]
-    if len(found) > 1:
-        different = _holm_of_known([one.p for one in found])
-        equivalent = _holm_of_known([one.p_equivalent for one in found])
-        found = [
+    tested = [with_power(differences[metric.key], margin) for differences in compared]
+    if len(tested) > 1:
+        different = _holm_of_known([one.p for one in tested])
+        equivalent = _holm_of_known([one.p_equivalent for one in tested])
+        tested = [
             replace(one, p_holm=p_holm, p_equivalent=p_equivalent)
-            for one, p_holm, p_equivalent in zip(found, different, equivalent, strict=True)
+            for one, p_holm, p_equivalent in zip(tested, different, equivalent, strict=True)
         ]
-    for differences, one in zip(compared, found, strict=True):
+    for differences, one in zip(compared, tested, strict=True):
         differences[metric.key] = replace(one, conclusion=conclusion_word(one, metric.better))
 
 

@@ -77,13 +77,13 @@ def arm_styles(names: Sequence[str]) -> list[int]:
     Args:
         names: names of at most `NUM_STYLES` arms; each begins with the arm's balancing.
     """
-    found: dict[str, int] = {}
+    styles: dict[str, int] = {}
     for name in sorted(names, key=lambda name: " " in name):  # names without other keys first
         strategy = name.partition(" ")[0]
-        if strategy in KNOWN and KNOWN.index(strategy) not in found.values():
-            found[name] = KNOWN.index(strategy)
-    free = iter([style for style in range(NUM_STYLES) if style not in found.values()])
-    return [found[name] if name in found else next(free) for name in names]
+        if strategy in KNOWN and KNOWN.index(strategy) not in styles.values():
+            styles[name] = KNOWN.index(strategy)
+    free = iter([style for style in range(NUM_STYLES) if style not in styles.values()])
+    return [styles[name] if name in styles else next(free) for name in names]
 
 
 def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
@@ -94,13 +94,13 @@ def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
 def second_half(curves: Sequence[Curve]) -> list[Curve]:
     """Return the second half of each curve by tokens, where arms are closer together."""
     half = max((curve.xs[-1] for curve in curves), default=0) / 2
-    found = []
+    halves = []
     for curve in curves:
         start = next((place for place, x in enumerate(curve.xs) if x >= half), len(curve.xs))
         if len(curve.xs) - start > 1:
             bands = curve.bands and curve.bands[start:]
-            found.append(replace(curve, xs=curve.xs[start:], means=curve.means[start:], bands=bands))
-    return found
+            halves.append(replace(curve, xs=curve.xs[start:], means=curve.means[start:], bands=bands))
+    return halves
 
 
 def training_loss(arms: Sequence[ShownArm]) -> list[Curve]:
@@ -136,8 +136,8 @@ def analysis_curves(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
     key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
 
     def points(run: Run) -> Points:
-        found = run.analyses.get(analysis, {}).get(key, [])
-        entries = found.values() if isinstance(found, dict) else found
+        entries = run.analyses.get(analysis, {}).get(key, [])
+        entries = entries.values() if isinstance(entries, dict) else entries
         return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
     return _mean_curves(arms, points)
@@ -148,14 +148,14 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
 
     Loads come from the run's last validation, or else from its analysis `routing`.
     """
-    found: dict[str, list[list[float]]] = {}
+    loads: dict[str, list[list[float]]] = {}
     for arm in arms:
         for run in arm.runs:
-            own = run.result.get("layers", {}).get("val/tokens_per_expert")
+            validated = run.result.get("layers", {}).get("val/tokens_per_expert")
             analysed = run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
-            if arm.name not in found and (counts_LE := own or analysed):
-                found[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
-    return found
+            if arm.name not in loads and (counts_LE := validated or analysed):
+                loads[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
+    return loads
 
 
 def have_same_settings(arms: Sequence[ShownArm], analysis: str) -> bool:
@@ -168,10 +168,10 @@ def describe_bands(curves: Sequence[Curve]) -> str:
     """Return a sentence about the bands around the lines."""
     rivals = dict.fromkeys(curve.rival for curve in curves if curve.rival)
     unpaired = [curve.arm for curve in curves if curve.bands and not curve.rival]
-    found = [f"95% interval of the paired difference from {' or '.join(rivals)}"] if rivals else []
+    bands = [f"95% interval of the paired difference from {' or '.join(rivals)}"] if rivals else []
     if unpaired:
-        found.append((f"{', '.join(unpaired)}: " if rivals else "") + "± one standard deviation over seeds")
-    return f"Mean over seeds; band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
+        bands.append((f"{', '.join(unpaired)}: " if rivals else "") + "± one standard deviation over seeds")
+    return f"Mean over seeds; band: {'; '.join(bands)}." if bands else "One seed per arm, so no bands."
 
 
 def _binned_loss(run: Run) -> Points:
@@ -193,17 +193,17 @@ def _binned_loss(run: Run) -> Points:
 
 def _mean_curves(arms: Sequence[ShownArm], points: Callable[[Run], Points]) -> list[Curve]:
     """Return the mean curve of each arm with points, at the xs that all its runs share."""
-    found = {arm.name: {run.seed: values for run in arm.runs if (values := points(run))} for arm in arms}
+    points_of_arm = {arm.name: {run.seed: values for run in arm.runs if (values := points(run))} for arm in arms}
     curves = []
     for arm in arms:
-        by_seed = found[arm.name]
+        by_seed = points_of_arm[arm.name]
         xs = sorted(set.intersection(*map(set, by_seed.values()))) if by_seed else []
         if not xs:
             continue
         means = [fmean(values[x] for values in by_seed.values()) for x in xs]
         bands, rival = None, None
         if len(by_seed) > 1:
-            bands = _paired_bands(xs, by_seed, found.get(arm.rival or "", {}))
+            bands = _paired_bands(xs, by_seed, points_of_arm.get(arm.rival or "", {}))
             rival = arm.rival if bands else None
             bands = bands or [stdev(values[x] for values in by_seed.values()) for x in xs]
         curves.append(Curve(arm.name, arm.style, xs, means, bands, rival, by_seed))

@@ -42,8 +42,8 @@ def remarks(table: Table) -> list[str]:
 
 def explanations(table: Table) -> list[str]:
     """Return the notes on how numbers are defined and compared."""
-    found = [difference for row in table.compared for difference in row.differences.values()]
-    documents = [one.over_documents.documents for one in found if one.over_documents]
+    compared = [difference for row in table.compared for difference in row.differences.values()]
+    documents = [one.over_documents.documents for one in compared if one.over_documents]
     pairs = "pairs of arms" if table.pairs else "arms"
     margin = table.margin
     if margin is None:
@@ -53,11 +53,11 @@ def explanations(table: Table) -> list[str]:
             f"equivalent if a test at 5% (TOST) shows that a loss differs by less than {margin:g} nats per token, or a "
             f"perplexity by {relative(margin):.1%} (equivalence_margin)"
         )
-    several = any(one.p_holm is not None for one in found)
-    constant = any(one.pairs > 1 and one.p is None for one in found)
-    tested, ratios = any(one.sd for one in found), any(one.scale == "ln" for one in found)
+    several = any(one.p_holm is not None for one in compared)
+    constant = any(one.pairs > 1 and one.p is None for one in compared)
+    tested, ratios = any(one.sd for one in compared), any(one.scale == "ln" for one in compared)
     texts = {
-        "Each interval is a 95% interval, not corrected for multiple comparisons.": found,
+        "Each interval is a 95% interval, not corrected for multiple comparisons.": compared,
         "The 95% interval covers variation over seeds on the same validation documents. The interval over documents "
         f"covers variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
         "both.": documents,
@@ -127,8 +127,8 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
 
 def _not_significantly_better(control: Arm, learned: Sequence[Arm], metric: Metric) -> list[str]:
     """Return the arms that are not significantly better than the control (paired t tests with Holm's correction)."""
-    found = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learned]
-    tested = [(arm, one.mean, one.p) for arm, one in found if one and one.p is not None]
+    compared = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learned]
+    tested = [(arm, one.mean, one.p) for arm, one in compared if one and one.p is not None]
     corrected = holm([p for _, _, p in tested])
     better = {arm.name for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA}
     return [arm.name for arm in learned if arm.name not in better]
@@ -182,15 +182,15 @@ def _about_seeds(table: Table) -> list[str]:
 
 def _about_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Return notes on losses that were not reached, and on too few validations."""
-    found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
-    missed = [f"{name} (seed={seed_ranges(tokens.missed)})" for name, tokens in found if tokens.missed]
+    by_arm = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
+    missed = [f"{name} (seed={seed_ranges(tokens.missed)})" for name, tokens in by_arm if tokens.missed]
     notes = []
     if missed:
         notes.append(
             f"{join_names(missed)} did not reach the final validation loss of {baseline}: no mean saving is shown, as "
             "it would be biased."
         )
-    fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
+    fewest = min((tokens.validations for _, tokens in by_arm), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
             f"Tokens to a loss are interpolated between {fewest} validations; a smaller trainer.val_every makes them "

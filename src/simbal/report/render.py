@@ -89,10 +89,10 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         out.print(hint, style="dim")
 
 
-def _first_notes(found: Sequence[str], width: int) -> list[str]:
+def _first_notes(texts: Sequence[str], width: int) -> list[str]:
     """Return the first notes, as many as fit into a few lines."""
-    lines = accumulate(ceil(cell_len(note) / width) for note in found)
-    return [note for note, count in zip(found, lines, strict=True) if count <= MOST_NOTE_LINES]
+    lines = accumulate(ceil(cell_len(note) / width) for note in texts)
+    return [note for note, count in zip(texts, lines, strict=True) if count <= MOST_NOTE_LINES]
 
 
 def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> list[str]:
@@ -202,8 +202,8 @@ def escape_latex(text: str) -> str:
     return LATEX.sub(_latex_sign, NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split())))
 
 
-def _latex_sign(found: re.Match[str]) -> str:
-    return "-{}" if found[0] == "-" else SIGNS.get(found[0], f"U+{ord(found[0]):04X}")  # two hyphens are a dash
+def _latex_sign(match: re.Match[str]) -> str:
+    return "-{}" if match[0] == "-" else SIGNS.get(match[0], f"U+{ord(match[0]):04X}")  # two hyphens are a dash
 
 
 def _tabular(section: Section) -> str:
@@ -281,10 +281,10 @@ def _difference_line(difference: PairedDifference, baseline: str | None) -> dict
 
 
 def _saving_line(
-    metric: str, mean: float | None, seeds: Collection[int], found: TokensToLoss | SlopeSaving, baseline: str | None
+    metric: str, mean: float | None, seeds: Collection[int], ends: TokensToLoss | SlopeSaving, baseline: str | None
 ) -> dict[str, Any]:
     line = {"metric": metric, "mean": mean, "n": len(seeds), "seeds": " ".join(map(str, seeds))}
-    return line | {"baseline": baseline, "low": found.low, "high": found.high}
+    return line | {"baseline": baseline, "low": ends.low, "high": ends.high}
 
 
 def as_json(table: Table) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def size_on_disk(path: Path) -> int:
     total = 0
     for parent, _, files in os.walk(path):
         for name in files:
-            with suppress(FileNotFoundError):  # removed in the meantime
+            with suppress(FileNotFoundError):  # removed since os.walk listed it
                 total += os.lstat(Path(parent, name)).st_blocks * 512
     return total
 

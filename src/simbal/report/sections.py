@@ -60,8 +60,8 @@ class Section:
 @lru_cache(maxsize=1)  # markdown and LaTeX show the same sections
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in order."""
-    found = (means(table), differences(table), tokens_to_loss(table), absent(table))
-    return [section for section in found if section.rows]
+    every = (means(table), differences(table), tokens_to_loss(table), absent(table))
+    return [section for section in every if section.rows]
 
 
 def means(table: Table, short: bool = False) -> Section:
@@ -128,9 +128,9 @@ def differences(table: Table) -> Section:
     to = f"of {table.pairs_of}" if table.pairs else f"from {table.baseline}"
     headings = ["arm", "metric", *DIFFERENCE_HEADINGS]
     section = Section(f"paired difference {to} on shared seeds", headings, rows, 2, arms)
-    found = [row.differences[metric.key] for row, metric in compared_metrics(table)]
-    unused = ["p (Holm)"] if all(one.p_holm is None for one in found) else []
-    unused += ["over documents"] if all(one.over_documents is None for one in found) else []
+    compared = [row.differences[metric.key] for row, metric in compared_metrics(table)]
+    unused = ["p (Holm)"] if all(one.p_holm is None for one in compared) else []
+    unused += ["over documents"] if all(one.over_documents is None for one in compared) else []
     return section.without(unused)
 
 
@@ -161,10 +161,10 @@ def on_scale(difference: PairedDifference, value: float | None) -> float | None:
 
 def tokens_to_loss(table: Table) -> Section:
     """Return the fraction of the baseline's tokens that each arm needs to reach the baseline's loss."""
-    found = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
-    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in found]
+    by_arm = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
+    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in by_arm]
     title = f"training tokens to reach {table.baseline}'s final validation loss, relative to {table.baseline}"
-    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in found])
+    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in by_arm])
 
 
 def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:

@@ -154,7 +154,7 @@ class MetricsLogger(Callback):
     def final_metrics(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
         """Return `metrics`, `layers` and `tokens_per_second` of the record, after the last validation.
 
-        The speed is the harmonic mean over the rows, including those of earlier processes.
+        The speed is the harmonic mean over all rows, including rows of earlier processes.
         """
         assert module.validation is not None
         rows = self.rows()

@@ -100,7 +100,7 @@ def read(path: Path) -> dict[str, Any]:
         OSError: the disk failed.
     """
     if path.is_dir():
-        raise DamagedCheckpointError("it is a distributed checkpoint, which can only be used to resume the run")
+        raise DamagedCheckpointError("it is a distributed checkpoint, which can only resume its run")
     return verify(path)
 
 

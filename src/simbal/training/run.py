@@ -104,7 +104,7 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
     """Lock the run folder until `stack` is closed, and clean up after a killed process.
 
     Returns:
-        False if another process finished the run in the meantime.
+        False if another process has already finished the run.
 
     Raises:
         UserError: another process or another run uses the folder.
