@@ -232,9 +232,8 @@ class Capacity(Balancing):
     """In training, an expert takes at most C = ceil(capacity_factor N K / E) of a micro-batch's N tokens.
 
     The first choices of all tokens enter the queues of their experts in token order, followed by all second choices,
-    and so on. Choices after position C are dropped. The remaining experts keep their weights. With
-    K > 1 this is not causal: a token's first choice precedes the second choice of an earlier token. Evaluation drops
-    nothing.
+    and so on. Choices after position C are dropped. The remaining experts keep their weights. With K > 1 this is not
+    causal: a token's first choice precedes the second choice of an earlier token. Evaluation drops nothing.
     """
 
     citation = "arXiv 2101.03961"

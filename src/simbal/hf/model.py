@@ -3,8 +3,8 @@
 The model's own code chooses experts. Hooks record the decisions, and change them for analyses that need it. The
 experts of an MoE block are one module that takes tokens, chosen experts and weights. To run a single expert, call this
 module with one choice per token.
-Shapes: B sequences, S sequence length, T = S + 1, Q new tokens, N tokens, R kept choices, D model width, E
-experts, K experts per token, V token ids.
+Shapes: B sequences, S sequence length, T = S + 1, Q new tokens, N tokens, R kept choices, D model width, E experts,
+K experts per token, V token ids.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -69,7 +69,7 @@ class Attention(nn.Module):
 
 
 class LayerCache:
-    """Keys and values of one layer for the tokens generated so far."""
+    """Keys and values of one layer for the tokens so far, for generation."""
 
     def __init__(self) -> None:
         self.kv_2BGSP: Tensor | None = None

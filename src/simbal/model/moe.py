@@ -24,11 +24,11 @@ class MoELayer(nn.Module):
 
     With `bias`, each of an expert's three matrices has a bias, as in the paper's equation 1.
 
-    The layer is dropless: every chosen expert computes every token sent to it. The layer's output for a token
-    without experts is 0, so the token passes through the residual connection unchanged.
+    The layer is dropless: every chosen expert computes every token sent to it. The layer's output for a token without
+    experts is 0, so the token passes through the residual connection unchanged.
 
-    Shared experts compute every token, and their output is added with weight 1. They are implemented as one
-    dense SwiGLU, `num_shared` times as wide as an expert.
+    Shared experts compute every token, and their output is added with weight 1. They are implemented as one dense
+    SwiGLU, `num_shared` times as wide as an expert.
     """
 
     def __init__(
