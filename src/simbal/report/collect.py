@@ -71,7 +71,7 @@ class Run(Measured):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished; only then its numbers are used."""
+        """Whether the run has finished. Numbers of other runs are not used."""
         return self.record is not None and self.record["status"] == "finished"
 
     @cached_property

@@ -110,10 +110,8 @@ def size_on_disk(path: Path) -> int:
 def print_runs(runs: Sequence[dict[str, Any]], more: int, out: Console) -> None:
     """Print the values of runs as a table, the number of hidden runs, and the errors of runs without a result."""
     top = os.path.commonpath([Path(run["folder"]).absolute().parent for run in runs])
-    grid, errors = (
-        new_grid(f"runs in {os.path.relpath(top)}"),
-        new_grid("no result", "folder", "status", "error"),
-    )
+    grid = new_grid(f"runs in {os.path.relpath(top)}")
+    errors = new_grid("runs without a result", "folder", "status", "error")
     headings = HEADINGS if out.width >= 100 else NARROW
     for heading in headings:
         is_text = heading in TEXTS

@@ -163,7 +163,7 @@ def tokens_to_loss(table: Table) -> Section:
     """Return the fraction of the baseline's tokens that each arm needs to reach the baseline's loss."""
     by_arm = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
     rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in by_arm]
-    title = f"training tokens to reach {table.baseline}'s final validation loss, relative to {table.baseline}"
+    title = f"training tokens to reach {table.baseline}'s final validation loss, relative to {table.baseline}'s tokens"
     return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in by_arm])
 
 
