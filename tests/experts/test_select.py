@@ -106,7 +106,7 @@ def test_a_missing_package_and_too_little_shared_memory_are_named(installed, mon
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Turing)
-    assert "needs 99328 bytes of shared memory, this GPU has 65536" in fused.unsupported(CUDA, BF16, 768, 768)
+    assert "needs 99328 bytes of shared memory, but this GPU has 65536" in fused.unsupported(CUDA, BF16, 768, 768)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "stk" else object())
     assert "stk is not installed: run `make setup-gpu`" in megablocks.unsupported(CUDA, BF16, 768, 768)
 

@@ -56,7 +56,7 @@ def test_a_number_whose_difference_is_not_resolved_is_faint(folder):
     (means,) = re.findall(r"simbal +3 +0-2.*", text.rpartition("standard deviation over seeds")[2])
     assert re.search(r"\x1b\[2m[^\x1b]*99\.000 ", means)  # perplexity
     assert re.search(r"\x1b\[2m[^\x1b]*0\.500", means) is None  # MaxVio, which is clearly higher
-    assert "Faint: the difference to lbl is not resolved." in text
+    assert "Faint: the difference from lbl is not resolved." in text
 
 
 def test_csv_and_json_trace_every_number_to_its_runs(folder):

@@ -1,7 +1,7 @@
 """Balancing strategies. They also work in your own training loop: `SimBal(coef=0.1).of_weight(weight_ED)` is a loss.
 
-Losses of tokens take a `Routing`, which `Routing.of_logits(logits_NE, top_k, weight_ED)` builds. `simbal.hf.attach`
-applies any strategy to a Hugging Face transformers model. This package imports neither Hydra nor Lightning.
+Losses that depend on tokens take a `Routing`: see `Routing.of_logits`. `simbal.hf.attach` applies any strategy to a
+Hugging Face transformers model. This package imports neither Hydra nor Lightning.
 """
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss

@@ -18,7 +18,7 @@ from simbal.model.router import Router, Routing, Steering, without_dtype_change
 
 @dataclass(frozen=True)
 class Properties:
-    """Declared properties of a strategy. The conformance suite checks each of them, true or false.
+    """Declared properties of a strategy. The conformance suite checks every property, True or False.
 
     `scope` is the unit over which the strategy computes statistics. Only `micro` depends on how a batch is split into
     micro-batches and ranks; `global` is the full optimizer step.
@@ -44,10 +44,10 @@ class FinishedStep:
 
 
 class Balancing(nn.Module, Steering):
-    """Base class of strategies, which does nothing. A strategy declares its properties and overrides hooks.
+    """Base class of strategies, with hooks that do nothing. A strategy declares its properties and overrides hooks.
 
-    Overrides of `Steering` change the router's decisions. State that must survive a restart is a registered buffer;
-    casting the model does not change its dtype.
+    Overriding the methods of `Steering` changes the router's decisions. State that checkpoints must contain is a
+    registered buffer; casting the model does not change the dtype of these buffers.
     """
 
     formula: str
@@ -57,7 +57,7 @@ class Balancing(nn.Module, Steering):
     unit: str = "the formula in one layer"  # the quantity that the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: optim.aux_layer_reduce
     router_init: str = "normal"  # initialization used by router.init=auto
-    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # supported gatings of a strategy that chooses experts
+    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # supported gatings, if the strategy chooses experts
     sets_router_weight: bool = False  # sets W outside of the optimizer; at most one strategy can
     needs_lr: bool = False  # `update` uses the learning rate
     needs_experts: bool = False  # the loss depends on the experts' weights, `Routing.experts`
@@ -66,7 +66,7 @@ class Balancing(nn.Module, Steering):
         super().__init__()
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Prepare for the routers of all layers, once, at their initial weights and before the optimizer is created.
+        """Set up the strategy for the routers of all layers. Called once, before the optimizer is created.
 
         Raises:
             UserError: the strategy does not support these routers.
@@ -89,7 +89,7 @@ class Balancing(nn.Module, Steering):
     def needs_step_counts(self) -> bool:
         """Whether the loss needs `measure` summed over the full step.
 
-        Several micro-batches then take two forward passes, of which the first only counts.
+        Each of several micro-batches then takes two forward passes; the first one only counts.
         """
         return False
 

@@ -1,4 +1,4 @@
-"""Loss-free balancing and related controllers: a bias on the choice of experts that follows their load.
+"""Loss-free balancing and related controllers: the load of each expert adjusts its bias in the choice of experts.
 
 Reference: Wang et al. 2024 (arXiv 2408.15664, bias on the gated scores); arXiv 2506.14038, appendix (bias on the
 logits); centered steps: torchtitan; SMEBU: Trinity Large (arXiv 2602.17004); LongCat-Flash (arXiv 2509.01322); groups
@@ -38,8 +38,8 @@ class ChoiceBias(Balancing):
         """Initialize b = 0.
 
         Args:
-            num_layers: L of the model; 0: set by `prepare`.
-            num_experts: E of the model; 0: set by `prepare`.
+            num_layers: number of MoE layers; 0: set by `prepare`.
+            num_experts: number of experts; 0: set by `prepare`.
             bias_on: logits, or scores after the gating.
             dtype: dtype of the bias.
         """
@@ -84,8 +84,8 @@ def sized_for(routers: Sequence[Router], state_LE: Tensor) -> Tensor:
     if not state_LE.numel():
         return torch.zeros(shape, dtype=state_LE.dtype, device=state_LE.device)
     if tuple(state_LE.shape) != shape:
-        own, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape))
-        raise UserError(f"the strategy was made for {own}, but the model has {model}")
+        ours, model = (f"num_layers={layers} and num_experts={experts}" for layers, experts in (state_LE.shape, shape))
+        raise UserError(f"the strategy was created for {ours}, but the model has {model}")
     return state_LE
 
 
@@ -110,12 +110,12 @@ class LossFree(ChoiceBias):
         """Initialize b = 0.
 
         Args:
-            num_layers: L of the model; 0: set by `prepare`.
-            num_experts: E of the model; 0: set by `prepare`.
-            update_rate: size of a step, in units of a logit or of a score between 0 and 1.
+            num_layers: number of MoE layers; 0: set by `prepare`.
+            num_experts: number of experts; 0: set by `prepare`.
+            update_rate: size of an update, in units of the logits or of the scores.
             bias_on: logits (arXiv 2506.14038), or scores after the gating (arXiv 2408.15664).
             center: subtract each update's mean over the experts.
-            bias_dtype: fp32, or bf16 only to study how the bias stalls at 0.5 with steps of 0.001.
+            bias_dtype: fp32; bf16 is only for studying rounding (with updates of 0.001, the bias stalls at 0.5).
         """
         dtype = BIAS_DTYPES[one_of("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
         super().__init__(num_layers, num_experts, bias_on, dtype)
@@ -127,7 +127,7 @@ class LossFree(ChoiceBias):
         )
 
     def update(self, step: FinishedStep) -> None:
-        """Move the bias towards an even load."""
+        """Move the bias toward an even load."""
         counts_LE = step.measured_LE  # integers: an exactly even load changes nothing, as sign(0) = 0
         sign_LE = (counts_LE.sum(1, keepdim=True) - counts_LE.shape[1] * counts_LE).sign().float()
         if self.center:
@@ -136,11 +136,11 @@ class LossFree(ChoiceBias):
 
 
 class BiasController(ChoiceBias):
-    """choice = top K of s + b; after each optimizer step b_i += update_rate m_i + proportional (m_i - its last value).
+    """choice = top K of s + b; after each optimizer step b_i += update_rate m_i + proportional (m_i - last m_i).
 
-    v_i = 1 - E f_i is the relative distance of expert i below the mean load, where f_i is its fraction of all choices
-    in that step. The error e_i is a function of kappa v_i, and m_i = momentum m_i + (1 - momentum) e_i. Without a
-    schedule this is a PI controller: b = proportional times m plus update_rate times the sum of all m so far.
+    v_i = 1 - E f_i is the load deficit of expert i relative to the mean load, where f_i is expert i's fraction of all
+    choices in that step. The error e_i is a function of kappa v_i, and m_i = momentum m_i + (1 - momentum) e_i. Without
+    a schedule this is a PI controller: b = proportional times m plus update_rate times the sum of all m so far.
     """
 
     citation = "arXiv 2408.15664; arXiv 2602.17004; arXiv 2509.01322; groups: arXiv 2412.19437"
@@ -159,20 +159,20 @@ class BiasController(ChoiceBias):
         groups: int = 1,
         group_top_k: int = 1,
     ) -> None:
-        """Initialize the bias and the error with 0.
+        """Initialize the bias and the error to 0.
 
         Args:
-            num_layers: L of the model; 0: set by `prepare`.
-            num_experts: E of the model; 0: set by `prepare`.
-            update_rate: size of a step at error 1, in units of a logit or of a score between 0 and 1.
+            num_layers: number of MoE layers; 0: set by `prepare`.
+            num_experts: number of experts; 0: set by `prepare`.
+            update_rate: size of an update at error 1, in units of the logits or of the scores.
             bias_on: logits, or scores after the gating.
             error: sign (arXiv 2408.15664), linear (arXiv 2509.01322), clip (linear within [-1, 1]) or tanh (SMEBU).
             kappa: gain of v in the error; no effect with error=sign.
             center: subtract the error's mean over the experts.
             momentum: fraction of the previous error that is kept, in [0, 1).
-            proportional: proportional gain of the error, in units of `update_rate`.
+            proportional: proportional gain of the error, in the same units as `update_rate`.
             groups: number of groups of consecutive experts; 1: no restriction.
-            group_top_k: number of groups per token, ranked by the sum of their two best experts.
+            group_top_k: number of groups per token; groups are ranked by the sum of their two highest scores.
 
         Raises:
             UserError: an argument has an invalid value.
@@ -194,7 +194,7 @@ class BiasController(ChoiceBias):
         """Return the equations with these settings."""
         chosen, count = self.groups.chosen, self.groups.count
         within = "" if chosen == count else f" in the {chosen} of {count} groups with the best two experts"
-        error = ERRORS[self.error][0] + (" less its mean" if self.center else "")
+        error = ERRORS[self.error][0] + (" minus its mean" if self.center else "")
         smoothed = f"m_i = {self.momentum} m_i + {1 - self.momentum:g} e_i" if self.momentum else "m_i = e_i"
         position = " + proportional * (change of m_i)" if self.proportional else ""
         return (
@@ -218,7 +218,7 @@ class BiasController(ChoiceBias):
         return self.groups.limited(super().choice_scores(candidates))
 
     def update(self, step: FinishedStep) -> None:
-        """Move the bias towards an even load."""
+        """Move the bias toward an even load."""
         error_LE = ERRORS[self.error][1](self.kappa * load_deficit(step.measured_LE))
         if self.center:
             error_LE = error_LE - error_LE.mean(1, keepdim=True)
@@ -231,7 +231,7 @@ class BiasController(ChoiceBias):
 def load_deficit(counts_LE: Tensor) -> Tensor:
     """Return v_i = 1 - E f_i = (mean count - count_i) / mean count, (L, E), in fp32; its minimum is -MaxVio.
 
-    The numerator is an integer, so v is exactly 0 at an exactly even load, and also without tokens.
+    The numerator is an integer, so v is exactly 0 at an exactly even load. It is also 0 without tokens.
     """
     total_L1 = counts_LE.sum(1, keepdim=True)
     return (total_L1 - counts_LE.shape[1] * counts_LE).float() / total_L1.clamp(min=1)
@@ -248,6 +248,8 @@ def _groups(count: int, chosen: int) -> Groups:
 def _require_groups(groups: Groups, num_experts: int, top_k: int) -> None:
     if num_experts % groups.count:
         raise UserError(f"groups={groups.count} must divide model.num_experts={num_experts}")
-    most = groups.chosen * num_experts // groups.count
-    if most < top_k:
-        raise UserError(f"group_top_k={groups.chosen} leaves a token {most} experts, fewer than model.top_k={top_k}")
+    eligible = groups.chosen * num_experts // groups.count
+    if eligible < top_k:
+        raise UserError(
+            f"group_top_k={groups.chosen} leaves a token {eligible} experts, fewer than model.top_k={top_k}"
+        )

@@ -69,12 +69,12 @@ class Composition(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether a ragged choice drops some experts of the K largest logits and the others keep their weights."""
+        """Whether some of the K chosen experts are dropped while the others keep their weights."""
         return self.chooser is not None and self.parts[self.chooser].drops
 
     @property
     def router_init(self) -> str:
-        """The router initialization that the parts prefer: orthogonal if any part does, else normal."""
+        """The initialization used by router.init=auto: orthogonal if any strategy prefers it, else normal."""
         return "orthogonal" if "orthogonal" in {part.router_init for part in self.parts.values()} else "normal"
 
     @property
@@ -83,10 +83,10 @@ class Composition(nn.Module):
         return any(part.needs_step_counts for part in self.parts.values())
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Prepare every strategy for the routers, once, at their initial weights.
+        """Prepare every strategy for the routers, once, before training.
 
         Raises:
-            UserError: a strategy does not support these routers, or is a loss on weights that are frozen.
+            UserError: a strategy does not support these routers, or is a loss on frozen weights.
         """
         for part in self.parts.values():
             part.prepare(routers)
@@ -122,7 +122,7 @@ class Composition(nn.Module):
     def losses(
         self, routings: Sequence[Routing], step: int = 0, step_counts: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return the loss term of each differentiable strategy, scalars; no terms for a dense model.
+        """Return the loss term of each differentiable strategy, a scalar; empty for a dense model.
 
         Args:
             routings: one per layer.
@@ -180,13 +180,13 @@ def build_balancing(
     Args:
         group: by strategy name, its `_target_`, constructor arguments and optional `schedule`.
         facts: num_layers, num_experts and seed, passed to constructors that have these parameters.
-        max_steps: length of the run; schedules must end within it.
+        max_steps: number of steps of the run; schedules must end by then.
         layer_reduce: sum or mean, the reduction over layers unless the strategy sets `over_layers`.
         trusted: True for the user's own config, which may name any class; False for the config of a run folder.
 
     Raises:
-        UserError: the config names a class that is not allowed, an unknown key or an invalid value, or strategies that
-            exclude each other.
+        UserError: the config has a class that is not allowed, an unknown key, an invalid value or incompatible
+            strategies.
     """
     parts = {name: build_strategy(name, keys, facts, trusted) for name, keys in group.items()}
     schedules = {
@@ -222,15 +222,15 @@ def import_strategy(name: str, target: object) -> type[Balancing]:
     """
     from hydra.utils import get_class  # imported here, because strategies do not need Hydra
 
-    package, why = str(target).partition(".")[0], ""
+    package, reason = str(target).partition(".")[0], ""
     try:
         spec = find_spec(package)
-        found = get_class(str(target)) if spec and spec.origin else None
-        if not found:
-            why = f": no package {package} is installed"
+        imported = get_class(str(target)) if spec and spec.origin else None
+        if not imported:
+            reason = f": no package {package} is installed"
     except (ImportError, ValueError, AttributeError):
-        found = None
-    return _checked_subclass(name, target, found, why)
+        imported = None
+    return _checked_subclass(name, target, imported, reason)
 
 
 def registered_strategy(name: str, target: object) -> type[Balancing]:
@@ -240,25 +240,25 @@ def registered_strategy(name: str, target: object) -> type[Balancing]:
     an entry point of `ENTRY_POINT_GROUP` in an installed package.
 
     Raises:
-        UserError: the class is neither, or is not a strategy.
+        UserError: the class is neither of these, or is not a strategy.
     """
     module, _, attribute = str(target).rpartition(".")
     registered = any(point.value == f"{module}:{attribute}" for point in entry_points(group=ENTRY_POINT_GROUP))
     if not registered and not module.startswith("simbal."):
         raise UserError(
-            f"balancing.{name}: _target_={target} is not allowed in the config.yaml of a run: use a strategy of simbal "
+            f"balancing.{name}: _target_={target} is not allowed in the config.yaml of a run: use a simbal strategy "
             f"or an entry point of the group {ENTRY_POINT_GROUP} in an installed package"
         )
     try:
-        found = getattr(import_module(module), attribute, None)
+        imported = getattr(import_module(module), attribute, None)
     except ImportError:
-        found = None
-    return _checked_subclass(name, target, found)
+        imported = None
+    return _checked_subclass(name, target, imported)
 
 
-def _checked_subclass(name: str, target: object, found: object, why: str = "") -> type[Balancing]:
-    if not inspect.isclass(found) or not issubclass(found, Balancing):
+def _checked_subclass(name: str, target: object, imported: object, reason: str = "") -> type[Balancing]:
+    if not inspect.isclass(imported) or not issubclass(imported, Balancing):
         raise UserError(
-            f"balancing.{name}: _target_={target} is not a subclass of simbal.balancing.base.Balancing{why}"
+            f"balancing.{name}: _target_={target} is not a subclass of simbal.balancing.base.Balancing{reason}"
         )
-    return found
+    return imported

@@ -45,7 +45,7 @@ class HashRouting(Balancing):
 class UniformRouting(Balancing):
     """A token's experts are sampled uniformly at each step; the router only sets their weights.
 
-    Samples are a hash of the seed, the step, the layer and the sequence so far. So they are independent of the split
+    Samples are a hash of the seed, the step, the layer and the sequence so far. So they do not depend on the split
     into micro-batches and ranks, and a repeated forward pass gives the same samples.
     """
 

@@ -1,4 +1,4 @@
-"""Expert-router coupling (ERC): each router row, as a proxy for its tokens, activates its own expert the most.
+"""Expert-router coupling (ERC): each router row, as a proxy for its tokens, must activate its own expert the most.
 
 Reference: Lv et al. 2025 (arXiv 2512.23447), equations 3 and 4 and figure 8.
 Shapes: L MoE layers, E experts, D model width, F width of an expert.
@@ -25,7 +25,7 @@ class ExpertRouterCoupling(Balancing):
     reaches W and the gates; the noise is constant.
 
     The noise is a hash of the seed, the step, the layer and the position in W: the same on every rank, in every
-    micro-batch of a step, and after a restart. Permuted experts get different noise, so the loss is not equivariant.
+    micro-batch of a step, and after a resume. Permuted experts get different noise, so the loss is not equivariant.
     """
 
     formula = "coef / E^2 sum_{i != j} (max(M_ij - a M_ii, 0) + max(M_ji - a M_ii, 0)), M_ij = |G_j (w_i * noise)|"
@@ -41,8 +41,8 @@ class ExpertRouterCoupling(Balancing):
         """Initialize the loss.
 
         Args:
-            num_layers: L of the model; 0: set by `prepare`.
-            num_experts: E of the model; 0: set by `prepare`.
+            num_layers: number of MoE layers; 0: set by `prepare`.
+            num_experts: number of experts; 0: set by `prepare`.
             seed: seed of the noise.
             coef: multiplier.
             alpha: a in the formula; a smaller value makes experts more specialized.
@@ -67,7 +67,7 @@ class ExpertRouterCoupling(Balancing):
         return torch.stack([self._layer_loss(routing, layer) for layer, routing in enumerate(routings)])
 
     def _layer_loss(self, routing: Routing, layer: int) -> Tensor:
-        assert routing.experts is not None, "needs a model of simbal"
+        assert routing.experts is not None, "ExpertRouterCoupling needs a simbal model"
         gate_EFD, noise_ED = routing.experts.w13_E2FD[:, 0], self._noise(routing, layer)
         return self.coef * excess(activations(routing.router_weight_ED, gate_EFD, noise_ED), self.alpha)
 
@@ -75,8 +75,8 @@ class ExpertRouterCoupling(Balancing):
         """Return the noise factors of the router's weight, (E, D)."""
         num_experts, d_model = routing.router_weight_ED.shape
         keys_D = splitmix64(torch.arange(d_model, device=self.step.device)) + splitmix64(self.step + 1)
-        centred_ED = 2 * uniform_numbers(keys_D, num_experts, self.seed, layer).T - 1
-        return 1 + self.spread_LE[layer, :, None] * centred_ED.to(self.spread_LE.dtype)
+        centered_ED = 2 * uniform_numbers(keys_D, num_experts, self.seed, layer).T - 1
+        return 1 + self.spread_LE[layer, :, None] * centered_ED.to(self.spread_LE.dtype)
 
     def update(self, step: FinishedStep) -> None:
         """Count the step and compute the spread of the updated rows."""
@@ -94,10 +94,10 @@ def spread(weight_ED: Tensor) -> Tensor:
     It is 0 for a row of zeros and for a single row.
     """
     rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
-    # by differences: products would lose small distances to rounding
+    # without a matrix product, which would lose small distances to rounding
     distance_EE = torch.cdist(rows_ED, rows_ED, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
-    share_E: Tensor = distance_EE.amin(1) / (2 * torch.linalg.vector_norm(rows_ED, dim=1))
-    return share_E.nan_to_num(0, posinf=0)
+    relative_E: Tensor = distance_EE.amin(1) / (2 * torch.linalg.vector_norm(rows_ED, dim=1))
+    return relative_E.nan_to_num(0, posinf=0)
 
 
 def activations(weight_ED: Tensor, gate_EFD: Tensor, noise_ED: Tensor) -> Tensor:
@@ -114,5 +114,5 @@ def excess(activation_EE: Tensor, alpha: float) -> Tensor:
     """Return the mean over all E^2 pairs of the excess over `alpha` M_ii in row i and in column i, a scalar."""
     bound_E = alpha * activation_EE.diagonal()
     over_EE = (activation_EE - bound_E[:, None]).relu() + (activation_EE - bound_E).relu()
-    own_EE = torch.eye(len(bound_E), dtype=torch.bool, device=over_EE.device)
-    return over_EE.masked_fill(own_EE, 0).mean()
+    diagonal_EE = torch.eye(len(bound_E), dtype=torch.bool, device=over_EE.device)
+    return over_EE.masked_fill(diagonal_EE, 0).mean()

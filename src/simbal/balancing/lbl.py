@@ -1,4 +1,4 @@
-"""Losses of the router's outputs: the load-balancing loss in all published variants, and the router z-loss.
+"""Losses on the router's outputs: the load-balancing loss in all published variants, and the router z-loss.
 
 Reference: arXiv 2506.14038, equation 3 and first listing; Switch Transformers (arXiv 2101.03961); OLMoE (arXiv
 2409.02060); counts over the full step: Qiu et al. (arXiv 2501.11873); tokens pooled over all layers:
@@ -57,7 +57,7 @@ class LoadBalancingLoss(Balancing):
             scope: group of tokens: sequence (the listing), micro (a micro-batch) or global (f over the full step).
             norm: E, or E/K (OLMoE: uniform routing costs 1 instead of K).
             choice: f counts the unbiased choice by the K largest logits, or the actual, biased choice.
-            over_layers: sum, mean (OLMoE), or None for `optim.aux_layer_reduce`.
+            over_layers: sum, mean (OLMoE), or None to use `optim.aux_layer_reduce`.
 
         Raises:
             UserError: an argument has an invalid value, or f and P count different choices.
@@ -84,7 +84,7 @@ class LoadBalancingLoss(Balancing):
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Raise `UserError` for routers that choose every expert: f is always 1 and the loss is constant."""
+        """Raise `UserError` for routers that always choose every expert: f would be 1 and the loss constant."""
         require_unused_experts(routers)
 
     @property
@@ -176,7 +176,7 @@ class PooledLoadBalancingLoss(Balancing):
         return (self.coef * num_experts * (f_E * p_E).sum()).expand(len(routings))
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the number of tokens with each expert among their K largest logits, (L, E)."""
+        """Return how many tokens have each expert among their K largest logits, (L, E)."""
         return torch.stack(
             [count_tokens(routing.unsteered_experts_NK, routing.probs_NE.shape[1]) for routing in routings]
         )

@@ -24,7 +24,7 @@ VARIANCE_FLOOR = 1e-12  # for tokens with equal logits
 
 
 class CosineRouter(Balancing):
-    """logits = scale * cos(x, w_i): long rows attract no more tokens than short ones."""
+    """logits = scale * cos(x, w_i): the length of a row does not affect the logits."""
 
     formula = "no loss; logits = scale * cos(x, w_i)"
     citation = "arXiv 2204.09179, without its projection and with a fixed scale"
@@ -55,13 +55,13 @@ def row_cosines(x_ND: Tensor, rows_ED: Tensor) -> Tensor:
 class PrototypeRouter(Balancing):
     """logits = scale * cos(x, w_i); after each step w_i = decay * w_i + (1 - decay) * mean of the x that chose i.
 
-    The prototypes are the router's weight W. It starts with `router.init`, gets no gradient, optimizer step or weight
-    decay, and is saved like any weight. The mean is over all tokens of the step; a token counts fully for each of its K
-    experts, and an expert without tokens keeps its row. With precision bf16-true, W is in bf16 and loses relative
-    changes below 1/256.
+    The prototypes are the rows of the router's weight W. W is initialized by `router.init`, gets no gradient, optimizer
+    step or weight decay, and is saved like any weight. The mean is over all tokens of the step. A token counts fully
+    for each of its K experts, and an expert without tokens keeps its row. With precision bf16-true, W is in bf16 and
+    loses relative changes below 1/256.
 
-    Cost: the router's input, N D numbers, stays in memory until the step is measured (the backward pass stores it
-    anyway unless activations are recomputed), and one more matrix product of the router's size.
+    Cost: one more matrix product of the router's size, and the router's input (N, D) stays in memory until it is
+    measured. The backward pass stores this input anyway, unless activations are recomputed.
     """
 
     formula = "no loss; logits = scale * cos(x, w_i), w_i: running mean over steps of the mean x that chose i"
@@ -75,7 +75,7 @@ class PrototypeRouter(Balancing):
         self.decay, self.scale = share("decay", decay), positive_scale(scale)
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Freeze every router's weight, and let routers add their input to the routing."""
+        """Freeze every router's weight, and make every router include its input in the routing."""
         for router in routers:
             router.weight_ED.requires_grad_(False)
             router.keeps_input = True
@@ -85,11 +85,11 @@ class PrototypeRouter(Balancing):
         return self.scale * row_cosines(x_ND, weight_ED)
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the sum of the hidden states that chose each expert and their number, (L, E, D+1)."""
+        """Return the sum and the number of the hidden states that chose each expert, (L, E, D+1)."""
         return torch.stack([sums_and_number(routing) for routing in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Move the prototypes towards the means of the step."""
+        """Move the prototypes toward the means of the step."""
         for weight_ED, measured_EM in zip(step.router_weights, step.measured_LE, strict=True):
             sums_ED, number_E1 = measured_EM[:, :-1], measured_EM[:, -1:]
             moved_ED = torch.lerp(sums_ED / number_E1, weight_ED.to(sums_ED.dtype), self.decay)
@@ -97,7 +97,7 @@ class PrototypeRouter(Balancing):
 
 
 def sums_and_number(routing: Routing) -> Tensor:
-    """Return the sum of the hidden states that chose each expert and their number, (E, D+1), in at least fp32."""
+    """Return the sum and the number of the hidden states that chose each expert, (E, D+1), in at least fp32."""
     assert routing.x_ND is not None, "`prepare` sets keeps_input"
     x_ND = routing.x_ND.to(torch.promote_types(routing.x_ND.dtype, torch.float32))
     chosen_NE = chosen_experts(routing.topk_experts_NK, routing.logits_NE.shape[1]).to(x_ND.dtype)
@@ -131,7 +131,7 @@ class Temperature(Balancing):
     properties = Properties(differentiable=False, scope="token", causal=True, revives_dead_experts=False)
 
     def __init__(self, temperature: float = 0.5, of_layers: list[float] | None = None) -> None:
-        """Set T for all layers, or with `of_layers` one value per MoE layer."""
+        """Set one T for all layers, or one per MoE layer with `of_layers`."""
         super().__init__()
         self.temperature, self.of_layers = temperature, of_layers
         for key, value in {"temperature": [temperature], "of_layers": of_layers or []}.items():
@@ -143,7 +143,7 @@ class Temperature(Balancing):
         if self.of_layers is not None and len(self.of_layers) != len(routers):
             raise UserError(
                 f"of_layers={self.of_layers} has {len(self.of_layers)} temperatures for {len(routers)} layers: "
-                "give one per layer, or null"
+                "set one per layer, or null"
             )
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:

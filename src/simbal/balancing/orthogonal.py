@@ -1,4 +1,4 @@
-"""Orthonormal router rows without a loss: as initialization, by construction, or as a fixed basis of the router.
+"""Orthonormal router rows without a loss: as an initialization, by construction, or as a fixed basis of the router.
 
 Reference: arXiv 2506.14038, table 2 (OrthoInit and Param); torch.nn.utils.parametrizations.orthogonal.
 Shapes: E experts, D model width.
@@ -30,7 +30,7 @@ class OrthogonalInit(Balancing):
 class OrthogonalParametrization(Balancing):
     """W W^T = I at every step: W is a product of Householder reflections with trainable vectors.
 
-    W is in fp32 under every precision. Weight decay is off, because it would rotate the rows towards fixed directions.
+    W is in fp32 under every precision. Weight decay is off, because it would rotate the rows toward fixed directions.
     """
 
     formula = "no loss; W a product of Householder reflections, rows orthonormal at every step"
@@ -73,7 +73,7 @@ class OrthogonalMixture(Balancing):
     """W = B Q with a fixed Q, Q Q^T = I, and a free B: the router sees only an E-dimensional subspace of x.
 
     Q spans the initial rows; orthonormal initial rows give B = I. W is in fp32 under every precision. Weight decay acts
-    as on a plain router, because |B| = |W|.
+    as on an unparametrized router, because |B| = |W|.
     """
 
     formula = "no loss; W = B Q, Q fixed with orthonormal rows, B trained from the identity"

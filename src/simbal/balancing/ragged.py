@@ -33,7 +33,7 @@ class ReMoE(Balancing):
         """Initialize the loss.
 
         Args:
-            coef: lambda before the first step.
+            coef: initial lambda.
             alpha: factor by which lambda changes per step, above 1.
             balanced: weight each expert's penalty by its load.
         """
@@ -60,7 +60,7 @@ class ReMoE(Balancing):
         require_unused_experts(routers)
         if any(router.gating != "relu" or router.renormalize for router in routers):
             raise UserError(
-                "balancing=remoe needs router=relu with router.renormalize=false: leave out router=, so that "
+                "balancing=remoe needs router=relu with router.renormalize=false: omit router=, because "
                 "balancing=remoe sets both"
             )
 
@@ -77,17 +77,17 @@ class ReMoE(Balancing):
         return self.coef * (self.alpha ** self.raised.double()).to(r_E.dtype) * r_E.sum()
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the number of used experts in excess of K per token, summed over tokens, (L,)."""
+        """Return the number of used experts minus K, summed over tokens, (L,)."""
         return torch.stack([r.tokens_per_expert_E.sum() - len(r.probs_NE) * r.top_k for r in routings])
 
     def update(self, step: FinishedStep) -> None:
-        """Raise or lower lambda, unless coef or the schedule is 0: lambda would grow without bound."""
+        """Raise or lower lambda. Skipped if coef or the schedule is 0, because lambda would grow without bound."""
         if self.coef * step.factor > 0:
             self.raised.add_(step.measured_LE.sum().sign())
 
 
 class TopP(Balancing):
-    """Token t uses its most probable experts until their sum exceeds p; loss = coef * mean over t of its entropy.
+    """Token t uses its most probable experts until their sum exceeds p; loss = coef * mean entropy per token.
 
     A token's probabilities are divided by their sum. The expert that crosses p is included, so every token has at least
     one expert. The entropy -sum_i p_ti ln p_ti limits their number; no term keeps it at K.
@@ -110,11 +110,11 @@ class TopP(Balancing):
         )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the probabilities, (N, E), with -inf for experts after the one that crosses p."""
+        """Return the probabilities, (N, E), with -inf for the experts after the sum exceeds p."""
         probs_NE = candidates.probs_NE
         sorted_NE, experts_NE = probs_NE.double().sort(dim=-1, descending=True, stable=True)
         sums_NE = sorted_NE.cumsum(-1)
-        # a token whose sigmoids are all 0 uses every expert
+        # `>` is false for a token whose sigmoids are all 0, so it uses every expert
         crossed_NE = sums_NE > self.p * sums_NE[:, -1:]
         after_NE = crossed_NE.roll(1, -1)
         after_NE[:, 0] = False

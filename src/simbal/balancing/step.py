@@ -1,4 +1,4 @@
-"""An optimizer step of the strategies: counts over micro-batches, losses that need them, and the update.
+"""One optimizer step of the strategies: counts over micro-batches, losses that need the counts, and the update.
 
 Shapes: L MoE layers, E experts.
 """
@@ -33,7 +33,7 @@ class StepInProgress:
 
     @contextmanager
     def counting_pass(self) -> Iterator[Self]:
-        """Yield an empty step, without gradients, to which to `add` every micro-batch; then set `step_counts`."""
+        """Yield an empty step without gradients: `add` every micro-batch to it. On exit, set `step_counts`."""
         counting = type(self)(self.strategies)
         with torch.no_grad():
             yield counting
@@ -53,7 +53,7 @@ class StepInProgress:
         return {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
 
     def losses(self, routings: Sequence[Routing], step: int) -> dict[str, Tensor]:
-        """Return each strategy's loss term, scalars, for the last added micro-batch in optimizer step `step`.
+        """Return each strategy's loss term, a scalar, for the last added micro-batch in optimizer step `step`.
 
         Raises:
             UserError: a loss needs the counts of several micro-batches and there was no counting pass.

@@ -1,12 +1,12 @@
-"""Choices by a threshold per expert: a quantile of the scores, the expert's best tokens, or a capacity.
+"""Choice of experts by a threshold per expert: a quantile of the scores, the expert's best tokens, or a capacity.
 
 Reference:
 - Quantile balancing: BIP-based balancing (arXiv 2502.15451), one round of its dual update per step, not clipped at 0.
   The mean over a step and the smoothing over steps are our own.
 - Expert threshold: arXiv 2603.11535, without its warm-up by expert choice, which is not causal, and without its shared
   expert.
-- Dynamic quantile: J. Su, kexue.fm 11626 (only the derivation). Thresholds of the step before and the smoothing are our
-  own.
+- Dynamic quantile: J. Su, kexue.fm 11626 (only the derivation). Using thresholds of earlier steps and smoothing them is
+  our own.
 - Expert choice: arXiv 2202.09368.
 - Capacity: arXiv 2101.03961, as in flaxformer's token-choice routers.
 Shapes: N tokens, L MoE layers, E experts, K experts per token (on average if it varies), R = N*K choices.
@@ -44,7 +44,7 @@ class QuantileBalancing(Balancing):
     properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
-        """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see `LossFree` for the sizes."""
+        """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.smoothing = share("smoothing", smoothing)
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
@@ -68,7 +68,7 @@ class QuantileBalancing(Balancing):
         return torch.stack([balancing_bias(r.probs_NE.detach(), bias_E, r.top_k) for r, bias_E in pairs])
 
     def update(self, step: FinishedStep) -> None:
-        """Move the bias towards the centered mean over micro-batches and ranks."""
+        """Move the bias toward the centered mean over micro-batches and ranks."""
         mean_LE = step.measured_LE / step.num_measured
         centered_LE = mean_LE - mean_LE.mean(1, keepdim=True)
         self.bias_LE.lerp_(centered_LE.to(self.bias_LE.dtype), 1 - self.smoothing)
@@ -88,7 +88,7 @@ def balancing_bias(scores_NE: Tensor, bias_E: Tensor, top_k: int) -> Tensor:
 class ExpertThreshold(Balancing):
     """Token t uses every expert i with z_ti >= c_i, where c_i is the running mean of the cutoffs of i.
 
-    The cutoff of a micro-batch is the NK/E-th largest logit of the expert. After step n, c moves towards the mean
+    The cutoff of a micro-batch is the NK/E-th largest logit of the expert. After step n, c moves toward the mean
     cutoff by the fraction (1 - decay) / (1 - decay^n): a bias-corrected exponential mean. Before the first step each
     token uses the experts with its K largest logits.
     """
@@ -99,7 +99,7 @@ class ExpertThreshold(Balancing):
     ragged = True
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, decay: float = 0.99) -> None:
-        """Set the fraction of the old mean that is kept, `decay` in [0, 1); see `LossFree` for the sizes."""
+        """Set the fraction of the old mean that is kept, `decay` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.decay = share("decay", decay)
         self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
@@ -119,11 +119,11 @@ class ExpertThreshold(Balancing):
         return self.reaching(candidates.logits_NE, candidates)
 
     def reaching(self, scores_NE: Tensor, candidates: Candidates) -> Tensor:
-        """Return the scores, (N, E), with -inf below the threshold, or below the K largest before the first step."""
+        """Return the scores, (N, E), with -inf below the threshold; the K largest are kept before the first step."""
         scores_NE = scores_NE.to(self.threshold_LE.dtype)  # same rounding as the threshold, which may equal a score
-        own_N1 = scores_NE.topk(candidates.top_k).values[:, -1:]
+        kth_largest_N1 = scores_NE.topk(candidates.top_k).values[:, -1:]
         # `if` would synchronize with the GPU
-        threshold_NE = torch.where(self.steps > 0, self.threshold_LE[candidates.layer], own_N1)
+        threshold_NE = torch.where(self.steps > 0, self.threshold_LE[candidates.layer], kth_largest_N1)
         return scores_NE.masked_fill(scores_NE < threshold_NE, -torch.inf)
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
@@ -147,7 +147,7 @@ def cutoff(logits_NE: Tensor, top_k: int) -> Tensor:
 class DynamicQuantile(ExpertThreshold):
     """Token t uses every expert i with s_ti > beta_i, the running mean of the (NK/E + 1)-th largest gated score of i.
 
-    This is `ExpertThreshold` with another cutoff: after step n, beta moves towards the mean over micro-batches and
+    This is `ExpertThreshold` with a different cutoff: after step n, beta moves toward the mean over micro-batches and
     ranks by the fraction (1 - smoothing) / (1 - smoothing^n). Before the first step each token uses the experts with
     its K largest scores.
     """
@@ -156,7 +156,7 @@ class DynamicQuantile(ExpertThreshold):
     citation = "kexue.fm 11626"
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
-        """Set the fraction of the old mean that is kept, `smoothing` in [0, 1); see `LossFree` for the sizes."""
+        """Set the fraction of the old mean that is kept, `smoothing` in [0, 1); see also `LossFree`."""
         super().__init__(num_layers, num_experts, share("smoothing", smoothing))
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
@@ -182,9 +182,9 @@ def smallest_above(scores_NE: Tensor, top_k: int) -> Tensor:
 class ExpertChoice(ExpertThreshold):
     """In training, expert i takes the C = capacity_factor N K / E tokens with its largest gated scores p_ti.
 
-    Not causal in training: later tokens affect whether a token is taken, which a model can exploit. Evaluation is
-    causal: token t uses every expert i with p_ti >= c_i, where c_i is the running mean over steps of the smallest p_ti
-    that i has taken, as in `ExpertThreshold`.
+    Not causal in training: later tokens affect whether an expert takes a token, so the model can exploit future tokens.
+    Evaluation is causal: token t uses every expert i with p_ti >= c_i, where c_i is the running mean over steps of the
+    smallest p_ti that i took, as in `ExpertThreshold`.
     """
 
     citation = "arXiv 2202.09368; evaluation: arXiv 2603.11535"
@@ -193,7 +193,7 @@ class ExpertChoice(ExpertThreshold):
     def __init__(
         self, num_layers: int = 0, num_experts: int = 0, capacity_factor: float = 1.0, decay: float = 0.99
     ) -> None:
-        """Set the capacity of an expert and the `decay` of the mean; see `LossFree` for the sizes."""
+        """Set the capacity of an expert and the `decay` of the mean; see also `LossFree`."""
         super().__init__(num_layers, num_experts, decay)
         self.capacity_factor = checked_factor(capacity_factor)
         self.formula = (
@@ -210,7 +210,7 @@ class ExpertChoice(ExpertThreshold):
         return torch.full_like(probs_NE, -torch.inf).scatter(0, taken_CE, probs_NE.gather(0, taken_CE))
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the smallest score that each expert has taken, (L, E)."""
+        """Return the smallest score among the tokens that each expert takes, (L, E)."""
         smallest = []
         for routing in routings:
             probs_NE = routing.probs_NE.detach()
@@ -231,10 +231,9 @@ def best_tokens(scores_NE: Tensor, top_k: int, capacity_factor: float) -> Tensor
 class Capacity(Balancing):
     """In training, an expert takes at most C = ceil(capacity_factor N K / E) of a micro-batch's N tokens.
 
-    The first choices of all tokens, in the order of the tokens, fill the queues of their experts, followed by all
-    second choices, and so on. Choices after position C are dropped. The remaining experts keep their weights. With
-    K > 1 this is not causal: a token's first choice precedes the second choice of an earlier token. Evaluation drops
-    nothing and routes like a plain router.
+    The first choices of all tokens enter the queues of their experts in token order, followed by all second choices,
+    and so on. Choices after position C are dropped. The remaining experts keep their weights. With K > 1 this is not
+    causal: a token's first choice precedes the second choice of an earlier token. Evaluation drops nothing.
     """
 
     citation = "arXiv 2101.03961"
@@ -246,7 +245,7 @@ class Capacity(Balancing):
         self.capacity_factor = checked_factor(capacity_factor)
         self.formula = (
             f"no loss; in training an expert takes at most ceil({capacity_factor:g} NK/E) tokens of a micro-batch, "
-            "first choices before second choices; weights as without drops"
+            "first choices before second choices; drops do not change weights"
         )
 
     @property
@@ -260,7 +259,7 @@ class Capacity(Balancing):
             self.properties = replace(self.properties, causal=True)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return the logits, (N, E), in training with -inf for experts not chosen or dropped."""
+        """Return the logits, (N, E); in training, with -inf for experts that are dropped or not chosen."""
         logits_NE = candidates.logits_NE
         if not self.training:
             return logits_NE
@@ -282,7 +281,7 @@ def queue_positions(experts_NK: Tensor) -> Tensor:
 
 
 def even_load(scores_NE: Tensor, top_k: int, capacity_factor: float) -> Fraction:
-    """Return capacity_factor N K / E exactly, with the factor as a decimal: 1.1 * 10 is exactly 11."""
+    """Return capacity_factor N K / E exactly, reading the factor as a decimal: 1.1 * 10 is exactly 11."""
     num_tokens, num_experts = scores_NE.shape
     return Fraction(str(capacity_factor)) * num_tokens * top_k / num_experts
 

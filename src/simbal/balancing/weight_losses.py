@@ -1,4 +1,4 @@
-"""Losses of weights: SimBal and its components on the router's rows, and the overlap of expert weights.
+"""Losses on weights: SimBal and its components on the router's rows, and the overlap of expert weights.
 
 Reference: SimBal: arXiv 2506.14038, section 3.1 and the second listing of its appendix; ERNIE 4.5 (its router
 orthogonalization, as in PaddleFormers); Kim 2026 (arXiv 2601.00457) measures the overlap of experts by the mean squared
@@ -25,7 +25,8 @@ GRAM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class SimBal(WeightLoss):
     """loss = coef * sum_ij |W W^T - I|_ij, entrywise, for router rows W (E, D).
 
-    Its gradient is 2 coef S W with S = sign(W W^T - I). It needs no tokens and is zero exactly at orthonormal rows.
+    Its gradient is 2 coef S W with S = sign(W W^T - I). The loss does not depend on tokens and is zero if and only if
+    the rows are orthonormal.
     """
 
     citation = "arXiv 2506.14038, section 3.1"
@@ -60,7 +61,7 @@ class SimBal(WeightLoss):
 class ErnieOrthogonalLoss(WeightLoss):
     """loss = coef * mean_ij (n_i . n_j - 1[i = j])^2 with n_i = w_i / |w_i|; the lengths of the rows are free.
 
-    Decoupled: not part of the loss, but a separate step after the optimizer's, W -= (lr) * coef * gradient.
+    The decoupled form adds no loss. Instead it applies W -= (lr) * coef * gradient after the optimizer step.
     """
 
     citation = "ERNIE 4.5 technical report; PaddleFormers (both forms of the decoupled step)"
@@ -76,11 +77,11 @@ class ErnieOrthogonalLoss(WeightLoss):
         self.properties = replace(WeightLoss.properties, differentiable=not decoupled)
 
     def loss(self, routing: Routing) -> Tensor:
-        """Return the loss of the layer's router, 0 if decoupled, a scalar."""
+        """Return the loss of the layer's router, a scalar; 0 if decoupled."""
         return routing.router_weight_ED.new_zeros(()) if self.decoupled else super().loss(routing)
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
-        """Return the loss of a router's weight, decoupled or not, a scalar."""
+        """Return the loss of a router's weight, a scalar, whether decoupled or not."""
         return self.coef * normalized_deviation(weight_ED)
 
     def update(self, step: FinishedStep) -> None:
@@ -93,7 +94,7 @@ class ErnieOrthogonalLoss(WeightLoss):
 
 
 class OffDiagonalCosine(WeightLoss):
-    """loss = coef * mean over pairs i != j of cos^2(w_i, w_j): only the directions of the rows."""
+    """loss = coef * mean over pairs i != j of cos^2(w_i, w_j). It ignores the lengths of the rows."""
 
     formula = "coef * mean over i != j of cos^2(w_i, w_j)"
     citation = "direction half of SimBal, arXiv 2506.14038"
@@ -108,7 +109,7 @@ class OffDiagonalCosine(WeightLoss):
 
 
 class RowNorm(WeightLoss):
-    """loss = coef * mean_i (|w_i| - 1)^2: only the lengths of the rows."""
+    """loss = coef * mean_i (|w_i| - 1)^2. It ignores the directions of the rows."""
 
     formula = "coef * mean_i (|w_i| - 1)^2"
     citation = "scale half of SimBal, arXiv 2506.14038"
@@ -153,7 +154,7 @@ class ExpertOverlap(Balancing):
 
     def loss(self, routing: Routing) -> Tensor:
         """Return the loss of the layer's experts, a scalar."""
-        assert routing.experts is not None, "needs a model of simbal"
+        assert routing.experts is not None, "ExpertOverlap needs a simbal model"
         return self.coef * mean_squared_cosine(expert_vectors(routing.experts))
 
 

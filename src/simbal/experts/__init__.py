@@ -1,1 +1,1 @@
-"""Dropless expert layers: one interface, backends that differ in speed only."""
+"""Dropless expert layers: one interface, and backends that differ only in speed."""

@@ -1,4 +1,4 @@
-"""The dispatch of tokens to experts, and the two backends in plain PyTorch.
+"""Dispatch of tokens to experts, and the two backends in plain PyTorch.
 
 `reference` loops over the experts. `grouped` (the option `torch`) runs one grouped matrix product for all of them and
 saves little for the backward pass.
@@ -50,7 +50,7 @@ class RoutingPlan:
 def reference(
     x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor, biases: Biases | None = None
 ) -> Tensor:
-    """Compute the experts one after another, (N, D). Every other backend computes the same function.
+    """Compute the experts one after another, (N, D). All backends compute the same function.
 
     y_t = sum_k p_tk W2_e^T (silu(Wgate_e x_t) * (Wup_e x_t)), where e is the k-th expert of token t. With biases,
     y_t = sum_k p_tk (W2_e^T (silu(Wgate_e x_t + b1_e) * (Wup_e x_t + b3_e)) + b2_e).
@@ -83,7 +83,7 @@ def grouped(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    """Return why `grouped` cannot run with this device, dtype and these widths, or None."""
+    """Return the reason why `grouped` cannot run with this device, dtype and widths, or None."""
     if dtype == torch.float64:
         return None if device.type == "cpu" else "float64 is supported on the CPU only"
     if device.type == "cuda" and dtype != torch.bfloat16:
@@ -136,7 +136,7 @@ class _GroupedSwiGLU(torch.autograd.Function):
         (N, K), (E, _, width, D) = p_NK.shape, w13.shape
         token = order // K
         dy_RD = dy_ND.index_select(0, token)  # copies: grouped_mm rejects an expanded or strided gradient
-        dh_RF = _matmul(dy_RD, w2.transpose(1, 2), ends)  # not yet multiplied by the routing weight
+        dh_RF = _matmul(dy_RD, w2.transpose(1, 2), ends)  # before the multiplication by the routing weight
         gate_RF, up_RF = gate_up_R2F.chunk(2, -1)
         silu_RF = F.silu(gate_RF)
         h_RF = silu_RF * up_RF

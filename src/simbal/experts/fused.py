@@ -2,7 +2,7 @@
 
 No padding, no permuted copy of x or dy, no atomics and no synchronization with the host, so a CUDA graph can capture
 it. Equal inputs give equal bits: every sum has a fixed order, and block shapes come from the static table `CONFIGS`.
-Tuning at run time would choose the order of the sums, and so the bits, by timing.
+Autotuning at run time would make the order of the sums, and so the bits, depend on timing.
 Not tried: a persistent grid, TMA, warp specialization.
 Reference: MegaBlocks (arXiv 2211.15841) for the weight layout; SonicMoE for the router gradient <h, dy W2^T>.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows, T tiles,
@@ -50,8 +50,8 @@ class Config:
     shared_memory: int  # bytes per program of the most demanding kernel
     rows: int = 128  # rows per tile of the three kernels over routed rows, which share one tile map
     group: int = 16  # row tiles per column sweep: 16 tiles read 3 MB of x at D = 768, and L2 holds 50 MB
-    programs: int = 4 * 132  # target number of programs of the weight gradient: four per SM of an H200
-    min_chunk: int = 512  # below this number of rows, splitting an expert costs more in partial sums than it gains
+    programs: int = 4 * 132  # target number of programs for the weight gradient: four per SM of an H200
+    min_chunk: int = 512  # rows; splitting an expert into shorter chunks costs more in partial sums than it gains
 
     def chunk_rows(self, R: int, tiles: int) -> int:
         """Return the rows per chunk at which the weight gradient splits long experts, so that none delays the GPU.
@@ -63,7 +63,7 @@ class Config:
         return -(-rows // self.weight_grad.depth) * self.weight_grad.depth
 
 
-# In order of preference. The first entry was timed on an H100 (`benchmarks.fused_blocks`), the others on no GPU. The
+# In order of preference. Only the first entry was timed on a GPU, an H100 (`benchmarks.fused_blocks`). The
 # tests compile each for sm_90, and for sm_80 if it fits, and check that no registers spill and, for the entries without
 # timings, that two programs fit onto one SM of an H200 (128 registers, 113 KiB of shared memory), so that one program
 # stores while the other multiplies.
@@ -111,7 +111,7 @@ def fused(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> 
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    """Return why `fused` cannot run with this device, dtype and these widths, or None."""
+    """Return the reason why `fused` cannot run with this device, dtype and widths, or None."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and device.type != "cuda":
         return f"it needs CUDA, not {device.type} (tests run it in Triton's interpreter: TRITON_INTERPRET=1)"
@@ -133,7 +133,7 @@ def _unsupported_on_gpu(device: torch.device, dtype: torch.dtype, d_model: int, 
     memory = _shared_memory(device)
     if config_for(d_model, d_expert, memory) is None:
         least = min(config.shared_memory for config in CONFIGS)
-        return f"a program needs {least} bytes of shared memory, this GPU has {memory}"
+        return f"a program needs {least} bytes of shared memory, but this GPU has {memory}"
     return None
 
 
@@ -219,7 +219,7 @@ class _FusedSwiGLU(torch.autograd.Function):
         h_RF = x_ND.new_empty(N * K, width)
         up = (kernels.up_kernel, config, config.up, width)
         _run_rows(*up, x_ND, w13, gate_up_R2F, h_RF, *where, D=D, F=width, K=K)
-        # pruning builds plans without rows for some slots; nothing is written to these slots
+        # pruned plans have no rows for some slots, which must stay zero
         out_NKD = x_ND.new_empty(N, K, D) if len(order) == N * K else x_ND.new_zeros(N, K, D)
         down = (kernels.down_kernel, config, config.down, D)
         _run_rows(*down, h_RF, w2, p_NK, out_NKD, *where, WIDTH_I=width, WIDTH_J=D, SCALED=True)
@@ -236,7 +236,7 @@ class _FusedSwiGLU(torch.autograd.Function):
         config: Config = ctx.config
         order, ends, _ = where
         (N, K), (_, _, width, D) = p_NK.shape, w13.shape
-        dy_ND = dy_ND.contiguous()  # the kernels need the rows of an expanded gradient in memory
+        dy_ND = dy_ND.contiguous()  # the kernels read rows, which an expanded gradient does not store
         dgate_up_R2F = torch.empty_like(gate_up_R2F)
         ph_RF = x_ND.new_empty(N * K, width)
         dp_NKC = p_NK.new_empty(N, K, width // config.hidden_grad.columns, dtype=torch.float32)

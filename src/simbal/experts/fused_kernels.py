@@ -1,4 +1,4 @@
-"""Triton kernels of the backend `fused`: matrix products that gather, activate and scatter where they load and store.
+"""Triton kernels of the backend `fused`: matrix products with gather, activation and scatter fused in.
 
 They mask rows but not columns and assume contiguous tensors, which `fused.py` checks. No kernel uses atomics, so
 results are bit-reproducible.
@@ -6,7 +6,7 @@ Weight gradients are split-k products, with a second pass that adds the partial 
 Reference: MegaBlocks (arXiv 2211.15841) and ScatterMoE (arXiv 2403.08245) for the gather and scatter inside the
 product; SonicMoE for dp = <h, dy W2^T>; Triton's matrix multiplication tutorial for the grouped order of tiles.
 Shapes: N tokens, D model width, E experts, F expert hidden width, K experts per token, R = N*K routed rows (sorted by
-expert; unsorted where a name says slot), T tiles or chunks, S partial sums, C column blocks, I and J the dimensions of
+expert; unsorted if a name contains slot), T tiles or chunks, S partial sums, C column blocks, I and J the dimensions of
 a matrix.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -169,7 +169,7 @@ def hidden_grad_kernel(
             dy_at += DEPTH
             w2_at += DEPTH
         p_R = tl.load(p_slot + slot_R, mask=mine_R, other=0.0).to(tl.float32)
-        # process half of the columns at a time: a full tile of all these values does not fit into the registers
+        # process half of the columns at a time: a full tile would not fit into the registers
         left, right = tl.split(g.reshape(ROWS, 2, COLUMNS // 2).permute(0, 2, 1))
         f = column * COLUMNS + tl.arange(0, COLUMNS // 2)
         dp_R = _swiglu_grad(left, p_R, gate_up_R2F, dgate_up_R2F, ph_RF, row_R, mine_R, f, F)

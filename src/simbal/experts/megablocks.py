@@ -32,14 +32,14 @@ WEIGHT_NAMES = ("mlp.w1", "mlp.v1", "mlp.w2")  # of gate, up and down in MegaBlo
 
 def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
     """Compute the experts, (N, D), with MegaBlocks' copies and stk's block-sparse products."""
-    if not x_ND.dtype == w13_E2FD.dtype == w2_EFD.dtype:  # the kernels would misread the others
+    if not x_ND.dtype == w13_E2FD.dtype == w2_EFD.dtype:  # the kernels would misread a second dtype
         raise ValueError(f"x, w13 and w2 must have one dtype, got {x_ND.dtype}, {w13_E2FD.dtype} and {w2_EFD.dtype}")
     y_ND: Tensor = _BlockSparseSwiGLU.apply(x_ND, plan.weights_NK, w13_E2FD, w2_EFD, *_every_slot(plan))  # type: ignore[no-untyped-call]
     return y_ND
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert: int) -> str | None:
-    """Return why `megablocks` cannot run with this device, dtype and these widths, or None."""
+    """Return the reason why `megablocks` cannot run with this device, dtype and widths, or None."""
     if device.type != "cuda" and not interpreted():
         return "it needs a CUDA device (tests run it in Triton's interpreter: TRITON_INTERPRET=1)"
     missing = [name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None]
@@ -48,7 +48,7 @@ def unsupported(device: torch.device, dtype: torch.dtype, d_model: int, d_expert
     if d_model % BLOCK or d_expert % BLOCK:
         return f"model.d_model={d_model} and model.d_expert={d_expert} must be multiples of {BLOCK}"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"its kernels have no {dtype}"
+        return f"its kernels do not support {dtype}"
     if device.type == "cuda" and not interpreted():
         rounds = "it would round float32 to TF32 on CUDA: set trainer.precision=bf16-mixed or experts=reference"
         return rounds if dtype == torch.float32 else None
@@ -160,7 +160,7 @@ class _BlockSparseSwiGLU(torch.autograd.Function):
         E, _, width, D = w13.shape
         cols = width // BLOCK
         dy_GD = rows.gather(dy_ND.contiguous())
-        dh = narrow.sdd(dy_GD, w2.view(E * width, D).T).view(-1, cols, BLOCK, BLOCK)  # not yet times p
+        dh = narrow.sdd(dy_GD, w2.view(E * width, D).T).view(-1, cols, BLOCK, BLOCK)  # before the multiplication by p
         gate, up = _gate_up(gate_up, cols)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
@@ -183,7 +183,7 @@ class Topology:
     """A block-sparse (G, E*M) matrix: each block row holds only the M/128 blocks of its expert.
 
     SDD gets int32 indices. Since Triton 3.2 the kernel's `int16 * 128` stays int16, so blocks from 256 on are wrong
-    (stanford-futuredata/stk, pull request 17). DSD widens before it multiplies and gets int16, because int32 would
+    (stanford-futuredata/stk, pull request 17). DSD gets int16: it widens before it multiplies, and int32 would
     halve its pipeline (shared memory 64 to 32 KiB, 4 stages to 2).
     """
 
@@ -192,8 +192,8 @@ class Topology:
         device, rows, cols = blocks_E.device, num_rows // BLOCK, width // BLOCK
         if num_rows * width >= INT32_ELEMENTS:
             raise UserError(
-                f"experts.backend=megablocks cannot hold {num_rows} rows of {width} features: its kernels count "
-                "elements in 32 bits; use a smaller trainer.micro_batch"
+                f"experts.backend=megablocks cannot hold {num_rows} rows of {width} features, as its kernels index "
+                "elements with 32 bits: use a smaller trainer.micro_batch"
             )
         row = torch.arange(rows, device=device)
         expert = torch.searchsorted(blocks_E.cumsum(0), row, right=True)

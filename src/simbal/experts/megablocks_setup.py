@@ -36,7 +36,7 @@ def triton_for_torch() -> str:
 
 
 def write_torch_without_cuda(folder: Path) -> None:
-    """Write a fake package torch without CUDA that has everything MegaBlocks' setup.py imports."""
+    """Write a fake package torch without CUDA, with only the modules that MegaBlocks' setup.py imports."""
     (folder / "torch" / "utils").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text('__version__ = "0"\n')
     (folder / "torch" / "utils" / "__init__.py").touch()
@@ -59,7 +59,7 @@ def pip(*arguments: str, python_path: str | None = None) -> None:
 def main() -> None:
     """Install Triton if it is missing, and MegaBlocks without its extension."""
     try:
-        importlib.metadata.version("triton")  # a CUDA build of torch has installed the right one
+        importlib.metadata.version("triton")  # a CUDA build of torch requires the matching version
     except importlib.metadata.PackageNotFoundError:
         pip("--no-deps", f"triton=={triton_for_torch()}")
     pip("numpy", "packaging", "setuptools")

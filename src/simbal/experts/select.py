@@ -1,4 +1,4 @@
-"""The choice of the expert backend: a named backend runs or raises, `auto` takes the fastest measured backend.
+"""Choice of the expert backend: a named backend runs or raises, `auto` takes the fastest measured backend.
 
 Shapes: N tokens, D model width, E experts, F expert hidden width.
 """
@@ -22,7 +22,7 @@ class Backend:
     """An implementation of the experts.
 
     `run(x_ND, plan, w13_E2FD, w2_EFD)` returns y_ND. Gate is w13[:, 0] and up is w13[:, 1], applied as x W^T; down is
-    h @ w2[e]. `unsupported(device, dtype, d_model, d_expert)` returns why `run` cannot run there, or None.
+    h @ w2[e]. `unsupported(device, dtype, d_model, d_expert)` returns the reason why `run` cannot run, or None.
     """
 
     run: Callable[[Tensor, RoutingPlan, Tensor, Tensor], Tensor]
@@ -63,12 +63,12 @@ class Measurement:
     result: str
 
     def fits(self, device: str, dtype: torch.dtype, d_model: int, d_expert: int) -> bool:
-        """Whether the measurement applies to this device, dtype and these widths."""
+        """Whether the measurement applies to this device, dtype and widths."""
         fits = self.d_model in (None, d_model) and self.d_expert in (None, d_expert)
         return fits and (self.device, self.dtype) == (device, dtype)
 
 
-# the first measurement that fits counts
+# the first measurement that applies is used
 MEASURED = (
     Measurement(
         "cpu", torch.float32, None, None, "torch",
@@ -81,7 +81,7 @@ MEASURED = (
     Measurement("cuda", torch.bfloat16, 1536, 1536, "fused",
                 "1.2 times as fast as torch and 1.9 times as fast as megablocks on an H200"),
 )  # fmt: skip
-# backends to try by device, in this order, without a measurement or if the measured backend cannot run
+# backends to try, by device and in this order, if no measurement applies or the measured backend cannot run
 UNMEASURED = {"cuda": ("fused", "torch", "megablocks", "reference"), "cpu": ("torch", "reference")}
 
 
@@ -91,7 +91,7 @@ def select_backend(
     """Return the backend to use and the reason.
 
     Raises:
-        UserError: `name` is unknown, cannot run with this device, dtype and these widths, or does not support biases.
+        UserError: `name` is unknown, cannot run with this device, dtype and widths, or does not support biases.
     """
     if bias and name == "auto":
         return BackendChoice("reference", "auto chose reference: no other backend supports model.bias=true")
@@ -116,10 +116,10 @@ def _choose_automatically(device: torch.device, dtype: torch.dtype, d_model: int
     default = f"the default on {device.type}, no measurement for {dtype} and these widths"
     candidates += [(name, default) for name in UNMEASURED.get(device.type, ("reference",))]
     rejected: dict[str, str] = {}
-    for name, why in candidates:
+    for name, default_reason in candidates:
         if not (reason := BACKENDS[name].unsupported(device, dtype, d_model, d_expert)):
             skipped = "; ".join(f"{other} cannot run here: {cause}" for other, cause in rejected.items())
-            return BackendChoice(name, f"auto chose {name}: {skipped or why}")
+            return BackendChoice(name, f"auto chose {name}: {skipped or default_reason}")
         rejected[name] = reason
     raise AssertionError("every list ends in reference, which runs everywhere")
 
@@ -137,6 +137,6 @@ def apply_experts(
         operands = x_ND.to(dtype), plan, w13_E2FD.to(dtype), w2_EFD.to(dtype)
         if biases is None:
             return BACKENDS[name].run(*operands)
-        assert name == "reference", "`select_backend` rejects the others"
+        assert name == "reference", "`select_backend` rejects biases for other backends"
         b13_E2F, b2_ED = biases
         return backends.reference(*operands, (b13_E2F.to(dtype), b2_ED.to(dtype)))

@@ -1,7 +1,7 @@
 """Hugging Face transformers models: balance, describe, measure, load and export them.
 
-`attach` adds balancing strategies to the routers of a Mixture-of-Experts, `describe` reports what the model's own code
-does about balance, and `from_pretrained` loads a folder as a `Transformer`. For the Trainer, see `simbal.hf.trainer`.
+`attach` adds balancing strategies to the routers of a Mixture-of-Experts, `describe` reports how the model's own code
+balances load, and `from_pretrained` loads a folder as a `Transformer`. For the Trainer, see `simbal.hf.trainer`.
 """
 
 from simbal.hf.attach import Attachment, attach

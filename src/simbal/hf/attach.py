@@ -1,4 +1,4 @@
-"""Attachment of balancing strategies to a Hugging Face MoE: to its router decisions, loss and optimizer steps.
+"""Attach balancing strategies to a Hugging Face MoE: to its router decisions, loss and optimizer steps.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, D model width, E experts, K experts per token.
 """
@@ -52,15 +52,16 @@ def attach(
             balancing.step()
         balancing.detach()
 
-    The model's parameters and state_dict do not change, nor do its outputs if the strategies only add losses. The
+    The model's parameters and state_dict do not change, and its outputs change only if a strategy steers routers. The
     model's own load-balancing loss is off unless `model.config.output_router_logits` is True. To turn it off, set that
     to False or `model.router_aux_loss_coef` to 0; the config key is only read when the model is created.
 
     Args:
         model: a model with known routers. Every process needs the full weights.
-        strategies: one or more strategies, by name or under the names of their classes. Initial weights do not change.
-        schedules: factor of a strategy's coefficient over the steps, by name of the strategy.
-        layer_reduce: sum or mean of a loss over layers, unless the strategy sets it.
+        strategies: one or more strategies; the default name of a strategy is its class name. Their router
+            initialization is ignored.
+        schedules: schedules of the coefficients, by strategy name.
+        layer_reduce: sum or mean, the reduction of a loss over layers, unless the strategy sets it.
 
     Raises:
         UserError: the model has no known routers, or the strategies do not work with them or with each other.
@@ -85,17 +86,17 @@ def attach(
 
 
 class Attachment:
-    """Strategies on a model, returned by `attach`. As a context manager it detaches them at the end.
+    """Strategies attached to a model, returned by `attach`. Used as a context manager, it detaches them on exit.
 
-    `loss` and `routings` refer to the last forward pass. Forward passes in training mode with gradients count towards
-    the optimizer step that `step` ends; passes in evaluation mode do not. A pass that gradient checkpointing recomputes
-    is not counted again and chooses the same experts.
+    `loss` and `routings` refer to the last forward pass. Forward passes in training mode with gradients count toward
+    the current optimizer step, which `step` ends; passes in evaluation mode do not. A pass recomputed by gradient
+    checkpointing is not counted again and chooses the same experts.
 
     If routers have their own bias on the choice of experts (DeepSeek-V3, GLM-4, MiniMax-M2, Ernie 4.5), `LossFree`
-    updates that bias in place. The model uses and saves it, and it stays after `detach`.
+    updates this bias in place. The model uses and saves the bias, also after `detach`.
 
-    Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but strategies that
-    choose for all tokens of a micro-batch at once, such as Sinkhorn, see it.
+    Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but it affects
+    strategies that choose for all tokens of a micro-batch at once, such as Sinkhorn.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Attachment:
         self.discard()
 
     def discard(self) -> None:
-        """Discard the optimizer step in progress and the last forward pass, for a step that is skipped."""
+        """Discard the optimizer step in progress and the last forward pass. Call it when a step is skipped."""
         self._hooks.forget()
         self._step = StepInProgress(self.strategies)
         self._counting: StepInProgress | None = None  # the first of two passes over the micro-batches of a step
@@ -129,7 +130,7 @@ class Attachment:
 
     @property
     def last_counts(self) -> bool:
-        """Whether the last forward pass counts towards the optimizer step in progress."""
+        """Whether the last forward pass counts toward the optimizer step in progress."""
         return self._last_pass()[0].counted
 
     @property
@@ -137,7 +138,7 @@ class Attachment:
         """Tokens per expert in the optimizer step in progress, (L, E), without padding.
 
         Raises:
-            UserError: no forward pass counted towards it.
+            UserError: no forward pass counted toward this step.
         """
         if self._step.counts_LE is None:
             raise UserError("no forward pass in training mode with gradients: call model.train()")
@@ -154,18 +155,18 @@ class Attachment:
         """Return the sum of the strategies' losses for the last forward pass, a scalar to add to the model's loss.
 
         Raises:
-            UserError: as `losses`.
+            UserError: see `losses`.
         """
         terms = [*self.losses().values()]
         return torch.stack(terms).sum() if terms else self.routings[0].logits_NE.new_zeros(())
 
     def losses(self) -> dict[str, Tensor]:
-        """Return the loss of each strategy for the last forward pass by name: scalars.
+        """Return the loss of each strategy for the last forward pass, a scalar, by name.
 
-        Coefficient, schedule and reduction over layers are included.
+        It includes the coefficient, the schedule and the reduction over layers.
 
         Raises:
-            UserError: there was no forward pass, or a strategy does not work with it.
+            UserError: there was no forward pass, or a strategy does not support it.
         """
         last, routings = self._last_pass()
         for name, part in self.strategies.parts.items():
@@ -193,7 +194,7 @@ class Attachment:
             lr: learning rate of the step, for strategies that need it.
 
         Raises:
-            UserError: no forward pass counted towards the step, or a strategy needs `lr`.
+            UserError: no forward pass counted toward the step, or a strategy needs `lr`.
         """
         for name, part in self.strategies.parts.items():
             if part.needs_lr and lr is None:
@@ -209,7 +210,7 @@ class Attachment:
         self.discard()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of optimizer steps and the state of the strategies. Call it between two steps."""
+        """Return the number of optimizer steps and the state of the strategies. Call it between steps."""
         if self._model_bias:
             self._model_bias.read()
         return {"steps": self.steps, "strategies": self.strategies.state_dict()}
@@ -243,7 +244,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class ModelBias:
-    """The biases of a model's routers, updated by `strategy`. The values in the model are the authoritative ones."""
+    """The biases of a model's routers, updated by `strategy`. The values in the model take precedence."""
 
     strategy: LossFree
     routers: Sequence[HFRouter]
@@ -261,15 +262,15 @@ class ModelBias:
     @torch.no_grad()
     def write(self) -> None:
         """Copy the biases of the strategy to the model."""
-        for theirs_E, ours_E in zip(self.biases, self.strategy.bias_LE, strict=True):
-            theirs_E.copy_(ours_E)
+        for model_E, strategy_E in zip(self.biases, self.strategy.bias_LE, strict=True):
+            model_E.copy_(strategy_E)
 
 
 def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model: str) -> ModelBias | None:
-    """Let the model choose experts by its own rule and a `LossFree` update its bias, if the routers have one.
+    """Let a `LossFree` strategy update the bias of the model's routers, which keep choosing experts by their own rule.
 
-    Return the biases, or None if no strategy chooses experts or the strategy can choose instead of the routers. `model`
-    is the name of its class.
+    Return the biases, or None if no strategy chooses experts or the strategy can replace the rule. `model` is the
+    name of the model's class.
 
     Raises:
         UserError: a strategy cannot steer routers with this rule, or would update the bias wrongly.
@@ -296,7 +297,7 @@ def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model:
 
 
 def name_strategies(strategies: Balancing | Iterable[Balancing] | Mapping[str, Balancing]) -> dict[str, Balancing]:
-    """Return strategies by name, by default the name of the class.
+    """Return strategies by name; the default name is the class name.
 
     Raises:
         UserError: an object is not a strategy, or two have the same name.
@@ -322,7 +323,7 @@ def require_attachable(parts: Mapping[str, Balancing], routers: Sequence[HFRoute
         if part.ragged:
             reason = "the model computes exactly K experts per token"
         elif type(part).logits is not Balancing.logits:
-            reason = reason or "it computes router logits in another way than the model"
+            reason = reason or "it computes router logits differently from the model"
         elif part.needs_experts:
             reason = "it needs the experts' weights, and only the routers are available"
         if reason:

@@ -1,6 +1,6 @@
-"""The analysis `balancing`: what the code of a Hugging Face MoE does about load balance, found by running it.
+"""The analysis `balancing`: runs a Hugging Face MoE to find out how its own code balances the load of experts.
 
-It uses random tokens instead of the text of `hf=`, and prints the findings of `simbal.hf.describe`.
+It uses random tokens instead of the data, and prints the findings of `simbal.hf.describe`.
 """
 
 from simbal.analysis.result import Result
@@ -10,25 +10,31 @@ from simbal.hf.model import HFModel
 
 DEFINITION = {
     "findings": "results of a few passes over random tokens in training mode, each with a kind, a fact and advice; "
-    "kinds: no_loss, on, off, zero, config_ignored of the auxiliary loss; formula, factor_k, pooled, other_gating, "
-    "unknown of what it computes; mask, padding, gradient, no_gradient, accumulation of what it counts; idle_bias, "
-    "moving_bias of the routers",
+    "kinds: no_loss, on, off, zero, config_ignored for the auxiliary loss; formula, factor_k, pooled, other_gating, "
+    "unknown for its formula; mask, padding, gradient, no_gradient, accumulation for its tokens and gradient; "
+    "idle_bias, moving_bias for the routers' bias",
 }
 
 
 def balancing(hf: HFModel) -> Result:
-    """Describe what a model's own code does about balance.
+    """Describe how a model's own code balances load.
 
     Raises:
         UserError: the model has no known routers, or some weights are not in memory.
     """
-    found = describe(hf.model)
-    findings = [finding for finding in found.findings if finding.kind != "frozen"]  # analyses need no gradients
-    grid = new_grid(f"{found.model}: {found.routers}")
+    description = describe(hf.model)
+    findings = [finding for finding in description.findings if finding.kind != "frozen"]  # analyses need no gradients
+    grid = new_grid(f"{description.model}: {description.routers}")
     for heading in ("fact", "what to do"):
         grid.add_column(heading, overflow="fold")
     for finding in findings:
         grid.add_row(finding.fact, finding.advice)
     rows = [vars(finding) for finding in findings]
-    record = {"definition": DEFINITION, "model": found.model, "routers": found.routers, "findings": rows, "metrics": {}}
+    record = {
+        "definition": DEFINITION,
+        "model": description.model,
+        "routers": description.routers,
+        "findings": rows,
+        "metrics": {},
+    }
     return Result([grid], [], record)

@@ -1,13 +1,13 @@
-"""Conversion between simbal's Transformer and five transformers architectures that compute the same function.
+"""Conversion between simbal's Transformer and five Hugging Face architectures that compute the same function.
 
     from simbal import hf
     model = hf.from_pretrained("folder")           # a Transformer, which LitMoE and every analysis accept
     hidden_BSD, routings = model(tokens_BS)
     logits_BSV = hidden_BSD @ model.head_VD.T
 
-`named_weights` maps each weight name in a file to a view of our parameter. The same map writes and reads a folder.
-The names are the published ones, with separate matrices for each expert. transformers merges the experts when it
-loads a model and splits them again when it saves one.
+`named_weights` maps each weight name in a file to a view of our parameter, both for reading and for writing a folder.
+Names are those of published checkpoints, with separate matrices for each expert. transformers merges the experts when
+it loads a model and splits them again when it saves one.
 Reference: transformers 5.23, models/{mixtral,llama,olmoe,qwen3,qwen3_moe} and conversion_mapping.py.
 Shapes: B sequences, S tokens, V vocabulary, D model width, E experts, F hidden width of an expert or of the dense
 feed-forward.
@@ -33,7 +33,7 @@ from simbal.model.transformer import Block, Transformer, TransformerShape
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 MIXTRAL_NAMES, USUAL_NAMES = ("block_sparse_moe", "w1", "w3", "w2"), ("mlp", "gate_proj", "up_proj", "down_proj")
-SUPPORTED_VALUES: dict[str, Any] = {  # config keys without a counterpart in our model: the one value it computes
+SUPPORTED_VALUES: dict[str, Any] = {  # config keys without a counterpart in our model, with the only supported value
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -49,7 +49,7 @@ SUPPORTED_ROPE = {"rope_type": "default", "partial_rotary_factor": 1.0}
 
 @dataclass(frozen=True)
 class Architecture:
-    """A transformers architecture. Whether a model has experts and its QK-norm determine the architecture."""
+    """A transformers architecture. `sparse` and `qk_norm` determine it."""
 
     name: str  # in messages
     class_name: str
@@ -75,12 +75,14 @@ def architecture_of(shape: TransformerShape) -> Architecture:
     """Return the architecture that computes a model of this shape.
 
     Raises:
-        UserError: no architecture does. The message names the config key.
+        UserError: there is no such architecture. The message names the config key.
     """
-    found = next((a for a in ARCHITECTURES if (a.sparse, a.qk_norm) == (shape.num_experts > 0, shape.qk_norm)), None)
-    if found is None:
+    architecture = next(
+        (a for a in ARCHITECTURES if (a.sparse, a.qk_norm) == (shape.num_experts > 0, shape.qk_norm)), None
+    )
+    if architecture is None:
         raise UserError(f"model.qk_norm={shape.qk_norm} with model.num_experts=0: no dense architecture has this norm")
-    name = found.name
+    name = architecture.name
     if shape.document_end is not None:
         raise UserError(f"data.document_mask=true: attention in {name} is not limited to a document")
     if shape.bias:
@@ -89,13 +91,13 @@ def architecture_of(shape: TransformerShape) -> Architecture:
         raise UserError(f"model.num_shared_experts={shape.num_shared_experts}: {name} has no shared experts")
     if shape.num_experts and shape.gating != "softmax":
         raise UserError(f"router.gating={shape.gating}: {name} uses softmax gating")
-    if shape.num_experts and not shape.renormalize and not found.any_renormalize:
+    if shape.num_experts and not shape.renormalize and not architecture.any_renormalize:
         raise UserError(f"router.renormalize=false: {name} always renormalizes the weights of the chosen experts")
-    if shape.head_width * shape.num_heads != shape.d_model and not found.any_head_dim:
+    if shape.head_width * shape.num_heads != shape.d_model and not architecture.any_head_dim:
         raise UserError(f"model.head_dim={shape.head_dim}: {name} needs head_dim = d_model / num_heads")
-    if shape.d_model % shape.num_heads and found is LLAMA:
+    if shape.d_model % shape.num_heads and architecture is LLAMA:
         raise UserError(f"model.d_model={shape.d_model}: {name} needs a multiple of model.num_heads")
-    return found
+    return architecture
 
 
 def hf_config(shape: TransformerShape, seq_len: int, end_of_text: int) -> Any:
@@ -103,14 +105,14 @@ def hf_config(shape: TransformerShape, seq_len: int, end_of_text: int) -> Any:
 
     Args:
         shape: shape of the model.
-        seq_len: length of the training sequences, written as the maximum context length.
-        end_of_text: id of the token after every document, written as BOS and EOS.
+        seq_len: length of the training sequences in tokens, written as the maximum context length.
+        end_of_text: token id that ends every document, written as BOS and EOS.
     """
     from transformers import AutoConfig
 
-    found = architecture_of(shape)
+    architecture = architecture_of(shape)
     keys = {
-        "architectures": [found.class_name],
+        "architectures": [architecture.class_name],
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.d_model,
         "num_hidden_layers": shape.num_layers,
@@ -124,15 +126,15 @@ def hf_config(shape: TransformerShape, seq_len: int, end_of_text: int) -> Any:
         "eos_token_id": end_of_text,
         "pad_token_id": None,
         "dtype": "float32",
-        found.width: shape.d_expert if found.sparse else max(1, shape.top_k) * shape.d_expert,
+        architecture.width: shape.d_expert if architecture.sparse else max(1, shape.top_k) * shape.d_expert,
     }
-    if found.any_head_dim:
+    if architecture.any_head_dim:
         keys["head_dim"] = shape.head_width
-    if found.sparse:
+    if architecture.sparse:
         keys |= {"num_experts": shape.num_experts, "num_experts_per_tok": shape.top_k}
-    if found.any_renormalize:
+    if architecture.any_renormalize:
         keys["norm_topk_prob"] = shape.renormalize
-    config = AutoConfig.for_model(found.model_type, **keys)
+    config = AutoConfig.for_model(architecture.model_type, **keys)
     config.rope_theta = shape.rope_theta  # transformers 4 and older vLLM do not read rope_parameters
     return config
 
@@ -141,7 +143,7 @@ def named_weights(model: Transformer) -> dict[str, Tensor]:
     """Return a view of every weight by its name in a file. Writing to a view changes the model.
 
     Matrices are (out, in). The weight of a parametrized router (`ortho_param`) is computed and cannot be written to.
-    Tied embeddings appear once, as in files of transformers.
+    Tied embeddings appear once, as in transformers files.
     """
     weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
     if not model.shape.tie_embeddings:
@@ -158,7 +160,7 @@ def named_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _attention_weights(attention: Attention) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and weights of attention. Both formats stack heads as rows and rotate channel i with i + P/2."""
+    """Yield the names and weights of attention. Both formats stack heads as rows and rotate channels (i, i + P/2)."""
     for name, weight in zip("qkv", torch.split(attention.qkv.weight, attention.widths), strict=True):
         yield f"self_attn.{name}_proj", weight
     yield "self_attn.o_proj", attention.out.weight
@@ -170,7 +172,7 @@ def _attention_weights(attention: Attention) -> Iterator[tuple[str, Tensor]]:
 def _expert_weights(
     layer: MoELayer | FeedForward, prefix: str, gate: str, up: str, down: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and matrices of a feed-forward, whose projections are called `gate`, `up` and `down`."""
+    """Yield the names and matrices of a feed-forward layer, with projections named `gate`, `up` and `down`."""
     if isinstance(layer, FeedForward):
         parts = [(prefix, layer.w13_2FD, layer.w2_FD)]
     else:
@@ -193,7 +195,7 @@ def from_pretrained(folder: str | PathLike[str], backend: str = "reference") -> 
         backend: implementation of the experts.
 
     Raises:
-        UserError: a file is missing or damaged, or our Transformer does not compute this model. The message names the
+        UserError: a file is missing or damaged, or our Transformer cannot compute this model. The message names the
             config key or weight.
     """
     path = Path(folder)
@@ -223,12 +225,12 @@ def shape_of(config: Any) -> TransformerShape:
     A dense model gets top_k=1 and its full width as d_expert.
 
     Raises:
-        UserError: our Transformer does not compute this model. The message names the key and its value.
+        UserError: our Transformer cannot compute this model. The message names the key and its value.
     """
     known = {each.model_type: each for each in ARCHITECTURES}
     if config.model_type not in known:
         raise UserError(f"model_type={config.model_type} is not supported; supported: {', '.join(known)}")
-    found = known[config.model_type]
+    architecture = known[config.model_type]
     rope = config.rope_parameters
     for prefix, values, supported in (
         ("", config.to_dict(), SUPPORTED_VALUES),
@@ -240,7 +242,7 @@ def shape_of(config: Any) -> TransformerShape:
     _require_full_attention(config)
     d_model, num_heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or d_model // num_heads
-    if not found.any_head_dim and head_dim * num_heads != d_model:
+    if not architecture.any_head_dim and head_dim * num_heads != d_model:
         raise UserError(f"head_dim={head_dim} is not supported, only hidden_size / num_attention_heads")
     return TransformerShape(
         vocab_size=config.vocab_size,
@@ -249,14 +251,14 @@ def shape_of(config: Any) -> TransformerShape:
         num_heads=num_heads,
         num_kv_heads=None if config.num_key_value_heads == num_heads else config.num_key_value_heads,
         head_dim=None if head_dim * num_heads == d_model else head_dim,
-        qk_norm=found.qk_norm,
-        d_expert=getattr(config, found.width),
-        num_experts=config.num_experts if found.sparse else 0,
-        top_k=config.num_experts_per_tok if found.sparse else 1,
+        qk_norm=architecture.qk_norm,
+        d_expert=getattr(config, architecture.width),
+        num_experts=config.num_experts if architecture.sparse else 0,
+        top_k=config.num_experts_per_tok if architecture.sparse else 1,
         rope_theta=float(rope["rope_theta"]),
         norm_eps=config.rms_norm_eps,
         gating="softmax",
-        renormalize=config.norm_topk_prob if found.any_renormalize else True,
+        renormalize=config.norm_topk_prob if architecture.any_renormalize else True,
         tie_embeddings=config.tie_word_embeddings,
     )
 

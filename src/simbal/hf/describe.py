@@ -1,7 +1,7 @@
-"""Description of what the code of a Hugging Face MoE does about load balance, and what its user can do about it.
+"""Describe how the code of a Hugging Face MoE balances the load of its experts, and what users can change.
 
-Class names and config keys are unreliable. Instead, the model is run on random tokens, and the loss that its code adds
-is compared with known forms of the load-balancing loss.
+Class names and config keys are unreliable. Instead, the model runs on random tokens, and the loss that its code adds is
+compared with known forms of the load-balancing loss.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, P passes, E experts, K experts per token.
 """
@@ -23,9 +23,9 @@ from simbal.hf.routers import Rule, find_backbone, find_routers
 from simbal.model.router import Routing, apply_gating
 
 S = 16
-SWITCH = "output_router_logits"  # config key and forward argument by which transformers adds its auxiliary loss
+SWITCH = "output_router_logits"  # config key and forward argument that enables transformers' auxiliary loss
 COEFFICIENT = "router_aux_loss_coef"  # attribute of the model, and config key
-SCOPES = {  # over what a load-balancing loss is computed
+SCOPES = {  # the tokens over which a load-balancing loss is computed
     "model": "over the tokens of all layers together",
     "layer": "for each layer, averaged over layers",
     "sequence": "for each sequence in each layer, averaged",
@@ -35,7 +35,7 @@ ATTACH_LBL = "attach(model, LoadBalancingLoss(scope='micro'))"
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about a model, and what its user can do about it. `kind` is a short name for programs."""
+    """A fact about a model, with advice. `kind` is a short name for programs."""
 
     kind: str
     fact: str
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Description:
-    """What a model's own code does about balance. Print it for a list of findings."""
+    """How a model's own code balances load. Print it for a list of findings."""
 
     model: str  # name of the class
     routers: str
@@ -58,7 +58,7 @@ class Description:
 
 
 def describe(model: nn.Module) -> Description:
-    """Run a transformers model on random tokens and report what its own code does about balance.
+    """Run a transformers model on random tokens and report how its own code balances load.
 
         print(describe(model))
 
@@ -126,7 +126,7 @@ def restored(model: nn.Module, trained: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def attribute_set_to(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Change an attribute within the block. Without an owner nothing changes."""
+    """Set an attribute within the block. If `owner` is None, do nothing."""
     if owner is None:
         yield
         return
@@ -140,7 +140,7 @@ def attribute_set_to(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Observation:
-    """A pass in training mode: what the model adds to the cross-entropy, and the decisions of every router."""
+    """A pass in training mode: the loss that the model adds to the cross-entropy, and the decisions of every router."""
 
     added: Tensor  # scalar with gradient
     routings: list[Routing]  # without padding
@@ -164,20 +164,20 @@ class Experiment:
         """Find the routers.
 
         Raises:
-            UserError: as `find_routers`, or the model is not a language model with all weights in memory.
+            UserError: see `find_routers`; or the model is not a language model with all weights in memory.
         """
         self.model, self.routers = model, find_routers(model)
         self.backbone = find_backbone(model, self.routers)
         embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
         if not isinstance(embedding, nn.Module) or not hasattr(embedding, "weight"):
-            raise UserError(f"{type(model).__name__} has no input embedding: give a language model with its head")
+            raise UserError(f"{type(model).__name__} has no input embedding: pass a language model with its head")
         self.embedding: Tensor = embedding.weight  # type: ignore[assignment]
         if any(parameter.is_meta for parameter in model.parameters()):
             raise UserError(f"some weights of {type(model).__name__} are not in memory, but gradients are needed")
         self.tolerance = 0.03 if torch.finfo(self.embedding.dtype).bits < 32 else 2e-3  # relative
 
     def batch(self, seed: int, sequences: int, distinct: int) -> dict[str, Tensor]:
-        """Return B x S random token ids, which take `distinct` values and are all labels."""
+        """Return random token ids, (B, S), with `distinct` different values; all tokens are labels."""
         generator = torch.Generator().manual_seed(seed)
         vocabulary = torch.randint(1, len(self.embedding), (distinct,), generator=generator)
         tokens_BS = vocabulary[torch.randint(distinct, (sequences, S), generator=generator)].to(self.embedding.device)
@@ -192,7 +192,7 @@ class Experiment:
         torch.manual_seed(0)
         output = self.model(**batch, use_cache=False, **keys)
         if getattr(output, "loss", None) is None:
-            raise UserError(f"{type(self.model).__name__} returns no loss for labels: give a language model")
+            raise UserError(f"{type(self.model).__name__} returns no loss for labels: pass a language model")
         return output
 
     def observe(self, batch: dict[str, Tensor], **keys: object) -> Observation:
@@ -209,7 +209,7 @@ class Experiment:
         return Observation(output.loss - nn.functional.cross_entropy(logits_NV, labels_N), routings, with_padding)
 
     def added(self, **keys: object) -> Tensor:
-        """Return what the model adds to the cross-entropy of a batch; a scalar with gradient."""
+        """Return the loss that the model adds to the cross-entropy of a batch, a scalar with gradient."""
         return self.observe(self.batch(7, 2, 5), **keys).added
 
     def differ(self, one: float, other: float) -> bool:
@@ -217,7 +217,7 @@ class Experiment:
         return abs(one - other) > 1e-4 + self.tolerance / 10 * max(abs(one), abs(other))
 
     def scales_loss(self, owner: Any) -> bool:
-        """Whether the auxiliary loss depends on the coefficient that `owner` holds."""
+        """Whether the auxiliary loss depends on the coefficient stored in `owner`."""
         before = self.added(**{SWITCH: True}).item()
         with attribute_set_to(owner, COEFFICIENT, getattr(owner, COEFFICIENT) + 1.0):
             return self.differ(self.added(**{SWITCH: True}).item(), before)
@@ -238,7 +238,7 @@ class Experiment:
             yield Finding(
                 "accumulation",
                 "num_items_in_batch, which the Trainer passes, divides the cross-entropy but not this loss: with G "
-                "micro-batches per step it counts G times",
+                "micro-batches per step it is G times as strong",
                 "divide its coefficient by gradient_accumulation_steps, or use attach_trainer, which averages losses",
             )  # fmt: skip
         config = getattr(self.model, "config", None)
@@ -249,9 +249,9 @@ class Experiment:
             )  # fmt: skip
 
     def switch_findings(self, owner: nn.Module | None) -> Iterator[Finding]:
-        """Yield whether the auxiliary loss is on, given the module that holds its coefficient."""
+        """Yield whether the auxiliary loss is on; `owner` is the module with its coefficient."""
         coefficient = getattr(owner, COEFFICIENT, None)
-        shown = "a coefficient in its code" if owner is None else f"model.{COEFFICIENT} = {coefficient:g}"
+        setting = "a coefficient in its code" if owner is None else f"model.{COEFFICIENT} = {coefficient:g}"
         if coefficient == 0:
             fact = f"its auxiliary loss has no effect: model.{COEFFICIENT} is 0"
             yield Finding("zero", fact, f"set model.{COEFFICIENT} to train with it")
@@ -259,11 +259,11 @@ class Experiment:
             is_on = self.differ(self.added().item(), 0.0)
         if not is_on:
             yield Finding(
-                "off", f"its auxiliary loss is off: config.{SWITCH} is False, so {shown} has no effect",
+                "off", f"its auxiliary loss is off: config.{SWITCH} is False, so {setting} has no effect",
                 f"set model.config.{SWITCH} = True, or attach a loss, which needs no setting",
             )  # fmt: skip
         elif coefficient != 0:
-            yield Finding("on", f"its auxiliary loss is on, with {shown}")
+            yield Finding("on", f"its auxiliary loss is on, with {setting}")
 
     def find_form(self) -> tuple[str, float] | None:
         """Return scope and factor of the load-balancing loss that explains the added loss of every batch, or None."""
@@ -277,10 +277,10 @@ class Experiment:
         return None
 
     def formula_findings(self, coefficient: str) -> Iterator[Finding]:
-        """Yield what the loss computes. `coefficient` is the text before its formula; its value must be 1."""
+        """Yield the formula of the loss. `coefficient` is the text before the formula; its value must be 1."""
         form, top_k, gating = self.find_form(), self.routers[0].top_k, self.routers[0].gating
         if form is None:
-            yield Finding("unknown", "its auxiliary loss is no known form of the load-balancing loss")
+            yield Finding("unknown", "its auxiliary loss is not a known form of the load-balancing loss")
             return
         scope, factor = form
         is_one = abs(factor - 1) < self.tolerance
@@ -302,7 +302,7 @@ class Experiment:
         yield from self.padding_findings(scope, factor)
 
     def padding_findings(self, scope: str, factor: float) -> Iterator[Finding]:
-        """Yield whether padding counts."""
+        """Yield whether padding counts as tokens."""
         padded = self.batch(3, 3, 9)
         for row, length in enumerate((16, 9, 4)):
             padded["attention_mask"][row, length:] = 0

@@ -36,10 +36,10 @@ from simbal.model.transformer import Transformer
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.training.build import build_strategies, transformer_shape
 
-NO_TOKENIZER = "None: the run was trained on data=synthetic, whose tokens do not stand for text."
+NO_TOKENIZER = "None: the run was trained on data=synthetic, whose tokens do not represent text."
 TOKENIZER = (
-    "Load it with AutoTokenizer: cl100k_base, possibly truncated, with {vocab_size:,} ids. Id {eot} is end of text. "
-    "The tokenizer adds no special tokens; in training, every document ended with end of text."
+    "Load it with AutoTokenizer: cl100k_base, possibly truncated, with {vocab_size:,} token ids; {eot} is end of text. "
+    "The tokenizer adds no special tokens; in training, every document ended with the end-of-text token."
 )
 FACTS = "simbal.json"  # config and results of the run
 FILES = {"README.md", CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", SINGLE, FACTS}
@@ -67,17 +67,17 @@ class FinishedRun:
 
 
 def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str | None = None) -> None:
-    """Write a run to the folder `to`, or every finished run in a folder to `to`/<run>.
+    """Export a run to the folder `to`, or every finished run in a folder to `to`/<run>.
 
     Args:
         run: folder of a run, or of several runs.
         to: folder to write.
         overwrite: replace the export of another run.
-        tokenizer_path: copy of cl100k_base. The path in the run's config is ignored, as the run may be a stranger's.
+        tokenizer_path: copy of cl100k_base. The path in the run's config is ignored, because it may be untrusted.
 
     Raises:
         UserError: a run is unfinished or damaged, no architecture can express it, or the folder is in use. With
-            several runs, the remaining ones are exported first.
+            several runs, all other runs are exported first.
     """
     if not run or not to:
         raise UserError("give run=outputs/<name>/<run> and to=FOLDER")
@@ -98,7 +98,7 @@ def export(run: str | None, to: str | None, overwrite: bool, tokenizer_path: str
 
 
 def export_run(path: Path, target: Path, overwrite: bool, tokenizer_path: str | None) -> None:
-    """Write one run to one folder. Nothing is written unless all checks pass."""
+    """Export one run to one folder. Nothing is written unless all checks pass."""
     run = read_run(path)
     require_free(target, run.spec.hash, overwrite)
     encoder = open_encoder(run.spec.config.data.model_copy(update={"tokenizer_path": tokenizer_path}))
@@ -125,16 +125,16 @@ def export_run(path: Path, target: Path, overwrite: bool, tokenizer_path: str | 
 def read_run(path: Path) -> FinishedRun:
     """Load a run for export; `UserError` unless it is finished and transformers can compute its model."""
     spec, record = read_finished_run(path)
-    shape = transformer_shape(spec, end_of_text=0)  # only document masks, which are refused, need the token
+    shape = transformer_shape(spec, end_of_text=0)  # only document masks, which cannot be exported, need the token
     try:
-        found = architecture_of(shape)
+        architecture = architecture_of(shape)
         balancing = build_strategies(spec, shape)
         if shape.num_experts:
-            require_unsteered(balancing, shape.num_experts, shape.top_k, found.name)
+            require_unsteered(balancing, shape.num_experts, shape.top_k, architecture.name)
     except UserError as error:
         raise UserError(f"{path} cannot be exported: {error}") from None
     model = Transformer(shape, "reference" if shape.num_experts else None)
-    for router in model.routers:  # strategies can only parametrize finite weights; the checkpoint replaces these
+    for router in model.routers:  # strategies can only parametrize finite weights; the checkpoint overwrites them
         init_router(router.weight_ED, "normal_unit", 1.0, generator(0, "router"))
     balancing.prepare(model.routers)
     module = nn.ModuleDict({"model": model, "balancing": balancing})  # the attribute names in LitMoE
@@ -146,12 +146,12 @@ def read_run(path: Path) -> FinishedRun:
 def require_unsteered(balancing: Composition, num_experts: int, top_k: int, architecture: str) -> None:
     """Raise `UserError` if a strategy changes the logits or the choice of experts in evaluation mode.
 
-    A strategy that changes nothing returns the same tensor that it was given.
+    A strategy that changes nothing returns the logits tensor itself.
     """
     logits_NE, tokens_BS = torch.zeros(1, num_experts), torch.zeros(1, 1, dtype=torch.int64)
     candidates = Candidates(0, tokens_BS, logits_NE, apply_gating(logits_NE, "softmax"), top_k)
     if balancing.mapper is not None:
-        raise UserError(f"balancing.{balancing.mapper} computes the router logits in another way than {architecture}")
+        raise UserError(f"balancing.{balancing.mapper} computes the router logits differently from {architecture}")
     for name, part in balancing.eval().parts.items():
         if part.adjust_logits(logits_NE) is not logits_NE:
             raise UserError(f"balancing.{name} adjusts the router logits, which {architecture} does not")
@@ -162,7 +162,8 @@ def require_unsteered(balancing: Composition, num_experts: int, top_k: int, arch
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:
     """Raise `UserError` unless `target` is missing, empty, or an export that may be replaced.
 
-    An earlier export of the same run is always replaced, another run's with `overwrite`. Other files never are.
+    An earlier export of the same run is always replaced, and an export of another run with `overwrite`. Other files are
+    never replaced.
     """
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: choose another to=")
@@ -196,7 +197,7 @@ def write_tokenizer(tokenizer: Tokenizer, seq_len: int, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json for AutoTokenizer.
 
     As in training, no special token is added, and text that spells a special token stays text. Unused ids below end of
-    text (cl100k_base has one) get a name.
+    text (cl100k_base has one) get a placeholder name.
     """
     from transformers.convert_slow_tokenizer import TikTokenConverter
 

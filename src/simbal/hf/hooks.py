@@ -23,8 +23,8 @@ RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits_NE, weights_NK, experts_N
 class Decision:
     """The output of one router, as its experts receive it.
 
-    Nothing else is computed inside the model: gradient checkpointing requires that the recomputation, which is not
-    recorded, saves the same tensors as the first pass.
+    Everything else is computed after the pass, because gradient checkpointing requires that the recomputation, which is
+    not recorded, saves the same tensors as the first pass.
     """
 
     logits_NE: Tensor
@@ -39,13 +39,13 @@ class ForwardPass:
 
     tokens_BS: Tensor
     kept_N: Tensor | None  # mask of the tokens that are not padding; None: no padding
-    counted: bool  # part of the optimizer step: in training mode and with gradients
+    counted: bool  # counts toward the optimizer step: in training mode and with gradients
     with_gradient: bool
     decisions: dict[int, Decision] = field(default_factory=dict)  # by layer
 
     @classmethod
     def of_inputs(cls, backbone: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "ForwardPass":
-        """Return a new pass, given the arguments of the backbone."""
+        """Return a new pass for the arguments of the backbone."""
         inputs = inspect.signature(backbone.forward).bind(*args, **kwargs).arguments | dict(kwargs)
         ids_BS, embeddings_BSD = inputs.get("input_ids"), inputs.get("inputs_embeds")
         if ids_BS is None:
@@ -53,7 +53,7 @@ class ForwardPass:
             ids_BS = torch.empty(shape, dtype=torch.int64, device="meta")
         mask, kept_N = inputs.get("attention_mask"), None
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            kept_N = mask[:, -ids_BS.shape[1] :].reshape(-1).bool()  # cached tokens come before
+            kept_N = mask[:, -ids_BS.shape[1] :].reshape(-1).bool()  # the mask also covers cached tokens
         with_gradient = torch.is_grad_enabled()
         padding = kept_N is not None and not kept_N.all()
         return cls(ids_BS, kept_N if padding else None, backbone.training and with_gradient, with_gradient)
@@ -90,15 +90,15 @@ def at_least_fp32(logits_NE: Tensor) -> torch.dtype:
 
 
 def is_equal_up_to_rounding(a: Tensor, b: Tensor) -> bool:
-    """Whether logits have the same shape and values."""
+    """Whether two tensors of logits have the same shape and values."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 class Hooks:
     """The hooks on one model.
 
-    A pass is recorded from the call of the backbone to its return. A router that is called at another time is being
-    recomputed by gradient checkpointing.
+    A pass is recorded from the call of the backbone to its return. At any other time, a call of a router is a
+    recomputation by gradient checkpointing.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class Hooks:
         Args:
             backbone: the module whose call is a forward pass.
             routers: all routers.
-            steering: changes the decisions of the routers; None: decisions are recorded only.
+            steering: changes the decisions of the routers; None: decisions are only recorded.
             finish_pass: called after each pass with the pass and the routing of every layer.
-            start_pass: called before each pass with whether the model is in training mode.
+            start_pass: called before each pass; the argument is True in training mode.
         """
         self.routers, self.steering, self.finish_pass, self.start_pass = routers, steering, finish_pass, start_pass
-        self.paused = False  # nothing is recorded or steered
+        self.paused = False  # if True, nothing is recorded or steered
         self.forget()
-        # prepended, so that hooks that capture router logits get what the experts get
+        # prepended, so that hooks that capture router logits see the steered logits
         hooks = [router.module.register_forward_hook(RouterHook(self, router), prepend=True) for router in routers]
         start = backbone.register_forward_pre_hook(self._start, with_kwargs=True)
         self.handles = [*hooks, start, backbone.register_forward_hook(self._finish)]
@@ -151,12 +151,12 @@ class Hooks:
             self.finish_pass(*self.finished)
 
     def steer(self, router: HFRouter, logits_NE: Tensor, steering: Steering) -> Decision:
-        """Return the decision that `steering` makes under the router's rule, given logits x W^T in any dtype.
+        """Return the decision of `steering` under the router's rule, given logits x W^T in any dtype.
 
         A recomputation is recognized by its logits and chooses the same experts as the first pass.
 
         Raises:
-            UserError: the steering needs token ids, and they are unknown.
+            UserError: the steering needs token ids, but they are unknown.
         """
         first, tokens_BS = None, torch.empty(1, len(logits_NE), dtype=torch.int64, device="meta")
         if self.running:
@@ -178,7 +178,7 @@ class Hooks:
 
 
 def choice_scores(router: HFRouter, candidates: Candidates, steering: Steering) -> Tensor:
-    """Return the scores (N, E) by which `steering` chooses; if it returns the logits, the router's rule gives them."""
+    """Return the scores, (N, E), by which `steering` chooses; if it returns the logits, use the router's rule."""
     scores_NE = steering.choice_scores(candidates)
     if scores_NE.is_meta:
         raise UserError(
@@ -198,7 +198,7 @@ class RouterHook:
     router: HFRouter
 
     def __call__(self, module: nn.Module, args: Any, output: RouterOutput) -> RouterOutput | None:
-        """Record the router's output and return the steered one, or None if nothing is steered."""
+        """Record the router's output; return the steered output, or None without steering."""
         if self.hooks.paused:
             return None
         logits, weights, experts = output
@@ -218,8 +218,8 @@ class RouterHook:
 
 def hooks_on(routers: Sequence[HFRouter]) -> set[Hooks]:
     """Return the `Hooks` that are registered on routers."""
-    found = (hook for router in routers for hook in router.module._forward_hooks.values())
-    return {hook.hooks for hook in found if isinstance(hook, RouterHook)}
+    hooks = (hook for router in routers for hook in router.module._forward_hooks.values())
+    return {hook.hooks for hook in hooks if isinstance(hook, RouterHook)}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Loading of a Hugging Face model for `evaluate.py hf=`, with the text to measure it on.
+"""Load a Hugging Face model for `evaluate.py hf=`, and the text to measure it on.
 
-Code in the model's folder is never executed: classes come from transformers and weights from safetensors. A model that
-does not fit into memory is offloaded by accelerate.
+Code in the model's folder is never executed: classes come from transformers and weights from safetensors. accelerate
+offloads a model that does not fit into memory.
 """
 
 import logging
@@ -39,7 +39,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DEFAULT_CONTEXT = 2048  # longest default window, in tokens
-MEMORY_FRACTION = 0.8  # of the free memory, for weights; a forward pass needs the rest
+MEMORY_FRACTION = 0.8  # of free memory for weights; the rest is for the forward pass
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class HFRequest:
     """The keys of a command that measures a Hugging Face model.
 
     Args:
-        hf: folder, or name on the hub.
+        hf: folder, or name on the Hugging Face Hub.
         name: results go to `output_dir`/`name`/<model>.
         context: window length in tokens; None: the model's maximum, at most 2,048.
         dtype: auto, float32, bfloat16 or float16.
@@ -75,7 +75,7 @@ class HFRequest:
 
     @cached_property
     def path(self) -> Path:
-        """The model's folder, downloaded from the hub if `hf` is a name there."""
+        """The model's folder, downloaded from the Hub if `hf` is a name there."""
         require_transformers()
         return find_folder(str(self.hf))
 
@@ -107,7 +107,7 @@ class HFRequest:
 
     @cached_property
     def store(self) -> Store:
-        """The validation split in tokens of the model's tokenizer, prepared on first use."""
+        """The validation split, tokenized by the model's tokenizer, prepared on first use."""
         data = self.data_config.model_copy(update={"vocab_size": self.text.vocab_size})
         return prepare(data, progress=True, encoder=self.text)
 
@@ -120,8 +120,8 @@ class HFRequest:
         context, data = self.context or min(longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT), self.data_config
         split = ValidationSplit.of(self.store, context, data.seed or 0, data.validation_document_tokens)
         if not len(split.included):
-            held = len(self.store.tokens("validation"))
-            raise UserError(f"data={data.source} has only {held:,} validation tokens, fewer than context={context}")
+            count = len(self.store.tokens("validation"))
+            raise UserError(f"data={data.source} has only {count:,} validation tokens, fewer than context={context}")
         return split
 
     @property
@@ -131,12 +131,12 @@ class HFRequest:
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype of the weights in the files, as the config says."""
+        """The dtype of the weights in the files, according to the config."""
         return str(self.config.dtype or torch.float32).removeprefix("torch.")
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of weights and activations. `auto` keeps the stored one, unless a CPU emulates bf16."""
+        """The dtype of weights and activations. `auto` keeps the stored dtype, unless the CPU emulates bf16."""
         if self.dtype != "auto":
             return str(self.dtype)
         is_emulated = self.device.type == "cpu" and not cpu_multiplies_bf16()
@@ -144,7 +144,7 @@ class HFRequest:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything besides the keys of an analysis that its numbers depend on."""
+        """Everything that determines the numbers of an analysis, except its keys."""
         config, *weights = (_sha256(file) for file in (self.path / CONFIG, *weight_files(self.path)))
         return {
             "digests": {"config": config, "weights": " ".join(weights)},
@@ -176,7 +176,7 @@ class HFRequest:
         if embedding_rows < self.text.vocab_size:
             raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
         quantized = getattr(self.config, "quantization_config", None) is not None
-        precisions = {"trained": "quantised" if quantized else self.stored_dtype, "analysed": self.compute_dtype}
+        precisions = {"trained": "quantized" if quantized else self.stored_dtype, "analysed": self.compute_dtype}
         model = HFModel(self.path, module, routers, self.text, self.validation, self.device, precisions)
         facts = {
             "source": str(self.hf),
@@ -191,7 +191,7 @@ class HFRequest:
 
 
 def find_folder(hf: str) -> Path:
-    """Return the folder that `hf` names, downloaded from the hub unless it is a local folder."""
+    """Return the model's folder, downloaded from the Hub unless `hf` is a local folder."""
     if Path(hf).is_dir():
         return Path(hf).resolve()
     if not HUB_NAME.fullmatch(hf):
@@ -200,7 +200,7 @@ def find_folder(hf: str) -> Path:
 
     try:
         return Path(snapshot_download(hf, allow_patterns=HUB_FILES))
-    except Exception as error:  # network errors, hub errors, unknown names
+    except Exception as error:  # network errors, Hub errors, unknown names
         raise UserError(f"hf={hf} is not a local folder and cannot be downloaded: {on_one_line(error)}") from None
 
 
@@ -209,7 +209,7 @@ def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[n
 
     With accelerate, weights that do not fit into memory are offloaded: from the device to the CPU, then to disk.
     """
-    # otherwise loader threads read ahead, and the weights take twice their memory
+    # otherwise loader threads read ahead and double the memory for the weights
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     if find_spec("accelerate") is None:
         module = _load(path, dtype).to(device)
@@ -245,7 +245,7 @@ def _load(path: Path, dtype: torch.dtype, **placement: Any) -> nn.Module:
 
 
 def find_known_routers(model: nn.Module) -> list[HFRouter] | UserError:
-    """Return the routers: none for a dense model, the error for a Mixture-of-Experts with unknown routers."""
+    """Return the routers: an empty list for a dense model, or the error if the model seems to have unknown routers."""
     try:
         return find_routers(model)
     except UserError as error:

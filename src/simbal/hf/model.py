@@ -1,10 +1,10 @@
-"""A Hugging Face model as analyses see it, for `evaluate.py hf=`.
+"""Hugging Face models as subjects of analyses, for `evaluate.py hf=`.
 
-Routers decide by the model's own code. Hooks record the decisions and change them if an analysis asks for it. The
-experts of an MoE block are a module that takes tokens, chosen experts and weights, so a single expert is that module
-with one choice per token.
-Shapes: B sequences, S sequence length, T = S + 1, Q new tokens, N tokens, R choices that are kept, D model width, E
-experts, K experts per token, V ids.
+The model's own code chooses experts. Hooks record the decisions, and change them for analyses that need it. The
+experts of an MoE block are one module that takes tokens, chosen experts and weights. To run a single expert, call this
+module with one choice per token.
+Shapes: B sequences, S sequence length, T = S + 1, Q new tokens, N tokens, R kept choices, D model width, E experts,
+K experts per token, V token ids.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Candidates, Groups, Routing, Steering
 
-MAX_LOGITS = 1 << 28  # elements of the logits in one pass, such as 2,048 tokens x 131,072 ids
+MAX_LOGITS = 1 << 28  # elements of the logits in one pass, such as 2,048 tokens x 131,072 token ids
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # x_ND, experts_NK, weights_NK -> y_ND
 Wrapper = Callable[[int, Experts, Tensor, Tensor, Tensor], Tensor]  # layer, experts, x_ND, experts_NK, weights_NK
 
@@ -70,7 +70,7 @@ class HFModel(Subject):
         Args:
             path: folder of the model.
             model: causal language model of transformers.
-            routers: routers of the MoE layers; none for a dense model; the error if they follow no known rule.
+            routers: routers of the MoE layers, empty for a dense model; or the error if their rule is unknown.
             text: tokenizer of the model.
             validation: windows of the validation split.
             device: device of the first layer.
@@ -93,14 +93,14 @@ class HFModel(Subject):
 
     @property
     def bytes_of_token_V(self) -> Tensor | None:
-        """Number of UTF-8 bytes of each id, or None if the tokenizer does not define it."""
+        """Number of UTF-8 bytes of each token id, or None if the tokenizer does not define it."""
         if not self.text.knows_bytes:
             return None
         return torch.from_numpy(self.text.byte_len.astype("int64")).to(self.device)
 
     @property
     def steering(self) -> Steering:
-        """The choice of the model's routers; `UserError` if their rule defines no weights for another choice."""
+        """The choice of the model's routers; `UserError` if their rule defines no weights for other choices."""
         if isinstance(self._rule, SparseMixer):
             raise UserError(f"the routers of {self.path} define no weights for experts that they do not choose")
         return OwnChoice(self.routers)
@@ -112,7 +112,7 @@ class HFModel(Subject):
 
     @property
     def routers(self) -> Sequence[HFRouter]:
-        """The router of every MoE layer, first layer first; `UserError` if they follow no known rule."""
+        """The router of every MoE layer, first layer first; `UserError` if their rule is unknown."""
         if isinstance(self._routers, UserError):
             raise UserError(str(self._routers))
         return self._routers
@@ -128,12 +128,12 @@ class HFModel(Subject):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; tied ones count once."""
+        """Number of parameters; tied parameters count once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that process a token; all if the routers are unknown."""
+        """Number of parameters that process a token; all parameters if the routers are unknown."""
         inactive = 0.0
         for router in self._known:
             size = sum(parameter.numel() for parameter in router.experts.parameters())
@@ -197,7 +197,7 @@ class HFModel(Subject):
 
     @contextmanager
     def pruned(self, pruning: Pruned) -> Iterator[list[int]]:
-        """Compute only the kept choices, each as a separate token; yield how many each layer has kept so far."""
+        """Compute only the kept choices, each as a separate token; yield each layer's number of kept choices so far."""
         kept_L = [0] * len(self.routers)
 
         def prune(layer: int, experts: Experts, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class HFModel(Subject):
         return self.text
 
     def decoder(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that takes the next ids of the samples and returns the logits after the last one."""
+        """Return a function that takes the next token ids of all samples and returns the logits after them."""
         past: dict[str, Any] = {}
 
         def next_logits(next_BQ: Tensor) -> Tensor:
@@ -233,21 +233,21 @@ class HFModel(Subject):
         return next_logits
 
     def every_expert_flops(self) -> float:
-        """Return the FLOPs of a pass that also runs all experts, relative to a plain pass."""
+        """Return the FLOPs of a pass that also runs all experts, divided by the FLOPs of a plain pass."""
         plain = self.count_flops()
         with self.similarity():
             return self.count_flops() / plain
 
     def count_flops(self) -> int:
         """Count the FLOPs of the matrix products in a forward pass over one window."""
-        # FlopCounterMode does not know the fused attention of the CPU
+        # FlopCounterMode does not count the fused attention of the CPU
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             next(self.predict(1, 1))
         return int(counter.get_total_flops())
 
 
 def negative_log_likelihood(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Return -log p of each target in nats, (B, S), in fp32. One sequence at a time, as fp32 logits are large."""
+    """Return -log p of each target in nats, (B, S), in fp32, one sequence at a time to save memory."""
     sequences = zip(logits_BSV, targets_BS.to(logits_BSV.device), strict=True)
     return torch.stack([F.cross_entropy(logits.float(), targets, reduction="none") for logits, targets in sequences])
 

@@ -1,8 +1,8 @@
-"""Discovery of the routers in a Hugging Face MoE, and of the rule by which each chooses and weighs experts.
+"""Discovery of the routers in a Hugging Face MoE, and of their rules for choosing and weighting experts.
 
 In transformers 5 an MoE block has two parts: a router, which maps N tokens to logits (N, E), weights (N, K) and experts
-(N, K), and `experts`, which take the tokens, the chosen experts and their weights. The rule of a router is found by
-running it on random numbers, because the meaning of class names and config keys changes between versions.
+(N, K), and `experts`, which take the tokens, the chosen experts and their weights. A router's rule is found by
+running the router on random inputs, because the meaning of class names and config keys changes between versions.
 
 Reference: bias on the choice of experts, arXiv 2408.15664.
 Shapes: N tokens, D model width, E experts, K experts per token.
@@ -35,8 +35,8 @@ PROBE_TOKENS = 64
 class Rule:
     """The usual rule: p = gating(logits), the K largest p + bias are chosen, and the weights are scale * p.
 
-    With groups, only experts of the best groups can be chosen. Subclass it for another kind of router: override
-    `candidates`, `scores` and `weights`, and append the class to `RULES`.
+    With groups, only experts of the best groups can be chosen. To support another kind of router, subclass `Rule`,
+    override `candidates`, `scores` and `weights`, and append the class to `RULES`.
     """
 
     gating: str  # softmax | sigmoid
@@ -53,7 +53,7 @@ class Rule:
 
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:
-        """Yield rules that a router may follow, by its attributes. The first one that fits is used.
+        """Yield the rules that a router may follow, judging by its attributes. The first rule that fits is used.
 
         Args:
             module: the router.
@@ -70,7 +70,7 @@ class Rule:
             yield cls(*options)
 
     def scores(self, probs_NE: Tensor, bias_E: Tensor | None) -> Tensor:
-        """Return the scores (N, E) whose K largest are chosen."""
+        """Return the scores, (N, E), of which the K largest are chosen."""
         scores_NE = probs_NE if bias_E is None else probs_NE + bias_E
         return scores_NE if self.groups is None else self.groups.limited(scores_NE)
 
@@ -89,8 +89,8 @@ class Rule:
 class SparseMixer(Rule):
     """The rule of Phi-3.5-MoE in evaluation mode: the two largest logits, chosen one after the other.
 
-    The weight of each is its softmax over the logits close to the largest remaining one:
-    (largest - logit) / max(|logit|, largest) <= 2 jitter. In training the router samples experts and uses another
+    The weight of each expert is its softmax over the logits close to the largest remaining logit:
+    (largest - logit) / max(|logit|, largest) <= 2 jitter. In training the router samples experts and has another
     gradient. Reference: arXiv 2310.00811, as implemented in transformers.
     """
 
@@ -171,7 +171,7 @@ def find_routers(model: nn.Module) -> list[HFRouter]:
     """Return all routers of `model`, first layer first.
 
     Raises:
-        UserError: the model has no router, one follows no known rule, or they differ in shape or rule.
+        UserError: the model has no router, a router follows no known rule, or routers differ in shape or rule.
     """
     inactive = _inactive_copies(model)
     blocks = [
@@ -191,7 +191,7 @@ def find_routers(model: nn.Module) -> list[HFRouter]:
 
 
 def find_backbone(model: nn.Module, routers: list[HFRouter]) -> nn.Module:
-    """Return the innermost module that takes `input_ids` and contains all routers. All wrappers call it."""
+    """Return the innermost module that takes `input_ids` and contains all routers. Every wrapper calls this module."""
     modules = {router.module for router in routers}
     backbones = [
         module
@@ -224,22 +224,22 @@ def _inactive_copies(model: nn.Module) -> set[nn.Module]:
 
 def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HFRouter:
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        raise UserError(f"the weight of {name} is sharded over processes, but every process needs all of it")
+        raise UserError(f"the weight of {name} is sharded over processes, but every process needs the full weight")
     if "lora_A" in module._modules:
         module_name = name.rpartition(".")[2]
         raise UserError(f"{name} is trained by LoRA: use LoraConfig(modules_to_save=['{module_name}']) for routers")
     matrices = [key for key, p in module.named_parameters() if p.ndim == 2 and min(p.shape) > 1]
     bias_at = _find_bias(module, block)
-    found = probe(module, matrices[0], getattr(*bias_at) if bias_at else None) if len(matrices) == 1 else None
-    if found is None:
+    probed = probe(module, matrices[0], getattr(*bias_at) if bias_at else None) if len(matrices) == 1 else None
+    if probed is None:
         raise UserError(f"{name}, a {type(module).__name__}, follows none of the rules in simbal.hf.routers.RULES")
-    rule, top_k = found
+    rule, top_k = probed
     experts, bias_at = block.get_submodule("experts"), bias_at if rule.biased else None
     return HFRouter(name, module, experts, layer, top_k, rule, matrices[0], bias_at)
 
 
 def _find_bias(module: nn.Module, block: nn.Module) -> tuple[nn.Module, str] | None:
-    """Return owner and name of the bias on the choice of experts, in the router or in its block."""
+    """Return the owner and name of the bias on the choice of experts, in the router or in its block."""
     for owner in (*module.modules(), *block.modules()):
         for name, _ in [*owner.named_buffers(recurse=False), *owner.named_parameters(recurse=False)]:
             if name in BIAS_NAMES:
@@ -251,7 +251,7 @@ def _find_bias(module: nn.Module, block: nn.Module) -> tuple[nn.Module, str] | N
 def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rule, int] | None:
     """Return the rule that a router follows and its K, or None if it follows none of `RULES`.
 
-    The router runs in evaluation mode with random parameters and a random bias, because a bias of 0 would go unnoticed.
+    The router runs in evaluation mode with random parameters and a random bias, because a bias of 0 has no effect.
     If rules with different gatings fit, the result is None.
     """
     weight_ED = module.get_parameter(weight_name)
@@ -296,12 +296,12 @@ class _Unhooked(nn.Module):
 def _run(
     module: nn.Module, tensors: dict[str, Tensor], x_ND: Tensor, bias_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return a router's logits (N, E), weights and experts (N, K), or None if its signature is another one."""
-    num_others = len(inspect.signature(module.forward).parameters) - 1  # arguments for the bias of the block
-    given = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    """Return a router's logits (N, E), weights and experts (N, K), or None if it has another signature."""
+    num_biases = len(inspect.signature(module.forward).parameters) - 1  # some routers take the bias of the block
+    renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
     training, module.training = module.training, False
     try:
-        output = functional_call(_Unhooked(module), given, (x_ND.clone(), *[bias_E] * num_others))
+        output = functional_call(_Unhooked(module), renamed, (x_ND.clone(), *[bias_E] * num_biases))
         logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None

@@ -1,4 +1,4 @@
-"""Balancing strategies in the transformers Trainer or a subclass: `attach_trainer(trainer, SimBal())`.
+"""Balancing strategies for the transformers Trainer and subclasses: `attach_trainer(trainer, SimBal())`.
 
 Shapes: L MoE layers, E experts.
 """
@@ -41,18 +41,18 @@ def attach_trainer(
     and `max_vio`, averaged over the steps since the last log.
 
     Checkpoints contain the state of the strategies, and `trainer.train(resume_from_checkpoint=...)` resumes from it.
-    Their weights have the names that the model uses, because the Trainer does not find experts and routers under the
-    published names that it writes (huggingface/transformers issue 48805). `from_pretrained` reads both, and
-    `trainer.save_model()` writes published names.
+    The weights in checkpoints have the model's own names, because the Trainer does not find experts and routers under
+    the published names that it writes (huggingface/transformers issue 48805). `from_pretrained` reads both kinds of
+    names, and `trainer.save_model()` writes published names.
 
     Args:
         trainer: a Trainer or a subclass, on one device or with DDP.
-        strategies: as in `attach`.
-        schedules: as in `attach`.
-        layer_reduce: as in `attach`.
+        strategies: see `attach`.
+        schedules: see `attach`.
+        layer_reduce: see `attach`.
 
     Raises:
-        UserError: as `attach`, or the trainer shards the model's weights or creates the model itself.
+        UserError: see `attach`; or the trainer shards the model's weights or creates the model itself.
     """
     args = trainer.args
     if trainer.model_init is not None:
@@ -84,9 +84,9 @@ class BalancingCallback(TrainerCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self._backwards = 0  # in this optimizer step
+        self._backwards = 0  # number of backward passes in this optimizer step
         self._sums: dict[str, Tensor] = {}  # of logged values, over the steps since the last log
-        self._steps = 0  # since the last log
+        self._steps = 0  # number of steps since the last log
 
     def detach(self) -> None:
         """Remove the strategies from the model and the trainer."""
@@ -96,7 +96,7 @@ class BalancingCallback(TrainerCallback):
         self.trainer.remove_callback(self)
 
     def _save_under_own_names(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as the trainer does, but in a checkpoint under the model's own weight names."""
+        """Save the model as the trainer does, but write checkpoints under the model's own weight names."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         is_checkpoint = output_dir is not None and Path(output_dir).name.startswith(PREFIX_CHECKPOINT_DIR)
         if not (is_checkpoint and isinstance(model, PreTrainedModel)):
@@ -119,11 +119,11 @@ class BalancingCallback(TrainerCallback):
         save_state(self.attachment, state)
 
     def _backward_with_losses(self, loss: Tensor, **kwargs: Any) -> None:
-        """Add the strategies' losses to the trainer's, which is already scaled for the sum over micro-batches."""
+        """Add the strategies' losses to the trainer's loss, which is already scaled for the sum over micro-batches."""
         self._backward(loss + self._loss().to(loss.device), **kwargs)
 
     def _loss(self) -> Tensor:
-        """Return the strategies' losses of this micro-batch divided by the number of micro-batches; a scalar."""
+        """Return the sum of the strategies' losses for this micro-batch divided by the number of micro-batches."""
         self._backwards += 1
         if self.attachment.micro_batches != self._backwards or not self.attachment.last_counts:
             name = type(self.trainer).__name__
@@ -184,7 +184,7 @@ def load_state(attachment: Attachment, state: TrainerState, source: str) -> None
     """Load the state of the strategies from a trainer's state.
 
     Raises:
-        UserError: `source`, which the state comes from, was trained with other strategies.
+        UserError: `source`, the origin of the state, was trained with other strategies.
     """
     saved = cast(dict[str, Any], state.stateful_callbacks).get(STATE_KEY, {})
     names, expected = saved.get("strategies", []), [*attachment.strategies.parts]

@@ -1,1 +1,1 @@
-"""The metrics of a run: their table, and pure functions from tensors to their numbers."""
+"""The metrics of a run: their table, and pure functions that compute them from tensors."""

@@ -1,12 +1,13 @@
 """The metrics of a run: name, title, meaning, unit, format and computation of each number.
 
-A key is the place of the measurement and the name: `val/max_vio` for a validation, `train/max_vio` for a training step,
-`routing.max_vio` for the analysis `routing`. A number of the whole run has no prefix: `tokens_per_second`.
+A key is the name of a metric, prefixed by where it is measured: `val/max_vio` for a validation, `train/max_vio` for a
+training step, `routing.max_vio` for the analysis `routing`. Metrics of the whole run have no prefix:
+`tokens_per_second`.
 
 Validations during training use a sample of `data.validation_tokens` tokens of the validation split. The final one, in
-the run's record, uses all of it, that is, the first `data.validation_document_tokens` of each document.
+the run's record, uses the full split, that is, the first `data.validation_document_tokens` of each document.
 
-To add a metric of the validation, add an entry to VALIDATION. It appears in record.json and metrics.jsonl, also by
+To add a validation metric, add an entry to VALIDATION. It then appears in record.json and metrics.jsonl, also by
 layer, and in tables and their definitions.
 
 Imports no torch, because `report.py` reads this table.
@@ -57,8 +58,8 @@ class Sums(Protocol):
 class Metric:
     """A number that is measured for every run.
 
-    `from_sums` computes it from the sums of a validation. Or `by_layer` computes one value per layer, (L, ...), and
-    `over_layers` reduces them to one number; without it only the values by layer exist. `of_curve` computes the number
+    `from_sums` computes it from the sums of a validation. Alternatively, `by_layer` computes one value per layer,
+    (L, ...), and `over_layers`, if given, reduces these values to one number. `of_curve` computes the number
     from the MaxVio of logged training steps.
     """
 
@@ -70,9 +71,9 @@ class Metric:
     better: Literal["lower", "higher", "neither"] = "neither"
     where: str = "val/"  # prefix of the key
     column: bool = False  # whether tables show it by default
-    compared: bool = True  # whether tables show its difference to the baseline
-    ratio: bool = False  # whether arms differ by a factor, so that differences are taken of its logarithms
-    margin: bool = False  # whether equivalence_margin, in nats per token, applies to its differences
+    compared: bool = True  # whether tables show its difference from the baseline
+    ratio: bool = False  # whether arms are compared by ratios, that is, by differences of logarithms
+    margin: bool = False  # whether equivalence_margin, in nats per token, applies
     from_sums: Callable[[Sums], float] | None = None
     by_layer: Callable[[Sums], Tensor] | None = None
     over_layers: Callable[[list[Any]], float] | None = None
@@ -183,7 +184,7 @@ SPEED = Metric(
     "tokens_per_second", "tokens/s", "training tokens divided by the seconds of training steps, without validation",
     "tokens per second", "{:,.0f}", "higher", where="", column=True, compared=False,
 )  # fmt: skip
-TRAINING = (  # of a training step, in metrics.jsonl only
+TRAINING = (  # of a training step, only in metrics.jsonl
     Metric("loss", "loss", "sum of train/ce, the z-loss of the head and all train/aux/..., mean over the step", NATS,
            where="train/"),
     Metric("ce", "cross-entropy", "cross-entropy in nats, mean over the tokens of the step", NATS, where="train/"),
@@ -196,7 +197,7 @@ TRAINING = (  # of a training step, in metrics.jsonl only
            "clipping, with constant inputs of the routers", where="train/"),
     Metric("max_vio", "MaxVio", "max / mean - 1 of the tokens per expert in the step, mean over layers",
            where="train/"),
-    Metric("skipped_steps", "skipped steps", "steps skipped so far because of a loss or gradient that is not finite",
+    Metric("skipped_steps", "skipped steps", "steps skipped so far because of a non-finite loss or gradient",
            "steps", where="train/"),
     Metric("lr", "learning rate", "learning rate after the step", where=""),
 )  # fmt: skip
@@ -210,5 +211,5 @@ def definitions(metrics: Sequence[Metric]) -> dict[str, str]:
 
 
 def short_name(key: str) -> str:
-    """Return the last part of a key, which users may type instead of it: `min_pes` for `val/min_pes`."""
+    """Return the last part of a key, which users may type for short: `min_pes` for `val/min_pes`."""
     return key.replace(".", "/").rpartition("/")[2]

@@ -1,7 +1,7 @@
 """Measures of a router's choices, of the load of its experts, and of how the load develops during training.
 
-Measures of the load c keep leading dimensions, such as layers. A load of 0 tokens, which is possible if the number of
-experts varies by token, counts as balanced.
+Measures of the load c keep leading dimensions, such as layers. A load without any tokens, which is possible if the
+number of experts varies by token, counts as balanced.
 
 Imports no torch at run time, because `report.py` imports the table of metrics, which refers to these functions.
 Reference: arXiv 2506.14038, section 4.1 (SEU, entropy).
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Curve = Sequence[tuple[int, float]]
-FEWEST = 10  # points of a curve, so that half of them have a percentile
-WINDOW = 5  # points of a median, which ignores a single unbalanced batch
+FEWEST = 10  # points of a curve; half of them must be enough for a percentile
+WINDOW = 5  # points of a running median, which ignores a single unbalanced batch
 NEAR = 1.25  # times the final value
 
 
@@ -53,9 +53,9 @@ def mutual_information(mean_distribution_E: Tensor, mean_entropy: Tensor) -> Ten
 
 
 def choice_overlap(experts_NK: Tensor, others_NK: Tensor, num_experts: int) -> Tensor:
-    """Return the share of each token's K experts that the other choice also has, (N,); K/E on average by chance.
+    """Return the fraction of each token's K experts that the other choice shares, (N,); K/E on average by chance.
 
-    Empty slots, which hold `num_experts`, are ignored. The share is 0 for a token without experts.
+    Empty slots, which hold `num_experts`, are ignored. The fraction is 0 for a token without experts.
     """
     real_NK = experts_NK < num_experts
     same_NKK = (experts_NK[:, :, None] == others_NK[:, None, :]) & real_NK[:, :, None]
@@ -114,7 +114,7 @@ def squared_variation(tokens_per_expert_E: Tensor) -> Tensor:
 
 
 def load_entropy(tokens_per_expert_E: Tensor) -> Tensor:
-    """Return the entropy of c / sum c in nats: ln E if balanced. Its exp is the number of experts in effective use."""
+    """Return the entropy of c / sum c in nats: ln E if balanced. Its exp is the effective number of experts."""
     counts_E = _load(tokens_per_expert_E)
     return full_entropy(counts_E / counts_E.sum(-1, keepdim=True))
 
@@ -144,7 +144,7 @@ def tail(curve: Curve) -> float | None:
 def steps_to_settle(curve: Curve) -> int | None:
     """Return the first step after which the load stays about as balanced as at the end of the run.
 
-    From this step on, the median of each five consecutive points is at most 1.25 times the median of the second half.
+    From this step on, every median of five consecutive points is at most 1.25 times the median of the second half.
     None if the curve is too short, or rises steeply at its end.
     """
     if len(curve) < FEWEST:
@@ -152,8 +152,8 @@ def steps_to_settle(curve: Curve) -> int | None:
     bound = NEAR * median(_second_half(curve))
     values = [value for _, value in curve]
     medians = [median(values[first : first + WINDOW]) for first in range(len(values) - WINDOW + 1)]
-    uneven = [place for place, value in enumerate(medians) if value > bound]
-    settled = uneven[-1] + 1 if uneven else 0
+    above = [index for index, value in enumerate(medians) if value > bound]
+    settled = above[-1] + 1 if above else 0
     return curve[settled][0] if settled < len(medians) else None
 
 

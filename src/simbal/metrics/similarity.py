@@ -14,7 +14,7 @@ class RunningSimilarity:
     """The mean cosine over pairs of experts, C = (|sum_i u_i|^2 - sum_i |u_i|^2) / (E (E-1)), u_i = f_i(x) / |f_i(x)|.
 
     This equals the mean over all E (E-1) / 2 pairs, but its cost is linear in E, because it adds one expert at a time
-    and keeps only the sum of their directions. For an output of length 0, u_i = 0, so its pairs count as cosine 0.
+    and keeps only the sum of the directions u_i. For an output of length 0, u_i = 0, so its pairs count as cosine 0.
     C is in [-1/(E-1), 1] up to rounding, in at least fp32.
     """
 
@@ -93,7 +93,7 @@ def off_diagonal_cosines(weight_ED: Tensor) -> Tensor:
 
 
 def max_cosine(weight_ED: Tensor) -> Tensor:
-    """Return the largest absolute cosine of two rows: 0 if all are orthogonal, 1 if two are parallel."""
+    """Return the largest absolute cosine of two rows: 0 if all rows are orthogonal, 1 if two are parallel."""
     return off_diagonal_cosines(weight_ED).abs().amax((-2, -1))
 
 

@@ -59,7 +59,7 @@ class Attention(nn.Module):
         q_BHSP, k_BGSP = rotate(q_BHSP, rotation_2SP), rotate(k_BGSP, rotation_2SP)
         if past is not None:
             k_BGSP, v_BGSP = past.extend(k_BGSP, v_BGSP)
-        # with enable_gqa, torch may fall back to a kernel that stores all attention weights, (B, H, S, S)
+        # not enable_gqa: torch may then fall back to a kernel that stores all attention weights, (B, H, S, S)
         k_BHSP, v_BHSP = (
             part if self.queries_per_key == 1 else part.repeat_interleave(self.queries_per_key, 1)
             for part in (k_BGSP, v_BGSP)
@@ -82,7 +82,7 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """The tokens so far and each layer's (rotated) keys and values; it grows with every forward pass."""
+    """The tokens so far, and each layer's (rotated) keys and values. Every forward pass appends to them."""
 
     def __init__(self, num_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(num_layers)]
@@ -99,8 +99,8 @@ class KeyValueCache:
         if document_end is not None:
             return document_mask(self.tokens_BS, document_end)[:, :, -num_new:]
         length = self.tokens_BS.shape[1]
-        seen_QS = torch.ones(num_new, length, dtype=torch.bool, device=self.tokens_BS.device)
-        return seen_QS.tril(length - num_new)[None, None]
+        visible_QS = torch.ones(num_new, length, dtype=torch.bool, device=self.tokens_BS.device)
+        return visible_QS.tril(length - num_new)[None, None]
 
 
 def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
@@ -115,7 +115,7 @@ def document_mask(tokens_BS: Tensor, document_end: int) -> Tensor:
 
 
 def _normalize(x_BSC: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    """Apply `norm` in fp32 to each group of channels of its width; return `x_BSC` unchanged if it is None."""
+    """Apply `norm` in fp32 to each group of channels of the norm's width; return `x_BSC` unchanged without a norm."""
     if norm is None:
         return x_BSC
     width = norm.normalized_shape
@@ -133,7 +133,7 @@ def rotary_angles(seq_len: int, head_width: int, theta: float, device: torch.dev
 def rotate(x_BHSP: Tensor, rotation_2SP: Tensor) -> Tensor:
     """Rotate each channel pair by its angle, in fp32, with the cosines and sines of `rotary_angles`.
 
-    On CUDA a Triton kernel takes a twentieth of the time of these operators. torch.compile fuses the operators itself.
+    On CUDA a Triton kernel is twenty times as fast as these operators. torch.compile fuses the operators itself.
     """
     if x_BHSP.is_cuda and not torch.compiler.is_compiling():
         return _Rotation.apply(x_BHSP, rotation_2SP)  # type: ignore[no-any-return, no-untyped-call]

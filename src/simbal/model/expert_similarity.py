@@ -24,11 +24,11 @@ class ExpertSimilarity:
         self.zero_outputs_L = [0] * num_layers
 
     def measure(self, index: int, layer: MoELayer, inputs: tuple[Tensor, ...]) -> None:
-        """Measure one batch of the MoE layer `index` before its forward pass."""
+        """Measure one batch of MoE layer `index` before the layer's forward pass."""
         self.add(index, layer_similarity(inputs[0].flatten(0, 1), layer.w13_E2FD, layer.w2_EFD, layer.biases))
 
     def add(self, index: int, running: RunningSimilarity) -> None:
-        """Add the similarity of one batch in the MoE layer `index`."""
+        """Add the similarity of one batch in MoE layer `index`."""
         self._parts[index].append(running.similarity_N.double().cpu())
         self.zero_outputs_L[index] += running.zero_outputs
 

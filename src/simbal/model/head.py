@@ -1,4 +1,4 @@
-"""The language-model head: cross-entropy and output z-loss in chunks, so that the N x V logits never exist at once.
+"""The language-model head: cross-entropy and output z-loss in chunks, so the (N, V) logits are never stored in full.
 
 Reference: output z-loss as in OLMo 2 (arXiv 2501.00656) and arXiv 2506.14038, section 3.2; gradients computed chunk by
 chunk in the forward pass, as in Liger Kernel (arXiv 2410.10989).
@@ -75,7 +75,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
-    """Return gradient * dloss, rounded once: rounding dloss = 1/3 to bf16 first would cause an error of 0.2%."""
+    """Return gradient * dloss, rounded only once: rounding dloss = 1/3 to bf16 first would add an error of 0.2%."""
     return torch.mul(gradient, dloss[None], out=torch.empty_like(gradient))
 
 
@@ -91,7 +91,7 @@ def _padded(weight_VD: Tensor, multiple: int) -> Tensor:
 def _chunk_loss_by_kernel(
     x_CD: Tensor, weight_PD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> ChunkLoss:
-    """Compute `_chunk_loss_by_torch` with a CUDA kernel, padded; the gradient takes the memory of the logits."""
+    """Do the same as `_chunk_loss_by_torch` with a CUDA kernel; the gradient, (C, P), overwrites the logits."""
     from simbal.model.kernels import cross_entropy
 
     logits_CP = torch.mm(x_CD, weight_PD.T)

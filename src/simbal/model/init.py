@@ -1,9 +1,9 @@
 """Weight initialization.
 
-Routers and shared experts have random generators of their own, so neither a strategy nor the number of shared experts
+Routers and shared experts have their own random generators, so neither a strategy nor the number of shared experts
 changes any other initial weight.
 Reference: router initialization: arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the paper does not state the
-others.
+other initializations.
 Shapes: E experts, D model width.
 """
 
@@ -25,11 +25,11 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Initialize biases with 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
+    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
-    weights, of_shared = generator(seed, "weights"), generator(seed, "shared experts")
+    weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
-        source = of_shared if "shared" in name.split(".") else weights
+        source = shared if "shared" in name.split(".") else weights
         if name.rpartition(".")[2] in BIASES:
             parameter.zero_()
         elif parameter.ndim > 1 and id(parameter) not in routers:

@@ -4,7 +4,7 @@
 queries or keys in one pass and accepts any strides.
 Reference: one-pass softmax: arXiv 1805.02867; gradient in place of the logits, as in Liger Kernel (arXiv 2410.10989).
 Shapes: V vocabulary, P the vocabulary padded (in `rotate_pairs`: head width), C rows of one chunk, B batch, H heads,
-S sequence.
+S sequence length.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -22,7 +22,7 @@ def cross_entropy(
     """Return the negative log-likelihoods and log-normalizers; overwrite the logits with their gradient.
 
     Args:
-        logits_CP: contiguous; columns from V on are padding and get the gradient 0.
+        logits_CP: contiguous; columns from V on are padding, with a gradient of 0.
         V: size of the vocabulary.
         targets_C: target tokens; the loss of a target outside of [0, V) is NaN.
         z_coef: coefficient of the z-loss.
@@ -47,12 +47,12 @@ def cross_entropy_kernel(
     """Compute lse = log sum exp(logits), nll = lse - logits[target] and ((1 + 2 z lse) p - onehot(target)) * weight.
 
     Each of BLOCK lanes keeps its largest logit so far and the sum of exponentials relative to it. Rows are read and
-    written up to their padded ends, because only aligned groups of numbers move in one instruction.
+    written up to their padded ends, because only aligned groups of values are loaded and stored by one instruction.
     """
     row = tl.program_id(0)
     target = tl.load(targets_C + row)
     row_at = logits_CP + row.to(tl.int64) * P
-    # read before the sums, which synchronize the warps: afterwards a faster warp may have written a gradient here
+    # must precede the sums, which synchronize the warps: later, a faster warp may have overwritten it with a gradient
     logit = tl.load(row_at + target, mask=(target >= 0) & (target < V), other=float("nan")).to(tl.float32)
     lane = tl.arange(0, BLOCK)
     largest = tl.full((BLOCK,), -3.0e38, tl.float32)

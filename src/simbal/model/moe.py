@@ -24,11 +24,11 @@ class MoELayer(nn.Module):
 
     With `bias`, each of an expert's three matrices has a bias, as in the paper's equation 1.
 
-    The layer is dropless: every chosen expert computes every token sent to it. The output of a token without experts is
-    0, so the residual connection passes it on unchanged.
+    The layer is dropless: every chosen expert computes every token sent to it. The layer's output for a token without
+    experts is 0, so the token passes through the residual connection unchanged.
 
-    Shared experts compute every token, and their output is added with weight 1. `num_shared` shared experts are one
-    dense SwiGLU of `num_shared` times the width.
+    Shared experts compute every token, and their output is added with weight 1. They are implemented as one dense
+    SwiGLU, `num_shared` times as wide as an expert.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class MoELayer(nn.Module):
     def _ragged(self, x_ND: Tensor, experts_NE: Tensor, weights_NE: Tensor) -> Tensor:
         """Compute each filled slot as a separate token with one expert, so backends need not handle empty slots.
 
-        This synchronizes with a GPU, to get the number of filled slots.
+        On a GPU this synchronizes with the host, which needs the number of filled slots.
         """
         token_R, slot_R = (experts_NE < len(self.w2_EFD)).nonzero(as_tuple=True)
         if not len(token_R):
-            # zero, but connected to every weight: all ranks of FSDP must reduce the same gradients
+            # zero, but with a gradient for every weight: all FSDP ranks must reduce the same gradients
             parts = weights_NE, self.w13_E2FD, self.w2_EFD, *(self.biases or ())
             return x_ND * 0 + 0 * torch.stack([part.sum() for part in parts]).sum()
         chosen_R1, weights_R1 = (table_NE[token_R, slot_R, None] for table_NE in (experts_NE, weights_NE))

@@ -1,4 +1,4 @@
-"""The router: the experts of each token and their weights, computed in fp32 under every precision.
+"""The router: chooses the experts of each token and their weights, in fp32 under every precision.
 
 A choice is ragged if the number of experts per token varies. K is then the desired average, and the tables of chosen
 experts and their weights are (N, E); empty slots hold the index E and the weight 0.
@@ -33,17 +33,17 @@ class Routing:
 
     logits_NE: Tensor
     probs_NE: Tensor  # logits after the gating: softmax (rows sum to 1), sigmoid or relu (rows do not)
-    topk_experts_NK: Tensor  # E in empty slots
+    topk_experts_NK: Tensor  # int64; empty slots hold E
     topk_probs_NK: Tensor  # weights of the experts' outputs
     tokens_per_expert_E: Tensor  # sums to N*K unless the choice is ragged
     router_weight_ED: Tensor
     num_sequences: int  # N = num_sequences * S
     gating: str
-    steered: bool  # the choice was not by the K largest logits
+    steered: bool  # the choice is not simply the K largest logits
     top_k: int  # K
     ragged: bool = False
     x_ND: Tensor | None = None  # the router's input without gradient, if `Router.keeps_input`
-    experts: ExpertWeights | None = None  # of the layer, with gradient; None for models of other libraries
+    experts: ExpertWeights | None = None  # weights of the layer's experts, with gradient; None outside simbal's model
 
     @classmethod
     def of_logits(
@@ -67,9 +67,9 @@ class Routing:
             num_sequences: B.
             gating: `softmax`, `sigmoid` or `relu`.
             renormalize: divide the K weights by their sum.
-            choice_scores: returns the scores, (N, E), to choose by, from logits and probabilities; None: logits.
-            ragged: choose all experts with a score above -inf instead of the K largest.
-            drops: the chosen experts are a subset of the K largest logits and keep the weights that they have among
+            choice_scores: function from logits and probabilities to the scores, (N, E), to choose by; None: logits.
+            ragged: choose all experts with a score above -inf instead of the K largest scores.
+            drops: the chosen experts are a subset of the K largest logits, and their weights are computed among
                 all K.
         """
         logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
@@ -103,7 +103,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is known in a layer when experts are chosen: token ids, logits and probabilities."""
+    """The inputs to a layer's choice of experts: token ids, logits and probabilities."""
 
     layer: int
     tokens_BS: Tensor  # token ids
@@ -125,7 +125,7 @@ class Steering(Protocol):
 
     @property
     def drops(self) -> bool:
-        """Whether a ragged choice drops some experts of the K largest logits and the others keep their weights."""
+        """Whether some of the K chosen experts are dropped while the others keep their weights."""
         return False
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
@@ -185,7 +185,7 @@ class Router(nn.Module):
         super().__init__()
         self.weight_ED = nn.Parameter(torch.empty(num_experts, d_model))
         self.top_k, self.gating, self.renormalize, self.layer = top_k, gating, renormalize, layer
-        self.keeps_input = False  # add the input to the routing
+        self.keeps_input = False  # whether `Routing.x_ND` holds the input
 
     def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
         """Route the hidden states of B sequences; products are in fp32, or in the input's dtype if that is wider."""
@@ -213,7 +213,7 @@ class Router(nn.Module):
             )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply `fn`, but keep the dtype of a parametrized weight: decompositions do not support bf16."""
+        """Apply `fn`, but keep the dtype of a parametrized weight: matrix decompositions do not support bf16."""
         super()._apply(without_dtype_change(fn) if parametrize.is_parametrized(self) else fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -233,8 +233,8 @@ def apply_gating(logits_NE: Tensor, gating: str) -> Tensor:
 def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
     """Return log p up to a constant per row, (N, E).
 
-    A softmax of it normalizes scores that are too small to divide by their sum. Scores of 0, which relu gives, count as
-    the smallest normal number: negligible next to other scores, uniform if all scores are 0. They get no gradient.
+    Its softmax normalizes even scores that are too small to divide by their sum. Scores of 0 (relu) are replaced by the
+    smallest normal number: negligible next to other scores, uniform if all scores are 0. They get no gradient.
     """
     if gating == "softmax":
         return logits_NE
@@ -265,11 +265,11 @@ def ragged_indices(scores_NE: Tensor) -> Tensor:
 def topk_weights(logits_NE: Tensor, probs_NE: Tensor, experts_NK: Tensor, gating: str, renormalize: bool) -> Tensor:
     """Return the chosen experts' probabilities, (N, K), divided by their sum if `renormalize`; 0 in empty slots."""
     empty_NK = experts_NK == logits_NE.shape[-1]
-    any_NK = experts_NK.masked_fill(empty_NK, 0)
+    index_NK = experts_NK.masked_fill(empty_NK, 0)
     if not renormalize:
-        return probs_NE.gather(-1, any_NK).masked_fill(empty_NK, 0)
-    scores_NK = log_scores(logits_NE.gather(-1, any_NK), gating)
-    # not -inf: the gradient of a row without experts would be NaN
+        return probs_NE.gather(-1, index_NK).masked_fill(empty_NK, 0)
+    scores_NK = log_scores(logits_NE.gather(-1, index_NK), gating)
+    # with -inf, the gradient of a row without experts would be NaN
     finite_NK = scores_NK.masked_fill(empty_NK, torch.finfo(scores_NK.dtype).min)
     return finite_NK.softmax(-1).masked_fill(empty_NK, 0)
 
@@ -281,7 +281,7 @@ def kept_weights(kept_NE: Tensor, experts_NK: Tensor, weights_NK: Tensor, num_ex
 
 
 def count_tokens(experts_NK: Tensor, num_experts: int) -> Tensor:
-    """Return the number of tokens per expert, (E,), as int64, so that the order of the sum does not matter."""
+    """Return the number of tokens per expert, (E,), as int64, so the order of summation does not matter."""
     counts = torch.zeros(
         num_experts + 1, dtype=torch.int64, device=experts_NK.device
     )  # the last entry is for empty slots
@@ -296,7 +296,7 @@ def without_dtype_change(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
 
 @dataclass(frozen=True)
 class Groups:
-    """Group-limited choice: a token's experts come from its `chosen` best groups, so it visits few nodes.
+    """Group-limited choice: a token's experts come from its `chosen` best groups, so it is sent to few nodes.
 
     The score of a group is the largest score of its experts (`score=best`, DeepSeek-V2, arXiv 2405.04434) or the sum of
     the two largest (`best two`, DeepSeek-V3, arXiv 2412.19437). Shapes: G groups of e = E/G consecutive experts, k

@@ -1,7 +1,7 @@
 """The paper's decoder: pre-norm RMSNorm, RoPE attention, SwiGLU experts in every layer, untied embeddings.
 
-Grouped-query attention, QK-norm and tied embeddings are options for other models. Only feed-forward layers can have
-biases.
+Grouped-query attention, QK-norm and tied embeddings are options that the paper does not use. Only feed-forward layers
+can have biases.
 Reference: arXiv 2506.14038, section 3.2 and table 1.
 Shapes: B batch, S sequence, V vocabulary, D model width, P head width, L MoE layers, E experts.
 """
@@ -24,7 +24,8 @@ from simbal.model.router import Router, Routing, Steering
 class TransformerShape:
     """The sizes and options of a Transformer; `num_experts=0` makes it dense.
 
-    A dense feed-forward layer is as wide as `top_k` experts together, so both models have the same active parameters.
+    A dense feed-forward layer is as wide as `top_k` experts together, so dense and sparse models have the same active
+    parameters, except for the router.
     """
 
     vocab_size: int
@@ -95,7 +96,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder, from tokens to the normalized hidden states, the input of the language-model head.
+    """The decoder, from token ids to the normalized hidden states that the language-model head takes.
 
     The head's weight is `head_VD`; with tied embeddings it is the embedding's parameter.
     """
@@ -124,7 +125,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[Routing]]:
         """Return the hidden states, (B, S, D), and one `Routing` per MoE layer; `steering` acts on every router.
 
-        With a cache, `tokens_BS` continue the cached tokens, and the results are for `tokens_BS` only.
+        With a cache, `tokens_BS` continues the cached tokens, and the results cover only `tokens_BS`.
         """
         new, document_end = tokens_BS.shape[1], self.shape.document_end
         length = new if cache is None else cache.append(tokens_BS).shape[1]

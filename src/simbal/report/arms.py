@@ -13,7 +13,7 @@ from simbal.report.columns import ABSENT, Cell
 from simbal.runs.record import is_number
 from simbal.runs.spec import RunSpec, config_hash, result_keys
 
-MOST_NAMED = 5  # arms in a sentence
+MOST_NAMED = 5  # names listed in a sentence
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Arm:
         return short_label(self.label)
 
     def is_baseline(self, baseline: str | None) -> bool:
-        """Whether `baseline` is its balancing or its name."""
+        """Whether `baseline` is the arm's balancing or name."""
         return baseline in (self.balancing, self.name)
 
     @property
@@ -67,7 +67,7 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     """Return the groups and the dotted keys that differ between runs.
 
     `balancing` always comes first and the strategies' keys come last. A key is compared among runs with the same option
-    of its group. The seed and keys that cannot change a result are left out.
+    of its group. The seed and keys that cannot affect results are left out.
     """
     others = [name for name in GROUPS if name not in ("balancing", "logger")]
     groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
@@ -83,7 +83,7 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
 
 
 def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
-    """Return a run's cell for each label column; a dash if it has no such key."""
+    """Return a run's cell for each label column; a dash if the run has no such key."""
     flat = flatten(spec.written)
     values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
     return {column: Cell(str(value), value if is_number(value) else None) for column, value in values.items()}
@@ -92,7 +92,7 @@ def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
 def short_label(label: Mapping[str, Cell]) -> str:
     """Return a label on one line, such as `simbal model=small coef=0.1`.
 
-    A key of the arm's only strategy is named by its last part, whatever keys other arms have.
+    A key of the arm's only strategy is shortened to its last part, regardless of the keys of other arms.
     """
     balancing = label["balancing"].text
     shown = {
@@ -111,7 +111,7 @@ def short_columns(columns: Sequence[str]) -> list[str]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return names for a sentence; after the first few only their number."""
+    """Join names for a sentence: list the first few and count the rest."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 

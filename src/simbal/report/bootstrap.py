@@ -1,7 +1,7 @@
-"""The uncertainty of a difference over validation documents: how much it could change on other documents.
+"""Bootstrap over validation documents: how much a difference could change on other documents.
 
-Student's interval covers other seeds on the same documents. The interval here covers other documents for the same
-seeds. Neither includes the other source of noise.
+Student's interval covers variation over seeds on the same documents. The bootstrap interval covers variation over
+documents for the same seeds. Neither covers both sources of noise.
 
 Reference: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapters 6 and 13.
 Shapes: C comparisons, T documents, R resamples.
@@ -49,9 +49,9 @@ def document_differences(
     if len(pairs) < len(treatment) or len(splits) != 1:
         return None
     (tokens,) = splits
-    places = [place for place, count in enumerate(tokens) if count]
-    nats = [sum(ours.nats[place] - theirs.nats[place] for ours, theirs in pairs) / len(pairs) for place in places]
-    return DocumentDifferences(nats, tuple(tokens[place] for place in places)) if len(places) > 1 else None
+    used = [index for index, count in enumerate(tokens) if count]
+    nats = [sum(ours.nats[index] - theirs.nats[index] for ours, theirs in pairs) / len(pairs) for index in used]
+    return DocumentDifferences(nats, tuple(tokens[index] for index in used)) if len(used) > 1 else None
 
 
 def bootstrap(found: Sequence[DocumentDifferences]) -> list[OverDocuments]:

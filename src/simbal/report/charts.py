@@ -1,8 +1,8 @@
-"""Figures as Altair charts: curves, differences with intervals, and loads; for the page, as SVG and as PDF.
+"""Figures as Altair charts: curves, differences with intervals, and loads; for the page, SVG and PDF.
 
 Colors are CSS variables such as `var(--ink)`: the page defines them for light and dark, `standalone` replaces them.
-A chart reads the dataset `rows`, which is stored compactly: one entry per line, with its names once and its numbers as
-lists. `expand` and page.js turn the entries into rows.
+A chart reads the dataset `rows`, which is stored compactly: one entry per line, with scalar names and lists of numbers.
+`expand` and page.js turn the entries into rows.
 """
 
 import json
@@ -19,7 +19,7 @@ import altair as alt
 from simbal.report.curves import NUM_COLORS, Curve
 from simbal.runs.atomic import atomic_write, explain_write_errors, write_text
 
-Columns = dict[str, Any]  # an entry of a dataset: lists of equal length, and values that hold for all of them
+Columns = dict[str, Any]  # an entry of a dataset: lists of equal length, and scalars that apply to every element
 
 # Okabe and Ito, "Color Universal Design", and four more: CIE 1976 distances of at least 14 to each other, also for
 # protanopes, deuteranopes and tritanopes (Machado, Oliveira and Fernandes 2009)
@@ -47,14 +47,14 @@ PAPER_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert inclu
 MOST_POINTS = 240  # of a line; a chart is about 500 pixels wide
 MOST_MARKS = 15  # of a line
 NARROW = 300  # px; narrower charts show short numbers next to an interval
-LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # letters next to an interval, above a panel, and in a legend
+LONGEST_LINE, LONGEST_TITLE, LONGEST_NAME = 22, 18, 34  # characters next to an interval, above a panel, and in a legend
 
 alt.data_transformers.disable_max_rows()
 
 
 @dataclass(frozen=True)
 class Medium:
-    """Where a chart is shown, with its width and font size in px."""
+    """The medium of a chart, with width and font size in px."""
 
     interactive: bool  # with tooltips and parameters, but without a legend, which the page has
     width: int
@@ -62,7 +62,7 @@ class Medium:
 
     @property
     def letters_per_line(self) -> int:
-        """The number of letters that fit on a line."""
+        """The number of characters that fit on a line."""
         return int(self.width / self.letters / 0.53)
 
 
@@ -78,11 +78,11 @@ class Lines:
     panels: Sequence[tuple[str, Sequence[Curve]]]  # title and curves; a single panel has the title ""
     x_label: str
     y_label: str
-    log: bool = False  # a logarithmic y axis, if the values suit one
+    log: bool = False  # logarithmic y axis, if the values suit it
     log_x: bool = False
-    zero: bool = False  # a line at y = 0
-    most_points: int = MOST_POINTS  # of a line: the first, the last, and others at even distances
-    most_seeds: int = 0  # of an arm, available as single lines
+    zero: bool = False  # draw a line at y = 0
+    most_points: int = MOST_POINTS  # per line: the first, the last, and evenly spaced others
+    most_seeds: int = 0  # seeds per arm, drawn as separate lines on request
 
     @property
     def curves(self) -> list[Curve]:
@@ -91,7 +91,7 @@ class Lines:
 
     @property
     def is_log(self) -> bool:
-        """Whether the y axis is logarithmic at first."""
+        """Whether the y axis is initially logarithmic."""
         return self.log and suits_log_scale([mean for curve in self.curves for mean in curve.means])
 
     def rows(self) -> list[Columns]:
@@ -101,7 +101,7 @@ class Lines:
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
         """Return the chart; on a screen it has the parameters `hidden` (a list of arms), `bands` and `seeds`."""
         arms = {curve.arm: curve.style for curve in self.curves}
-        # encodings come last, and layers have the parameters: each call copies the chart with everything in it
+        # for speed, encodings come last and layers hold the parameters: each call copies the whole chart
         visible = alt.Chart().transform_filter("indexof(hidden, datum.arm) < 0")
         mean = visible.transform_filter("!isValid(datum.seed)")
         encoded, dash, shape = self._encodings(arms, medium)
@@ -120,10 +120,10 @@ class Lines:
             single = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True)
             single = single.add_params(alt.param(name="seeds", value=False))
             layers += [single.encode(**encoded, detail=alt.Detail("seed:N")), *_readout(mean, encoded, [*arms])]
-        drawn = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
+        chart = alt.LayerChart(layer=layers, data=alt.NamedData("rows"))
         if self.panels[0][0]:
-            return _faceted(drawn.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
-        return drawn
+            return _faceted(chart.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
+        return chart
 
     def _encodings(self, arms: dict[str, int], medium: Medium) -> tuple[dict[str, Any], alt.StrokeDash, alt.Shape]:
         """Return the encodings that all layers share, the encoding of dashes and the encoding of shapes."""
@@ -138,7 +138,7 @@ class Lines:
         axis = alt.Axis(tickCount=5, labelExpr=SHORT) if tokens else alt.Axis(tickCount=5, format="~g")
         scale = alt.Scale(type="log" if log_x else "linear", nice=False, padding=6)
         y_scale = alt.Scale(zero=False, padding=6)
-        if self.is_log:  # from below the smallest mean, as a band may reach 0
+        if self.is_log:  # starts below the smallest mean, because a band may reach 0
             least = 0.9 * min(mean for curve in self.curves for mean in curve.means)
             y_scale = alt.Scale(type="log", domainMin=least, clamp=True, nice=False)
         x = alt.X("x:Q", title=self.x_label, axis=axis, scale=scale)
@@ -155,7 +155,7 @@ class Lines:
         )
         points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
         if medium.interactive:
-            # the wheel without shift scrolls the page; a drag moves the chart; a double click resets it
+            # shift + wheel zooms, so that the plain wheel scrolls the page; drag pans; double-click resets
             zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
             points = points.properties(name="points").add_params(zoom)  # Altair numbers views without a name
         return points
@@ -176,7 +176,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Interval:
-    """A paired difference on the scale on which it is shown."""
+    """A paired difference on its display scale."""
 
     arm: str
     mean: float
@@ -189,7 +189,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Forest:
-    """Differences to a baseline below each other, the first at the top."""
+    """Differences from a baseline, one per row, the first at the top."""
 
     intervals: Sequence[Interval]
     x_label: str
@@ -258,8 +258,8 @@ class Loads:
             names = [alt.Tooltip(name) for name in ("arm:N", "layer:O", "expert:O")]
             cell = cell.encode(tooltip=[*names, alt.Tooltip("load:Q", format=".2f")])
         height = medium.letters * min(14, max(5, *map(len, self.maps.values())))
-        drawn = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
-        return _faceted(drawn, "arm", [*self.maps])
+        chart = alt.LayerChart(layer=[cell], data=alt.NamedData("rows"), height=height)
+        return _faceted(chart, "arm", [*self.maps])
 
 
 Figure = Lines | Forest | Loads
@@ -270,7 +270,7 @@ def theme(letters: float, font: str) -> dict[str, Any]:
 
     Args:
         letters: font size, px.
-        font: families by name; Vega measures texts on a canvas, where `inherit` is unknown.
+        font: font families; Vega measures text on a canvas, which does not support `inherit`.
     """
     ink, muted, line = (f"var(--{name})" for name in ("ink", "muted", "line"))
     texts = {"labelColor": muted, "titleColor": muted, "labelFontSize": letters, "titleFontSize": letters}
@@ -305,23 +305,23 @@ def standalone(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "")
         spec["title"] = {"text": lines, "orient": "bottom", "anchor": "start", "color": "var(--muted)", "offset": 4}
         config["title"] = {"fontSize": 0.9 * medium.letters, "fontWeight": "normal"}
     spec |= {"config": config, "datasets": spec.get("datasets", {}) | {"rows": [*expand(figure.rows())]}}
-    colored = re.sub(r"var\(--([\w-]+)\)", lambda found: PAPER_COLORS.get(found[1], found[0]), json.dumps(spec))
+    colored = re.sub(r"var\(--([\w-]+)\)", lambda match: PAPER_COLORS.get(match[1], match[0]), json.dumps(spec))
     return dict(json.loads(colored))
 
 
 def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str:
-    """Return an SVG file in which text stays text; the same figure gives the same bytes."""
+    """Return an SVG with selectable text; the same figure always gives the same bytes."""
     import vl_convert
 
-    drawn = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
-    # Vega counts its ids over all figures of a process
-    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', drawn))
+    text = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
+    # Vega's ids depend on the figures drawn before in the process
+    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', text))
     numbers = {name: f"{place}" for place, name in enumerate(ids)}
-    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda found: found[1] + numbers[found[2]], drawn)
+    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda match: match[1] + numbers[match[2]], text)
 
 
 def write_figure(figure: Figure, folder: Path, name: str) -> None:
-    """Write <name>.svg and <name>.pdf, as wide as a column of a paper; `UserError` if the disk refuses."""
+    """Write <name>.svg and <name>.pdf, as wide as a column of a paper; `UserError` if writing fails."""
     import vl_convert
 
     write_text(folder / f"{name}.svg", svg(figure))
@@ -330,7 +330,7 @@ def write_figure(figure: Figure, folder: Path, name: str) -> None:
 
 
 def expand(lines: Sequence[Columns]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset, as page.js does."""
+    """Yield the rows of a dataset; must match page.js."""
     for line in lines:
         columns = {key: values for key, values in line.items() if isinstance(values, list)}
         for values in zip(*columns.values(), strict=True):
@@ -343,14 +343,14 @@ def suits_log_scale(values: Sequence[float]) -> bool:
 
 
 def evenly_spaced(count: int, most: int) -> list[int]:
-    """Return at most `most` of the first `count` integers at even distances, with the first and the last."""
+    """Return at most `most` of the first `count` integers evenly spaced, including the first and the last."""
     if count <= most:
         return [*range(count)]
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 def _rounded(values: Sequence[float], digits: int = 5) -> list[float]:
-    """Round to significant digits; integers have no decimal point, which makes the page smaller."""
+    """Round to significant digits; integers lose their decimal point to keep the page small."""
     rounded = [float(f"{value:.{digits}g}") for value in values]
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
 
@@ -375,9 +375,9 @@ def _readout(mean: alt.Chart, encoded: dict[str, Any], arms: Sequence[str]) -> l
     return [dot, rule.encode(x=encoded["x"], y=alt.YValue(0), y2=alt.Y2Value("height"), tooltip=tooltip)]
 
 
-def _faceted(drawn: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
+def _faceted(chart: alt.LayerChart, field: str, titles: Sequence[str]) -> alt.FacetChart:
     """Return a panel for each title, two per row so that they are readable on a phone."""
     names = json.dumps([wrap(title, LONGEST_TITLE) for title in titles])
     header = alt.Header(labelExpr=f"{names}[indexof({json.dumps(list(titles))}, datum.value)]")
     facet = alt.Facet(f"{field}:N", title=None, sort=[*titles], header=header)
-    return drawn.facet(facet=facet, columns=2, spacing=10)
+    return chart.facet(facet=facet, columns=2, spacing=10)

@@ -36,7 +36,7 @@ class Measured:
 
     @property
     def definitions(self) -> dict[str, str]:
-        """The definitions of its numbers, by the same keys."""
+        """The definitions of its numbers by key."""
         texts = {}
         for name, analysis in self.analyses.items():
             for metric in analysis["metrics"]:
@@ -45,7 +45,7 @@ class Measured:
         return texts
 
     def value(self, metric: str) -> float | None:
-        """Return a number; None if it was not measured."""
+        """Return a metric; None if it was not measured."""
         return self.analysed.get(metric)
 
 
@@ -67,11 +67,11 @@ class Run(Measured):
 
     spec: RunSpec
     record: dict[str, Any] | None  # None: unfinished or damaged
-    damage: str = ""  # what is wrong with a damaged record, and what to do
+    damage: str = ""  # message about a damaged record
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished, so that its numbers count."""
+        """Whether the run has finished. Numbers of other runs are not used."""
         return self.record is not None and self.record["status"] == "finished"
 
     @cached_property
@@ -92,7 +92,7 @@ class Run(Measured):
 
     @property
     def definitions(self) -> dict[str, str]:
-        """The definitions of its numbers, by the same keys."""
+        """The definitions of its numbers by key."""
         return dict(self.result["definitions"]) | super().definitions
 
     @cached_property
@@ -119,21 +119,21 @@ def collect(folder: Path) -> list[Run]:
     """Return every run in outputs/<name>, sorted by folder name. A run with a damaged record counts as unfinished.
 
     Raises:
-        UserError: the folder holds no runs, a config is damaged, a run is a copy of another, or two finished runs
+        UserError: the folder contains no runs, a config is damaged, a run is a copy of another, or two finished runs
             differ in data, number of steps or definitions.
     """
     _require_folder(folder)
     paths = sorted(filter(is_run, folder.iterdir()), key=lambda path: path.name)
     if not paths:
         raise UserError(
-            f"{folder} holds no runs: give outputs/<name>, where python train.py -m name=<name> writes them"
+            f"{folder} contains no runs: give the outputs/<name> that python train.py -m name=<name> writes"
         )
     runs = [*map(read_run, paths)]
     by_hash: dict[str, Run] = {}
     for run in runs:
         other = by_hash.setdefault(run.spec.hash, run)
         if other is not run:
-            raise UserError(f"{other.path} and {run.path} are the same run, which must not count twice: delete one")
+            raise UserError(f"{other.path} and {run.path} are copies of the same run: delete one")
     first, *others = [run for run in runs if run.finished] or runs[:1]
     for run in others:
         if reasons := differences_in_setting(first, run):
@@ -162,10 +162,10 @@ def read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def measured_models(folder: Path) -> list[MeasuredModel]:
-    """Return the Hugging Face models measured into a folder, sorted by name; `UserError` if a file is damaged."""
+    """Return the Hugging Face models with results in a folder, sorted by name; `UserError` if a file is damaged."""
     _require_folder(folder)
-    found = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_measured_model(path)]
-    return [MeasuredModel(path, read_analyses(path / "analysis"), read_model(path)) for path in found]
+    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_measured_model(path)]
+    return [MeasuredModel(path, read_analyses(path / "analysis"), read_model(path)) for path in paths]
 
 
 def last_sweep(folder: Path) -> tuple[str, dict[str, str]]:
@@ -181,7 +181,7 @@ def last_sweep(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def differences_in_setting(first: Run, second: Run) -> list[str]:
-    """Return why the numbers of two finished runs cannot be compared; an empty list if they can."""
+    """Return the reasons why two finished runs cannot be compared; an empty list if they can."""
     reasons = []
     ours, theirs = first.result, second.result
     if ours["data"]["tokens"] != theirs["data"]["tokens"]:
@@ -211,7 +211,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _first_difference(part: str, first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Describe one difference in a part of two records, preferably in a version or source rather than in a hash."""
+    """Describe one difference between two records in a part; prefer a version or source to a hash."""
     ours, theirs = (flatten({part: record[part]}) for record in (first, second))
     differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
     key = min(differing, key=lambda key: (key in ("data.text", "data.tokens"), key not in ours or key not in theirs))

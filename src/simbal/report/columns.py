@@ -1,4 +1,4 @@
-"""The columns of numbers that a table can have, and the cells below them."""
+"""The numeric columns that a table can have, and their cells."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from simbal.report.collect import Measured, MeasuredModel, Run
 
 ABSENT = "—"
 NAMED = {metric.name: metric for metric in NUMBERS}
-MODEL_COLUMNS = (  # of Hugging Face models if no columns are chosen
+MODEL_COLUMNS = (  # default columns for Hugging Face models
     "quality.bpb", "quality.ppl", "redundancy.min_pes", "routing.seu", "routing.max_vio", "routing.unique_experts",
     "routing.entropy", "orthogonality.gram_deviation",
 )  # fmt: skip
@@ -22,7 +22,7 @@ class Cell:
 
     text: str
     value: float | None = None  # the number in the text, used to sort a column
-    aside: str = ""  # less important; shown after the text or below it
+    aside: str = ""  # secondary text, shown after or below the text
     href: str = ""  # a link, relative to the folder of the table
     muted: bool = False  # shown faintly
 
@@ -64,10 +64,10 @@ def configured_columns(finished: Sequence[Run]) -> list[str] | None:
 def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list[Metric]:
     """Return the metrics with these names: `val/ppl`, `redundancy.min_pes`, or the last part of either.
 
-    A run's own number comes before an analysis: `ppl` is `val/ppl`, not `quality.ppl`.
+    A run's own metric takes precedence over an analysis: `ppl` is `val/ppl`, not `quality.ppl`.
 
     Raises:
-        UserError: a name is unknown or ambiguous, or an analysis was made with different settings.
+        UserError: a name is unknown or ambiguous, or runs have an analysis with different settings.
     """
     own = {metric.key: metric for metric in NUMBERS}
     own_measured = {key: metric for key, metric in own.items() if _measured(key, measured)}
@@ -75,21 +75,21 @@ def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list
     chosen = []
     for column in columns:
         for known in (own_measured, analysed, own):
-            found = [key for key in known if column in (key, short_name(key))]
-            if found:
+            matches = [key for key in known if column in (key, short_name(key))]
+            if matches:
                 break
-        if len(found) > 1:
-            raise UserError(f"columns: {column} may be {' or '.join(sorted(found))}")
-        if not found:
+        if len(matches) > 1:
+            raise UserError(f"columns: {column} may be {' or '.join(sorted(matches))}")
+        if not matches:
             closest = get_close_matches(column, [*own, *analysed], 5, 0)
             raise UserError(f"columns: no run has {column}; the closest are {', '.join(closest)}")
-        chosen.append(known[found[0]])
+        chosen.append(known[matches[0]])
     refuse_unlike_settings({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, measured)
     return chosen
 
 
 def analysis_metric(key: str) -> Metric:
-    """Return the metric of an analysis's number: `routing.seu` takes its direction and unit from the run's own `seu`.
+    """Return the metric for a number of an analysis: `routing.seu` has the direction and unit of the run's own `seu`.
 
     `ppl_drop_1` and the like are perplexities; `ppl_se` is a standard error.
     """
@@ -100,7 +100,7 @@ def analysis_metric(key: str) -> Metric:
 
 
 def refuse_unlike_settings(analyses: Iterable[str], measured: Sequence[Measured]) -> None:
-    """Raise `UserError` if one of the analyses was made with different settings."""
+    """Raise `UserError` if runs have one of the analyses with different settings."""
     for analysis in analyses:
         done = [one for one in measured if analysis in one.analyses]
         for one in done[1:]:

@@ -54,7 +54,7 @@ def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
 
 
 def differing_settings(first: Side, second: Side) -> Section:
-    """Return the options, keys and recorded circumstances that differ, with the values of each side."""
+    """Return the options, keys and recorded facts, such as versions, that differ, with each side's values."""
     ours, theirs = _settings(first.runs), _settings(second.runs)
     other_options = {name for name in GROUPS if ours.get(name) != theirs.get(name)}
     rows = []
@@ -68,8 +68,8 @@ def differing_settings(first: Side, second: Side) -> Section:
 
 
 def why_incomparable(first: Side, second: Side) -> str:
-    """Return why the runs of both sides cannot be in one table; empty if they can."""
-    reasons = [why for run in second.finished for why in differences_in_setting(first.finished[0], run)]
+    """Return the reason why the runs of both sides cannot be in one table; empty if they can."""
+    reasons = [reason for run in second.finished for reason in differences_in_setting(first.finished[0], run)]
     tokens = [{run.result["tokens"] for run in side.finished} for side in (first, second)]
     if not reasons and tokens[0] != tokens[1]:
         ours, theirs = (" or ".join(f"{count:,}" for count in sorted(counts)) for counts in tokens)
@@ -98,7 +98,7 @@ def build_both(
     if baseline is None and not equal:
         baseline = shared_config_value(runs, "baseline")
     rows = compare(arms, baseline, metrics, paper)
-    compared, pairs_of = [], "every two arms"
+    compared, pairs_of = [], "every pair of arms"
     if pairs:
         compared = every_pair(rows, metrics)
     elif baseline is None:
@@ -113,19 +113,19 @@ def build_both(
 
 
 def _with_folder(arms: Sequence[Arm], side: Side) -> list[Arm]:
-    """Return the arms labelled by their folder; arms of different folders no longer share a baseline."""
+    """Return the arms labeled by their folder; arms of different folders no longer share a baseline."""
     folder = {FOLDER: Cell(side.name)}
     return [replace(arm, label=arm.label | folder, setting=f"{side.name} {arm.setting}") for arm in arms]
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the options, keys and recorded circumstances of runs, each with its values; hashes are shortened."""
+    """Return the options, keys and recorded facts of runs, each with its values; hashes are shortened."""
     values: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         recorded = flatten({key: run.result[key] for key in RECORDED if key in run.result}) if run.finished else {}
         options = {name: option for name, option in run.spec.choices.items() if name != "logger"}
         for key, value in {**options, **result_keys(run.spec.written), **recorded}.items():
             values[key].add(str(value)[:16] if HASH.fullmatch(str(value)) else str(value))
-    return {key: ", ".join(sorted(found)) for key, found in values.items()} | {
+    return {key: ", ".join(sorted(texts)) for key, texts in values.items()} | {
         "seed": seed_ranges(sorted(map(int, values["seed"])))
     }

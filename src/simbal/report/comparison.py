@@ -23,7 +23,7 @@ from simbal.report.tokens_to_loss import TokensToLoss, tokens_to_loss
 
 @dataclass(frozen=True)
 class Row:
-    """The numbers of one arm by metric key, and its differences to another arm, if it is compared."""
+    """The numbers of one arm by metric key, and its differences from another arm, if it is compared."""
 
     arm: Arm
     summaries: dict[str, Summary | None]
@@ -49,14 +49,14 @@ def compare(arms: Sequence[Arm], baseline: str | None, metrics: Sequence[Metric]
         if len(others) == 1 and others[0] is not arm:
             (other,) = others
             curves = ({run.seed: run.loss_curve for run in one.runs} for one in (_without_copies(arm, other), other))
-            found = differences(arm, other, metrics)
-            row = replace(row, other=other, differences=found, tokens_to_loss=tokens_to_loss(*curves))
+            row_differences = differences(arm, other, metrics)
+            row = replace(row, other=other, differences=row_differences, tokens_to_loss=tokens_to_loss(*curves))
         rows.append(row)
     return sorted(rows, key=lambda row: not row.arm.is_baseline(baseline))
 
 
 def baseline_arms(arms: Sequence[Arm], baseline: str | None) -> list[list[Arm]]:
-    """Return for each arm the arms to compare it with.
+    """Return the arms to compare each arm with.
 
     `baseline` is a balancing, whose arms with otherwise equal config are returned, or the name of one arm.
     """
@@ -70,7 +70,7 @@ def baseline_arms(arms: Sequence[Arm], baseline: str | None) -> list[list[Arm]]:
 
 
 def every_pair(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Row]:
-    """Return a row for every two arms: the later minus the earlier one."""
+    """Return a row for every pair of arms: the later arm minus the earlier arm."""
     arms = [row.arm for row in rows]
     pairs = [(arm, other) for place, arm in enumerate(arms) for other in arms[:place]]
     return [Row(arm, {}, other, differences(arm, other, metrics)) for arm, other in pairs]
@@ -80,8 +80,8 @@ def differences(arm: Arm, other: Arm, metrics: Sequence[Metric]) -> dict[str, Pa
     """Return arm minus other by metric key; an empty dict if they share no seed."""
     arm = _without_copies(arm, other)
     compared = [metric for metric in metrics if metric.compared]
-    found = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
-    return {key: difference for key, difference in found.items() if difference}
+    by_key = {m.key: paired_difference(_values(arm, m), _values(other, m), m.ratio) for m in compared}
+    return {key: difference for key, difference in by_key.items() if difference}
 
 
 def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | None) -> None:
@@ -90,7 +90,7 @@ def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | Non
     Args:
         rows: all rows over which to correct.
         metrics: the columns.
-        margin: of equivalence, in nats per token; None if the runs have several.
+        margin: margin of equivalence in nats per token; None if the runs have different margins.
     """
     for metric in metrics:
         _conclude_metric(rows, metric, margin if metric.margin else None)
@@ -99,32 +99,32 @@ def conclude(rows: Sequence[Row], metrics: Sequence[Metric], margin: float | Non
 
 def _conclude_metric(rows: Sequence[Row], metric: Metric, margin: float | None) -> None:
     compared = [row.differences for row in rows if (one := row.differences.get(metric.key)) and one.pairs > 1]
-    found = [with_power(differences[metric.key], margin) for differences in compared]
-    if len(found) > 1:
-        different = _holm_of_known([one.p for one in found])
-        equivalent = _holm_of_known([one.p_equivalent for one in found])
-        found = [
+    tested = [with_power(differences[metric.key], margin) for differences in compared]
+    if len(tested) > 1:
+        different = _holm_of_known([one.p for one in tested])
+        equivalent = _holm_of_known([one.p_equivalent for one in tested])
+        tested = [
             replace(one, p_holm=p_holm, p_equivalent=p_equivalent)
-            for one, p_holm, p_equivalent in zip(found, different, equivalent, strict=True)
+            for one, p_holm, p_equivalent in zip(tested, different, equivalent, strict=True)
         ]
-    for differences, one in zip(compared, found, strict=True):
+    for differences, one in zip(compared, tested, strict=True):
         differences[metric.key] = replace(one, conclusion=conclusion_word(one, metric.better))
 
 
 def _holm_of_known(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct the known p-values. A missing one counts as 1, because the data decide which are missing."""
+    """Correct the known p-values. Missing p-values count as 1, because which ones are missing depends on the data."""
     corrected = holm([1.0 if p is None else p for p in p_values])
     return [None if p is None else one for p, one in zip(p_values, corrected, strict=True)]
 
 
 def _without_copies(arm: Arm, other: Arm) -> Arm:
-    """Return the arm without runs that are copies of the other arm's: their difference of 0 is no measurement."""
+    """Return the arm without copies of the other arm's runs: a difference of 0 from a copy is not a measurement."""
     theirs = {run.spec.hash: run.record for run in other.runs}
     return replace(arm, runs=tuple(run for run in arm.runs if run.record != theirs.get(run.spec.hash)))
 
 
 def _values(arm: Arm, metric: Metric) -> dict[int, float]:
-    """Return a metric by seed; `UserError` if a ratio has a value that is not positive."""
+    """Return a metric by seed; `UserError` if a ratio metric is not positive."""
     values = arm.values(metric.key)
     for run in arm.runs:
         if metric.ratio and values.get(run.seed, 1.0) <= 0:
@@ -133,7 +133,7 @@ def _values(arm: Arm, metric: Metric) -> dict[int, float]:
 
 
 def _resample_documents(rows: Sequence[Row], metrics: Sequence[Metric]) -> None:
-    """Fill in the interval over documents for losses and perplexities of the validation."""
+    """Fill in the interval over documents for validation losses and perplexities."""
     keys = [metric.key for metric in metrics if metric.margin and metric.where == "val/"]
     splits: dict[tuple[int, ...], list[tuple[Row, DocumentDifferences]]] = defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""The curves in figures: the mean over an arm's seeds at each point, with a band."""
+"""Curves for the figures: the mean over an arm's seeds at each point, with a band."""
 
 import math
 from collections import defaultdict
@@ -13,9 +13,9 @@ from simbal.report.comparison import baseline_arms
 from simbal.report.statistics import interval, summarize
 
 Points = dict[float, float]  # values by x
-MOST_ARMS = 12  # in a figure; more lines cannot be told apart
-PER = 1e6  # tokens; the unit of rates of change
-BINS = 200  # of the training loss
+MOST_ARMS = 12  # in a figure; more lines are hard to tell apart
+PER = 1e6  # rates of change are per this many tokens
+BINS = 200  # bins of steps in the training-loss curve
 NUM_COLORS = 10
 NUM_STYLES = 2 * NUM_COLORS
 # strategies with the same style in every study: their index in this list
@@ -30,16 +30,16 @@ KNOWN = (
 class Curve:
     """The mean over the seeds of an arm, with a band if there are several seeds.
 
-    Two arms with the same seeds rise and fall together, so their standard deviations say little about the distance
-    between their lines. With a `rival`, the band is the interval of the paired difference to it.
+    Two arms with the same seeds rise and fall together, so their standard deviations say little about the difference
+    between them. With a `rival`, the band is the interval of the paired difference from the rival.
     """
 
     arm: str
-    style: int  # as `arm_styles` numbers it
+    style: int  # see `arm_styles`
     xs: list[float]
     means: list[float]
     bands: list[float] | None  # half of the height: a standard deviation, or half of the 95% interval of the difference
-    rival: str | None = None  # the arm that it is compared with
+    rival: str | None = None  # the arm to compare with
     by_seed: dict[int, Points] = field(default_factory=dict)
 
     @property
@@ -55,7 +55,7 @@ class ShownArm:
     name: str
     style: int
     runs: Sequence[Run]
-    rival: str | None  # the arm that it is compared with
+    rival: str | None  # the arm to compare with
 
 
 def read_arms(arms: Sequence[Arm], baseline: str | None) -> list[ShownArm]:
@@ -72,18 +72,18 @@ def arm_styles(names: Sequence[str]) -> list[int]:
     """Return a different style number for each arm: one of ten colors, solid first, then dashed.
 
     A strategy in `KNOWN` has the same style in every study. If several arms have the same strategy, the arm without
-    other keys in its name gets it, or else the first one. Other arms get the remaining styles.
+    other keys in its name gets this style, or else the first arm. Other arms get the remaining styles.
 
     Args:
-        names: of at most `NUM_STYLES` arms; a name begins with its balancing.
+        names: names of at most `NUM_STYLES` arms; each begins with the arm's balancing.
     """
-    found: dict[str, int] = {}
+    styles: dict[str, int] = {}
     for name in sorted(names, key=lambda name: " " in name):  # names without other keys first
         strategy = name.partition(" ")[0]
-        if strategy in KNOWN and KNOWN.index(strategy) not in found.values():
-            found[name] = KNOWN.index(strategy)
-    free = iter([style for style in range(NUM_STYLES) if style not in found.values()])
-    return [found[name] if name in found else next(free) for name in names]
+        if strategy in KNOWN and KNOWN.index(strategy) not in styles.values():
+            styles[name] = KNOWN.index(strategy)
+    free = iter([style for style in range(NUM_STYLES) if style not in styles.values()])
+    return [styles[name] if name in styles else next(free) for name in names]
 
 
 def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
@@ -92,15 +92,15 @@ def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
 
 
 def second_half(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the parts of curves after half of the tokens, where arms are closer together."""
+    """Return the second half of each curve by tokens, where arms are closer together."""
     half = max((curve.xs[-1] for curve in curves), default=0) / 2
-    found = []
+    halves = []
     for curve in curves:
         start = next((place for place, x in enumerate(curve.xs) if x >= half), len(curve.xs))
         if len(curve.xs) - start > 1:
             bands = curve.bands and curve.bands[start:]
-            found.append(replace(curve, xs=curve.xs[start:], means=curve.means[start:], bands=bands))
-    return found
+            halves.append(replace(curve, xs=curve.xs[start:], means=curve.means[start:], bands=bands))
+    return halves
 
 
 def training_loss(arms: Sequence[ShownArm]) -> list[Curve]:
@@ -132,12 +132,12 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
 
 
 def analysis_curves(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
-    """Return perplexity by dropped experts (analysis `dropping`) or by the threshold of the weight (`pruning`)."""
+    """Return perplexity by dropped experts (analysis `dropping`) or by the weight threshold (`pruning`)."""
     key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
 
     def points(run: Run) -> Points:
-        found = run.analyses.get(analysis, {}).get(key, [])
-        entries = found.values() if isinstance(found, dict) else found
+        entries = run.analyses.get(analysis, {}).get(key, [])
+        entries = entries.values() if isinstance(entries, dict) else entries
         return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
     return _mean_curves(arms, points)
@@ -148,18 +148,18 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
 
     Loads come from the run's last validation, or else from its analysis `routing`.
     """
-    found: dict[str, list[list[float]]] = {}
+    loads: dict[str, list[list[float]]] = {}
     for arm in arms:
         for run in arm.runs:
-            own = run.result.get("layers", {}).get("val/tokens_per_expert")
+            validated = run.result.get("layers", {}).get("val/tokens_per_expert")
             analysed = run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
-            if arm.name not in found and (counts_LE := own or analysed):
-                found[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
-    return found
+            if arm.name not in loads and (counts_LE := validated or analysed):
+                loads[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
+    return loads
 
 
 def have_same_settings(arms: Sequence[ShownArm], analysis: str) -> bool:
-    """Whether an analysis was made with the same settings in all runs that have it."""
+    """Whether an analysis has the same settings in all runs that have it."""
     runs = [run for arm in arms for run in arm.runs if analysis in run.analyses]
     return all(run.analyses[analysis]["settings"] == runs[0].analyses[analysis]["settings"] for run in runs)
 
@@ -168,10 +168,10 @@ def describe_bands(curves: Sequence[Curve]) -> str:
     """Return a sentence about the bands around the lines."""
     rivals = dict.fromkeys(curve.rival for curve in curves if curve.rival)
     unpaired = [curve.arm for curve in curves if curve.bands and not curve.rival]
-    found = [f"95% interval of the paired difference to {' or '.join(rivals)}"] if rivals else []
+    bands = [f"95% interval of the paired difference from {' or '.join(rivals)}"] if rivals else []
     if unpaired:
-        found.append((f"{', '.join(unpaired)}: " if rivals else "") + "± one standard deviation over seeds")
-    return f"Mean over seeds; band: {'; '.join(found)}." if found else "One seed per arm, so no bands."
+        bands.append((f"{', '.join(unpaired)}: " if rivals else "") + "± one standard deviation over seeds")
+    return f"Mean over seeds; band: {'; '.join(bands)}." if bands else "One seed per arm, so no bands."
 
 
 def _binned_loss(run: Run) -> Points:
@@ -193,26 +193,26 @@ def _binned_loss(run: Run) -> Points:
 
 def _mean_curves(arms: Sequence[ShownArm], points: Callable[[Run], Points]) -> list[Curve]:
     """Return the mean curve of each arm with points, at the xs that all its runs share."""
-    found = {arm.name: {run.seed: values for run in arm.runs if (values := points(run))} for arm in arms}
+    points_of_arm = {arm.name: {run.seed: values for run in arm.runs if (values := points(run))} for arm in arms}
     curves = []
     for arm in arms:
-        by_seed = found[arm.name]
+        by_seed = points_of_arm[arm.name]
         xs = sorted(set.intersection(*map(set, by_seed.values()))) if by_seed else []
         if not xs:
             continue
         means = [fmean(values[x] for values in by_seed.values()) for x in xs]
         bands, rival = None, None
         if len(by_seed) > 1:
-            bands = _paired_bands(xs, by_seed, found.get(arm.rival or "", {}))
+            bands = _paired_bands(xs, by_seed, points_of_arm.get(arm.rival or "", {}))
             rival = arm.rival if bands else None
             bands = bands or [stdev(values[x] for values in by_seed.values()) for x in xs]
         curves.append(Curve(arm.name, arm.style, xs, means, bands, rival, by_seed))
-    rivals = {curve.rival for curve in curves}  # without a band of their own, which would be of another kind
+    rivals = {curve.rival for curve in curves}  # no band for the rival itself: it would mean something else
     return [replace(curve, bands=None) if curve.arm in rivals else curve for curve in curves]
 
 
 def _paired_bands(xs: Sequence[float], own: dict[int, Points], rival: dict[int, Points]) -> list[float] | None:
-    """Return half of the 95% interval of the mean difference at each x; None unless the rival has all seeds and xs."""
+    """Return half of the 95% interval of the mean difference at each x; None if the rival lacks a seed or an x."""
     if not all(seed in rival and rival[seed].keys() >= set(xs) for seed in own):
         return None
     halves = []

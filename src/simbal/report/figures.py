@@ -20,7 +20,7 @@ FOLDER, CURVES = "figures", "curves.csv"
 HEADINGS = ("figure", "panel", "arm", "x", "mean", "low", "high", "band")
 TOKENS, NATS, RATE = "training tokens", "nats per token", "PES per million tokens"
 MOST_INTERVALS = 40  # arms in a figure of differences
-MOST_CELLS = 20_000  # in all load maps together; a browser draws them in two seconds
+MOST_CELLS = 20_000  # in all load maps together; a browser needs two seconds to draw them
 MOST_PANELS, MOST_LINES = 12, 48  # layers with a panel of PES, and lines in all panels together
 FINISH = "finish a run"
 NEEDS_EXPERTS = "train a model with experts"
@@ -43,13 +43,13 @@ def cards(table: Table, folder: Path) -> list[Card]:
     """Return every figure of a sweep, differences first; `UserError` if a file of curves is broken.
 
     Args:
-        table: of the sweep.
+        table: the table of the sweep.
         folder: outputs/<name>, for the commands in `missing`.
     """
     arms = curves.read_arms([row.arm for row in table.best_arms(MOST_ARMS).rows], table.baseline)
     loss = curves.metric_curves(arms, "val/loss")
     used = curves.metric_curves(arms, "val/unique_experts")
-    found = [
+    all_cards = [
         *_difference_cards(table),
         _lines("loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, FINISH),
         _lines(
@@ -57,7 +57,7 @@ def cards(table: Table, folder: Path) -> list[Card]:
         ),
         _lines(
             "training-loss", "Training loss",
-            f"Cross-entropy on the training batches, averaged over at most {curves.BINS} bins of steps.",
+            f"Cross-entropy on the training batches, averaged within at most {curves.BINS} bins of steps.",
             curves.training_loss(arms), NATS, FINISH,
         ),
         _lines(
@@ -81,18 +81,18 @@ def cards(table: Table, folder: Path) -> list[Card]:
         ),
         _analysis_card(
             arms, folder, "dropping", "Without each token's best experts",
-            "Perplexity if each token loses the experts that it would choose first.", "experts dropped",
+            "Perplexity if the experts with the highest scores are dropped for each token.", "experts dropped",
         ),
         _analysis_card(
             arms, folder, "pruning", "Without experts of small weight",
-            "Perplexity if chosen experts with a weight below a threshold are skipped.", "threshold of the weight",
+            "Perplexity if chosen experts with a weight below a threshold are skipped.", "weight threshold",
         ),
     ]  # fmt: skip
-    return [card for card in found if card.figure or card.missing]
+    return [card for card in all_cards if card.figure or card.missing]
 
 
 def interval(table: Table, row: Row, metric: Metric) -> Interval:
-    """Return a difference in one metric, with texts such as `+0.3% [+0.1%, +0.5%] worse`."""
+    """Return a difference in one metric, with text such as `+0.3% [+0.1%, +0.5%] worse`."""
     difference = row.differences[metric.key]
     mean, ends, *_ = difference_cells(metric, difference)
     low, high = on_scale(difference, difference.low), on_scale(difference, difference.high)
@@ -103,7 +103,7 @@ def interval(table: Table, row: Row, metric: Metric) -> Interval:
 
 
 def write_figures(shown: Sequence[Card], folder: Path) -> None:
-    """Write figures/*.svg, figures/*.pdf and figures/curves.csv into `folder`; `UserError` if the disk refuses."""
+    """Write figures/*.svg, figures/*.pdf and figures/curves.csv into `folder`; `UserError` if writing fails."""
     place = folder / FOLDER
     with explain_write_errors(folder):
         place.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def write_figures(shown: Sequence[Card], folder: Path) -> None:
 
 
 def curves_csv(shown: Sequence[Card]) -> str:
-    """Return the numbers of all curves in full precision, one line per point; `band` says what low and high are."""
+    """Return the numbers of all curves in full precision, one line per point; `band` says what low and high mean."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(HEADINGS)
@@ -122,7 +122,7 @@ def curves_csv(shown: Sequence[Card]) -> str:
         for panel, panel_curves in card.figure.panels if isinstance(card.figure, Lines) else []:
             for curve in panel_curves:
                 ends = curve.band_ends if curve.bands else [("", "")] * len(curve.xs)
-                band = f"95% interval of the difference to {curve.rival}" if curve.rival else "standard deviation"
+                band = f"95% interval of the difference from {curve.rival}" if curve.rival else "standard deviation"
                 for x, mean, (low, high) in zip(curve.xs, curve.means, ends, strict=True):
                     lines.writerow([card.name, panel, curve.arm, x, mean, low, high, band if curve.bands else ""])
     return text.getvalue()
@@ -130,9 +130,9 @@ def curves_csv(shown: Sequence[Card]) -> str:
 
 def _difference_cards(table: Table) -> list[Card]:
     """Return a figure for each compared metric, with arms from best to worst."""
-    found, every = [], compared_metrics(table)
+    forests, compared = [], compared_metrics(table)
     for metric in table.metrics:
-        rows = [row for row, m in every if m is metric]
+        rows = [row for row, m in compared if m is metric]
         if not rows:
             continue
         rows.sort(key=lambda row: row.differences[metric.key].mean, reverse=metric.better == "higher")
@@ -140,8 +140,8 @@ def _difference_cards(table: Table) -> list[Card]:
         caption = f"The {len(kept)} best of {len(rows):,} arms." if len(kept) < len(rows) else ""
         intervals = [interval(table, row, metric) for row in kept]
         forest = Forest(intervals, f"difference in {metric.title}", metric.ratio)
-        found.append(Card(f"difference-{metric.key.replace('/', '-')}", metric.heading, caption, forest))
-    return found
+        forests.append(Card(f"difference-{metric.key.replace('/', '-')}", metric.heading, caption, forest))
+    return forests
 
 
 def _load_card(arms: Sequence[ShownArm], folder: Path, with_experts: bool) -> Card:

@@ -1,4 +1,4 @@
-"""The notes below a table: what was measured, why an arm is not compared, what few seeds cannot show, definitions."""
+"""The notes below a table: facts about the runs, why arms are not compared, limits of few seeds, definitions."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,8 +14,8 @@ from simbal.report.tokens_to_loss import PAPER_SAVING
 
 FEW_PAIRS = 5  # with six pairs a sign-flip test can reach p = 0.031
 FEW_VALIDATIONS = 10
-SAME_COMPUTE = 0.01  # relative difference of experts per token that random variation explains
-CONTROLS = {  # strategies whose router learns nothing
+SAME_COMPUTE = 0.01  # smaller relative differences of experts per token are random variation
+CONTROLS = {  # strategies without learned routing
     f"simbal.balancing.controls.{name}" for name in ("FrozenRouter", "HashRouting", "UniformRouting")
 }
 
@@ -42,34 +42,35 @@ def remarks(table: Table) -> list[str]:
 
 def explanations(table: Table) -> list[str]:
     """Return the notes on how numbers are defined and compared."""
-    found = [difference for row in table.compared for difference in row.differences.values()]
-    documents = [one.over_documents.documents for one in found if one.over_documents]
+    compared = [difference for row in table.compared for difference in row.differences.values()]
+    documents = [one.over_documents.documents for one in compared if one.over_documents]
     pairs = "pairs of arms" if table.pairs else "arms"
     margin = table.margin
     if margin is None:
-        equivalent = "never equivalent, as the runs have several margins (choose one with equivalence_margin=)"
+        equivalent = "never equivalent, as the runs have different margins (choose one with equivalence_margin=)"
     else:
         equivalent = (
             f"equivalent if a test at 5% (TOST) shows that a loss differs by less than {margin:g} nats per token, or a "
             f"perplexity by {relative(margin):.1%} (equivalence_margin)"
         )
-    several = any(one.p_holm is not None for one in found)
-    constant = any(one.pairs > 1 and one.p is None for one in found)
-    tested, ratios = any(one.sd for one in found), any(one.scale == "ln" for one in found)
+    several = any(one.p_holm is not None for one in compared)
+    constant = any(one.pairs > 1 and one.p is None for one in compared)
+    tested, ratios = any(one.sd for one in compared), any(one.scale == "ln" for one in compared)
     texts = {
-        "Intervals are 95% each, without correction for their number.": found,
-        "The 95% interval covers other seeds on the same validation documents. The interval over documents covers "
-        f"the same seeds on other documents (bootstrap of {_range(documents)}). Neither covers both.": documents,
+        "Each interval is a 95% interval, not corrected for multiple comparisons.": compared,
+        "The 95% interval covers variation over seeds on the same validation documents. The interval over documents "
+        f"covers variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
+        "both.": documents,
         "Differences in percent are ratios of geometric means; tests and intervals use logarithms.": ratios,
         "p is two-sided, from the paired t test; it and the interval assume normally distributed differences. d_z is "
         "the mean of the differences divided by their standard deviation. Welch p is from the t test with unequal "
         "variances over all seeds of both arms.": tested,
         f"p (Holm) is corrected for the number of {pairs}, not for the number of metrics.": several,
-        "If all seeds have the same difference, no noise was measured: interval, p and d_z are dashes.": constant,
+        "If all seeds have the same difference, there is no measured noise: interval, p and d_z are dashes.": constant,
         "An arm is better or worse (higher or lower if neither direction is good) if p, or p (Holm) if there is one, "
         f"is below 0.05; otherwise {equivalent}; otherwise not resolved.": tested,
-        "Detectable is the true difference that this test would find with 80% power. A difference that is not resolved "
-        "may still exist and be smaller.": tested,
+        "Detectable is the true difference that this test detects with 80% power. A difference that is not resolved "
+        "may exist but be smaller.": tested,
     }
     measured = [*(run for row in table.rows for run in row.arm.runs), *table.models]
     definitions = {key: text for one in measured for key, text in one.definitions.items()}
@@ -82,9 +83,9 @@ def explanations(table: Table) -> list[str]:
 
 
 def why_not_compared(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return a sentence that says which arms have no difference to the baseline, and why."""
+    """Return a sentence that names the arms without a difference from the baseline, and the reason."""
     if baseline is None:
-        return ["No differences: the runs have several baselines; choose one with baseline=."]
+        return ["No differences: the runs have different baselines; choose one with baseline=."]
     names = [row.arm.name for row in rows if not row.differences and not row.arm.is_baseline(baseline)]
     if not names:
         return []
@@ -95,7 +96,7 @@ def why_not_compared(rows: Sequence[Row], baseline: str | None) -> list[str]:
 
 
 def is_control(arm: Arm) -> bool:
-    """Whether one of its strategies is a control, whose router learns nothing."""
+    """Whether one of the arm's strategies is a control, that is, has no learned routing."""
     strategies = arm.runs[0].spec.config.balancing.values()
     return any(isinstance(keys, dict) and str(keys.get("_target_")) in CONTROLS for keys in strategies)
 
@@ -103,8 +104,8 @@ def is_control(arm: Arm) -> bool:
 def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     """Return a note if no arm is a control, or for each control that is not significantly worse than a learned router.
 
-    A control is compared with the arms of otherwise equal config, or with all arms if there are none, in the first loss
-    or perplexity of the table.
+    A control is compared with the arms of otherwise equal config, or with all arms if no config matches, in the first
+    loss or perplexity of the table.
     """
     routed = [arm for arm in arms if arm.runs[0].spec.config.model.num_experts]
     controls = [arm for arm in routed if is_control(arm)]
@@ -125,16 +126,16 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
 
 
 def _not_significantly_better(control: Arm, learned: Sequence[Arm], metric: Metric) -> list[str]:
-    """Return the names of the arms that paired t tests with Holm's correction do not find better than the control."""
-    found = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learned]
-    tested = [(arm, one.mean, one.p) for arm, one in found if one and one.p is not None]
+    """Return the arms that are not significantly better than the control (paired t tests with Holm's correction)."""
+    compared = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learned]
+    tested = [(arm, one.mean, one.p) for arm, one in compared if one and one.p is not None]
     corrected = holm([p for _, _, p in tested])
     better = {arm.name for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA}
     return [arm.name for arm in learned if arm.name not in better]
 
 
 def _about_runs(rows: Sequence[Row]) -> list[str]:
-    """Return the length and the data of the runs, and whether their seeds were chosen by looks."""
+    """Return notes on the length and the data of the runs, and on interim looks."""
     finished = [run for row in rows for run in row.arm.runs]
     if not finished:
         return []
@@ -144,14 +145,14 @@ def _about_runs(rows: Sequence[Row]) -> list[str]:
     notes = [f"{steps} steps and {tokens} tokens per run; data {source}, tokens {digest[:16]}."]
     if any(run.spec.config.until == "decided" for run in finished):
         notes.append(
-            "Looks chose the number of seeds (until=decided): intervals and p-values here are not corrected for the "
-            "looks; the decisions that the sweep printed are."
+            "Interim looks chose the number of seeds (until=decided). Intervals and p-values here are not corrected "
+            "for the looks; the decisions printed by the sweep are."
         )
     return notes
 
 
 def _about_compute(arms: Sequence[Arm]) -> list[str]:
-    """Return a note if tokens go to more experts in one arm than in another."""
+    """Return a note if arms use different numbers of experts per token."""
     used = {}
     for arm in arms:
         model = arm.runs[0].spec.config.model
@@ -181,37 +182,37 @@ def _about_seeds(table: Table) -> list[str]:
 
 def _about_tokens(rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Return notes on losses that were not reached, and on too few validations."""
-    found = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
-    missed = [f"{name} (seed={seed_ranges(tokens.missed)})" for name, tokens in found if tokens.missed]
+    by_arm = [(row.arm.name, row.tokens_to_loss) for row in rows if row.tokens_to_loss]
+    missed = [f"{name} (seed={seed_ranges(tokens.missed)})" for name, tokens in by_arm if tokens.missed]
     notes = []
     if missed:
         notes.append(
             f"{join_names(missed)} did not reach the final validation loss of {baseline}: no mean saving is shown, as "
             "it would be biased."
         )
-    fewest = min((tokens.validations for _, tokens in found), default=FEW_VALIDATIONS)
+    fewest = min((tokens.validations for _, tokens in by_arm), default=FEW_VALIDATIONS)
     if fewest < FEW_VALIDATIONS:
         notes.append(
             f"Tokens to a loss are interpolated between {fewest} validations; a smaller trainer.val_every makes them "
-            "more exact."
+            "more accurate."
         )
     return notes
 
 
 def _about_models(table: Table) -> list[str]:
-    """Return what cannot be compared between models, and what each one was measured on."""
+    """Return notes on comparing models, and on the data and settings of each model."""
     notes = ["Models have different tokenizers: compare bits per byte on the same text, not losses or perplexities."]
     for model in table.models:
         data = model.facts["data"]
         notes.append(
-            f"{model.name}: {model.facts['source']}, data {data['source']}, tokens {data['tokens'][:12]} of its own "
+            f"{model.name}: {model.facts['source']}, data {data['source']}, tokens {data['tokens'][:12]} from its own "
             f"tokenizer, {model.facts['context']:,} per window, {model.facts['dtype']}."
         )
     return notes if table.models else []
 
 
 def _about_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return how tokens saved by slope are computed, and which arms can have the paper's saving."""
+    """Return notes on the computation of tokens saved by slope, and on arms consistent with the paper's saving."""
     slopes = {row.arm.name: row.tokens_to_loss.by_slope for row in rows if row.tokens_to_loss}
     ends = {name: slope.shares[1:] for name, slope in slopes.items() if slope}
     known = {name: (low, high) for name, (low, high) in ends.items() if low is not None and high is not None}

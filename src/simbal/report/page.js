@@ -1,12 +1,12 @@
 "use strict";
-// Draw the figures, sort and filter the tables, and keep the state of the figures' controls across reloads.
+// Draw the figures, sort and filter the tables, and keep the state of the controls across reloads.
 const { figures, config } = JSON.parse(document.getElementById("charted").textContent);
 const narrow = innerWidth < 600;
 const drawn = new Map(); // Vega view of each figure, by name
 const kept = JSON.parse(sessionStorage.getItem(location.pathname) ?? "{}"); // the page of a running sweep reloads itself
 const state = { hidden: [], bands: true, seeds: false, ...kept };
 
-// Return the rows of a dataset, as charts.expand does.
+// Return the rows of a dataset; must match charts.expand.
 const rows = (lines) =>
   lines.flatMap((line) => {
     const lists = Object.keys(line).filter((key) => Array.isArray(line[key]));
@@ -38,7 +38,7 @@ async function draw(element) {
   if (spec.facet) spec.spec.width = Math.floor(element.clientWidth / spec.columns) - 44;
   else Object.assign(spec, { width: "container", autosize: { type: "fit-x", contains: "padding" }, height: spec.height ?? 230 });
   for (const param of spec.params ?? []) if (param.name === "narrow") param.value = narrow;
-  // ast: interpret expressions, because the content policy forbids eval; logLevel 1: errors
+  // ast: interpret expressions, because the content policy forbids eval; logLevel 1: errors only
   const { view } = await vegaEmbed(element, spec, { config, ast: true, logLevel: 1, renderer: "svg", actions: false });
   drawn.set(name, view);
   await show(view);
@@ -73,7 +73,7 @@ for (const box of document.querySelectorAll("[data-show]")) {
   box.onchange = () => change({ [box.dataset.show]: box.checked });
 }
 
-// Clicking a heading sorts its table, clicking it again reverses the order. Texts come after numbers.
+// Clicking a heading sorts the table; clicking it again reverses the order. Text sorts after numbers.
 const number = (text) => (text === "" || text === "—" ? NaN : Number(text));
 for (const button of document.querySelectorAll("th > button"))
   button.onclick = () => {
@@ -89,7 +89,7 @@ for (const button of document.querySelectorAll("th > button"))
     heading.ariaSort = up ? "ascending" : "descending";
     body.append(...sorted.map(([row]) => row));
   };
-// The field above a long table filters its rows by words.
+// The search field above a long table filters its rows by words.
 for (const field of document.querySelectorAll(".filter"))
   field.oninput = () => {
     const words = field.value.toLowerCase().split(/\s+/);

@@ -1,6 +1,6 @@
 """The page of a sweep, index.html: tables and interactive figures in one file that works offline.
 
-A page shows texts from files. The template escapes them, and the page's content policy lets a browser run only the two
+The page shows text from files. The template escapes it, and the page's content security policy allows only the two
 scripts below.
 """
 
@@ -34,11 +34,11 @@ from simbal.runs.atomic import write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
-MOST_TABLE_ARMS = 60  # in tables
-MOST_NUMBERS = 60_000  # in all curves together
-FEWEST_POINTS, MOST_SEEDS = 16, 10  # of a line, and of an arm as single lines
-MOST_OPEN = 12  # arms; with more, figures of differences after the second are folded
-MOST_IN_VERDICT = 4  # arms by name
+MOST_TABLE_ARMS = 60  # arms in tables
+MOST_NUMBERS = 60_000  # numbers in all curves together
+FEWEST_POINTS, MOST_SEEDS = 16, 10  # points per line, and seeds per arm drawn as separate lines
+MOST_OPEN = 12  # with more arms, only the first two figures of differences are expanded
+MOST_IN_VERDICT = 4  # arms that the verdict names
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"  # as in page.html
 
 
@@ -48,7 +48,7 @@ def write(table: Table, folder: Path, running: bool = False) -> None:
 
 
 def html(table: Table, folder: Path, running: bool = False) -> str:
-    """Return the page of a table: the same bytes for the same folder. With `running`, the page reloads itself."""
+    """Return the page of a table: the same bytes for the same folder. With `running`, the page reloads periodically."""
     cards = figures.cards(table, folder)
     shown = table.best_arms(MOST_TABLE_ARMS)
     figure_arms = [row.arm for row in table.best_arms(MOST_ARMS).rows]
@@ -90,15 +90,15 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
 def verdict(table: Table) -> str:
     """Return the conclusions for the first metric in one sentence; empty if no arms are compared."""
     for metric in table.metrics:
-        found = [row for row in table.compared if metric.key in row.differences]
-        if not found:
+        rows = [row for row in table.compared if metric.key in row.differences]
+        if not rows:
             continue
         to = "" if table.pairs else f" vs. {table.baseline}"
-        if len(found) <= MOST_IN_VERDICT:
-            intervals = [figures.interval(table, row, metric) for row in found]
+        if len(rows) <= MOST_IN_VERDICT:
+            intervals = [figures.interval(table, row, metric) for row in rows]
             texts = [f"{one.arm} {one.text}" for one in intervals]
         else:
-            counts = Counter(row.differences[metric.key].conclusion for row in found)
+            counts = Counter(row.differences[metric.key].conclusion for row in rows)
             texts = [f"{count:,} {word}" for word, count in counts.most_common()]
         return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {'; '.join(texts)}."
     return ""
@@ -112,7 +112,7 @@ def _vega_scripts() -> str:
         return file.read_text(encoding="utf-8")
     import vl_convert
 
-    bundle = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # its stub is wrong
+    bundle = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # the stub is wrong
     with suppress(OSError, UserError):  # the cache may be read-only
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, bundle)
@@ -129,12 +129,12 @@ def _template() -> Template:
 
 def _chart_data(cards: Sequence[Card]) -> Markup:
     """Return specs and data of the figures as JSON without angle brackets, for a script element."""
-    found = {card.name: card.figure for card in cards if card.figure}
-    curves = [curve for figure in found.values() if isinstance(figure, Lines) for curve in figure.curves]
+    figures_by_name = {card.name: card.figure for card in cards if card.figure}
+    curves = [curve for figure in figures_by_name.values() if isinstance(figure, Lines) for curve in figure.curves]
     columns = sum(1 + 2 * bool(curve.bands) + min(MOST_SEEDS, len(curve.by_seed)) for curve in curves)
     most_points = max(FEWEST_POINTS, min(charts.MOST_POINTS, MOST_NUMBERS // max(1, columns)))
     charted = {}
-    for name, figure in found.items():
+    for name, figure in figures_by_name.items():
         small = replace(figure, most_points=most_points, most_seeds=MOST_SEEDS) if isinstance(figure, Lines) else figure
         charted[name] = {"spec": figure.chart(charts.SCREEN).to_dict(validate=False), "rows": small.rows()}
     content = {"config": charts.theme(charts.SCREEN.letters, FONT), "figures": charted}
@@ -143,7 +143,7 @@ def _chart_data(cards: Sequence[Card]) -> Markup:
 
 
 def _tiles(table: Table) -> list[tuple[str, str]]:
-    """Return the numbers at the head of the page, each with its name."""
+    """Return the names and values of the summary numbers at the top of the page."""
     finished = [run for row in table.rows for run in row.arm.runs]
     absent = Counter(status for _, status, *_ in sections.absent(table).lines)
     tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
@@ -156,7 +156,7 @@ def _tiles(table: Table) -> list[tuple[str, str]]:
 
 
 def _differences(table: Table) -> Section:
-    """Return the differences with the arm's name in each row, so that rows can be sorted."""
+    """Return the differences with the arm's name repeated in each row, so that sorting keeps it."""
     section = sections.differences(table)
     rows = [[Cell(arm), *row[1:]] for arm, row in zip(section.arms, section.rows, strict=True)]
     return replace(section, rows=rows)
@@ -171,5 +171,5 @@ def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
 
 
 def _sort_key(cell: Cell) -> Markup:
-    """Return the attribute by which page.js sorts a cell with a number."""
+    """Return the HTML attribute by which page.js sorts a numeric cell."""
     return Markup() if cell.value is None else Markup(' data-key="{}"').format(f"{cell.value:.6g}")

@@ -25,7 +25,7 @@ class Reported(NamedTuple):
 
     medium: float | None = None
     large: float | None = None
-    medium_sd: float | None = None  # over the five seeds of which `medium` is the mean; None: one run
+    medium_sd: float | None = None  # over five seeds; None: `medium` is from one run
 
 
 # by strategies, gating, and the strategies' coefficients
@@ -60,7 +60,7 @@ def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
     """Return the paper's numbers for an arm, by the keys of the metrics.
 
     Arms are matched by strategies, coefficients and gating, or as a dense model. An arm with a coefficient schedule or
-    another definition of the loss matches nothing.
+    a different variant of the loss matches nothing.
     """
     config = arm.runs[0].spec.config
     if config.model.num_experts == 0:

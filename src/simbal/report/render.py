@@ -28,8 +28,8 @@ from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 from simbal.runs.atomic import write_json, write_text
 
 MOST_NOTE_LINES = 4
-MOST_ROWS = 100  # arms, and runs without a result, on the terminal
-# columns that a narrow terminal leaves out, in this order
+MOST_ROWS = 100  # rows of arms, and of runs without a result, on the terminal
+# columns to leave out on a narrow terminal, in this order
 SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
 GAP = 2  # spaces for each column
 
@@ -41,7 +41,7 @@ SIGNS = {
     "↑": r"$\uparrow$", "—": "---", "\N{MINUS SIGN}": "$-$",
 }  # fmt: skip
 NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
-LATEX = re.compile(f"-(?=-)|[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX prints differently
+LATEX = re.compile(f"-(?=-)|[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX would alter
 CSV_NUMBERS = (
     "metric", "mean", "sd", "n", "seeds", "baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm",
     "d_z", "detectable", "p_equivalent", "conclusion", "documents_error", "documents_low", "documents_high",
@@ -54,10 +54,10 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
     """Print the most important notes, differences, tokens saved, runs without a result and, last, the means.
 
     Args:
-        table: to print.
-        out: where to.
+        table: the table to print.
+        out: the console.
         explain: print all notes, with definitions.
-        in_files: whether the files have the full table.
+        in_files: whether table.md and the other files were written.
     """
     shown_notes = notes(table) if explain else _first_notes(remarks(table), out.width)
     for note in shown_notes:
@@ -67,16 +67,16 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
     left_out = []
     for section in (sections.differences(shown), sections.tokens_to_loss(shown)):
         if section.rows:
-            left_out += print_section(_ever_fewer_columns(section), out)
+            left_out += print_section(_with_fewer_columns(section), out)
     if (absent := sections.absent(shown)).rows:
         print_section([([], replace(absent, rows=absent.rows[:MOST_ROWS]))], out)
         if more := len(absent.rows[MOST_ROWS:]):
             out.print(f"and {more:,} more runs without a result")
     if shown.rows or shown.models:
-        left_out += print_section(_ever_fewer_metrics(shown), out)
+        left_out += print_section(_with_fewer_metrics(shown), out)
     hints = []
     if any(cell.muted for row in sections.means(shown).rows for cell in row):
-        hints.append(f"Faint: the difference to {table.baseline} is not resolved.")
+        hints.append(f"Faint: the difference from {table.baseline} is not resolved.")
     if len(shown.rows) < len(table.rows):
         hints.append(f"Shown: the {len(shown.rows)} of {len(table.rows):,} arms with the lowest validation loss.")
     if left_out:
@@ -89,24 +89,24 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         out.print(hint, style="dim")
 
 
-def _first_notes(found: Sequence[str], width: int) -> list[str]:
+def _first_notes(texts: Sequence[str], width: int) -> list[str]:
     """Return the first notes, as many as fit into a few lines."""
-    lines = accumulate(ceil(cell_len(note) / width) for note in found)
-    return [note for note, count in zip(found, lines, strict=True) if count <= MOST_NOTE_LINES]
+    lines = accumulate(ceil(cell_len(note) / width) for note in texts)
+    return [note for note, count in zip(texts, lines, strict=True) if count <= MOST_NOTE_LINES]
 
 
 def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> list[str]:
-    """Print the first section that fits the width, or the last one; return the names of the columns that it lacks.
+    """Print the first section that fits the width, or the last one; return the names of the omitted columns.
 
     Args:
-        parts: the section with ever fewer columns, each with the names of the columns left out.
-        out: where to.
+        parts: versions of the section with fewer and fewer columns, each with the names of the columns left out.
+        out: the console.
     """
     for left_out, section in parts:  # noqa: B007 - the last one is used
         widths, fits = _column_widths(section, out.width)
         if fits:
             break
-    out.print(section.title, style="bold")  # in the grid it would be broken at the width of the grid
+    out.print(section.title, style="bold")  # a title in the grid would be wrapped at the width of the grid
     grid = new_grid("")
     for place, (heading, width) in enumerate(zip(section.headings, widths, strict=True)):
         lines = "\n".join(wrap(_keep_arrow(heading), width))
@@ -123,7 +123,7 @@ def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> l
 def _column_widths(section: Section, total: int) -> tuple[list[int], bool]:
     """Return the widths of the columns, and whether they fit without breaking words and numbers.
 
-    If the rows are too wide, headings and cells that can take several lines do.
+    If the rows are too wide, headings and cells are wrapped where possible.
     """
     widths, least = [], []
     for place, heading in enumerate(section.headings):
@@ -149,13 +149,13 @@ def _keep_arrow(heading: str) -> str:
     return heading.replace(" ↓", "\N{NO-BREAK SPACE}↓").replace(" ↑", "\N{NO-BREAK SPACE}↑")
 
 
-def _ever_fewer_columns(section: Section) -> Iterator[tuple[list[str], Section]]:
+def _with_fewer_columns(section: Section) -> Iterator[tuple[list[str], Section]]:
     spare = [heading for heading in SPARE if heading in section.headings[section.texts :]]
     for count in range(len(spare) + 1):
         yield spare[:count], section.without(spare[:count])
 
 
-def _ever_fewer_metrics(table: Table) -> Iterator[tuple[list[str], Section]]:
+def _with_fewer_metrics(table: Table) -> Iterator[tuple[list[str], Section]]:
     for count in range(max(1, len(table.metrics)), 0, -1):
         left_out = [metric.title for metric in table.metrics[count:]]
         yield left_out, sections.means(replace(table, metrics=table.metrics[:count]), short=True)
@@ -198,12 +198,12 @@ def latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return text that LaTeX prints unchanged; a character unknown to pdflatex becomes its code point, `U+4E2D`."""
+    """Return text that LaTeX prints unchanged; a character unknown to pdflatex becomes a code point, `U+4E2D`."""
     return LATEX.sub(_latex_sign, NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split())))
 
 
-def _latex_sign(found: re.Match[str]) -> str:
-    return "-{}" if found[0] == "-" else SIGNS.get(found[0], f"U+{ord(found[0]):04X}")  # two hyphens are a dash
+def _latex_sign(match: re.Match[str]) -> str:
+    return "-{}" if match[0] == "-" else SIGNS.get(match[0], f"U+{ord(match[0]):04X}")  # two hyphens are a dash
 
 
 def _tabular(section: Section) -> str:
@@ -214,7 +214,7 @@ def _tabular(section: Section) -> str:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    # LaTeX takes a bracket or an asterisk at the beginning of a row for an argument of the row before
+    # at the start of a row, LaTeX takes a bracket or an asterisk as an argument of the previous row
     shown = [f"{{}}{escape_latex(cell)}" if cell.startswith(("[", "*")) else escape_latex(cell) for cell in cells]
     return " & ".join(shown) + r" \\"
 
@@ -232,7 +232,7 @@ def tidy_csv(table: Table) -> str:
 def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
     """Yield one row per arm and metric in full precision; keys without a value are left out.
 
-    `tokens_saved` follows the metrics: its mean is the share of the baseline's tokens that is saved, and `missed` lists
+    `tokens_saved` follows the metrics: its mean is the fraction of the baseline's tokens saved, and `missed` lists
     the seeds that never reached the baseline's loss. The mean of `tokens_saved_by_slope` is in ln tokens. If `scale` is
     ln, differences are of natural logarithms.
     """
@@ -281,10 +281,10 @@ def _difference_line(difference: PairedDifference, baseline: str | None) -> dict
 
 
 def _saving_line(
-    metric: str, mean: float | None, seeds: Collection[int], found: TokensToLoss | SlopeSaving, baseline: str | None
+    metric: str, mean: float | None, seeds: Collection[int], ends: TokensToLoss | SlopeSaving, baseline: str | None
 ) -> dict[str, Any]:
     line = {"metric": metric, "mean": mean, "n": len(seeds), "seeds": " ".join(map(str, seeds))}
-    return line | {"baseline": baseline, "low": found.low, "high": found.high}
+    return line | {"baseline": baseline, "low": ends.low, "high": ends.high}
 
 
 def as_json(table: Table) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Report on a folder of runs: read them, write the tables and the page, and print the table.
 
-This is what report.py does, and what a sweep does at its end.
+report.py calls `report`, and so does a sweep when it ends.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ class ReportKeys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    baseline: str | None = None  # the balancing or the arm to compare with; None: as in the runs' config
-    columns: list[str] | None = None  # names of numbers; None: as in the runs' config, or the default columns
+    baseline: str | None = None  # balancing or arm to compare with; None: from the runs' config
+    columns: list[str] | None = None  # metric names; None: from the runs' config, or the default columns
     paper: bool = False  # show the paper's numbers next to ours
-    equivalence_margin: float | None = Field(None, gt=0)  # nats per token; None: as in the runs' config
-    compare: Literal["all"] | None = None  # compare every two arms
-    power: bool = False  # also print how many more seeds would decide each comparison; no file has it
+    equivalence_margin: float | None = Field(None, gt=0)  # nats per token; None: from the runs' config
+    compare: Literal["all"] | None = None  # compare every pair of arms
+    power: bool = False  # also print how many more seeds would decide each comparison (only printed)
     figures: bool = False  # also write the page's figures as SVG and PDF
-    explain: bool = False  # print all notes and definitions, which the files always have
+    explain: bool = False  # print all notes and definitions; the files always have them
 
 
 def report(folder: Path, **keys: Any) -> None:
@@ -80,10 +80,10 @@ def read_table(folder: Path, **keys: Any) -> Table:
 
 
 def report_both(first: Path, second: Path, **keys: Any) -> None:
-    """Print the settings in which two sweeps or runs differ, and a table of both; nothing is written.
+    """Print the settings that differ between two sweeps or runs, and a table of both; write no files.
 
     Raises:
-        UserError: as for `report`, and for runs that cannot be compared, after the differing settings are printed.
+        UserError: see `report`; or the runs cannot be compared (raised after the differing settings are printed).
     """
     options = ReportKeys(**keys)
     if options.figures:
@@ -125,14 +125,14 @@ def _print_table(table: Table, out: Console, options: ReportKeys, in_files: bool
 
 
 def _metrics(options: ReportKeys, runs: Sequence[Run], models: Sequence[MeasuredModel] = ()) -> list[Metric] | None:
-    """Return the metrics of the key `columns`, or of the runs' config; None means the default columns."""
+    """Return the metrics chosen by `columns` here or in the runs' config; None means the default columns."""
     finished = [run for run in runs if run.finished]
     chosen = configured_columns(finished) if options.columns is None else options.columns
     return None if chosen is None else choose_columns(chosen, [*finished, *models])
 
 
 def _require_baseline(table: Table, runs: Sequence[Run]) -> None:
-    """Raise `UserError` unless the baseline is an arm's balancing or name, or named by a run's config."""
+    """Raise `UserError` unless the baseline is the balancing or name of an arm, or set in a run's config."""
     known = [row.arm.name for row in table.rows] + [run.spec.choices["balancing"] for run in runs]
     if table.baseline is not None and table.baseline not in (*known, *(run.spec.config.baseline for run in runs)):
         closest = get_close_matches(table.baseline, dict.fromkeys(known), 3, 0)

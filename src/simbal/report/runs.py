@@ -1,4 +1,4 @@
-"""List the runs below folders with their status, and print the list."""
+"""List the runs in folders with their status, and print the list."""
 
 import os
 from collections import defaultdict
@@ -33,17 +33,17 @@ NARROW = ("folder", "status", "step", "loss", "ppl")  # for terminals of fewer t
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in a list; `status` is the one in its record, or running, unfinished or damaged."""
+    """A run in a list; `status` comes from its record, or is running, unfinished or damaged."""
 
     path: Path
     status: str
-    error: str = ""  # why it has no result
+    error: str = ""  # the reason why it has no result
     run: Run | None = None  # None: its config is damaged
-    arm: str = ""  # as in the table of its sweep
+    arm: str = ""  # its label, as in the sweep's table
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything that is known, by name; numbers only for a finished run."""
+        """All known values by name; metrics only for a finished run."""
         run = self.run
         config, record = (run.spec.config, run.record or {}) if run else (None, {})
         step = (
@@ -70,16 +70,16 @@ def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
         for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
             if is_run(path):
                 sweeps[path.absolute().parent][path.absolute()] = list_run(path)
-    found = []
+    runs = []
     for listed in sweeps.values():
         columns = label_columns([one.run.spec for one in listed.values() if one.run])
         for one in listed.values():
-            found.append(replace(one, arm=short_label(label_of(one.run.spec, columns))) if one.run else one)
-    return sorted(found, key=lambda one: one.path)
+            runs.append(replace(one, arm=short_label(label_of(one.run.spec, columns))) if one.run else one)
+    return sorted(runs, key=lambda one: one.path)
 
 
 def list_run(path: Path) -> ListedRun:
-    """Return a run with its status; a damaged file is no error."""
+    """Return a run with its status; a damaged file is not an error."""
     try:
         run = read_run(path)
     except UserError as damage:
@@ -91,26 +91,27 @@ def list_run(path: Path) -> ListedRun:
 
 
 def last_written(path: Path) -> str:
-    """Return when a run last wrote a file, in UTC and ISO 8601."""
+    """Return the time at which a run last wrote a file, in UTC, as ISO 8601."""
     files = [file for file in (path / CURVES_FILE, path / CONFIG_FILE) if file.exists()] or [path]
     last = max(file.stat().st_mtime for file in files)
     return datetime.fromtimestamp(last, UTC).isoformat(timespec="seconds")
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the bytes that a folder takes on the disk."""
+    """Return the disk usage of a folder in bytes."""
     total = 0
     for parent, _, files in os.walk(path):
         for name in files:
-            with suppress(FileNotFoundError):  # removed in the meantime
+            with suppress(FileNotFoundError):  # removed since os.walk listed it
                 total += os.lstat(Path(parent, name)).st_blocks * 512
     return total
 
 
 def print_runs(runs: Sequence[dict[str, Any]], more: int, out: Console) -> None:
-    """Print the values of runs as a table, the number of runs that are not shown, and why some have no result."""
+    """Print the values of runs as a table, the number of hidden runs, and the errors of runs without a result."""
     top = os.path.commonpath([Path(run["folder"]).absolute().parent for run in runs])
-    grid, errors = new_grid(f"runs in {os.path.relpath(top)}"), new_grid("without a result", "folder", "status", "why")
+    grid = new_grid(f"runs in {os.path.relpath(top)}")
+    errors = new_grid("runs without a result", "folder", "status", "error")
     headings = HEADINGS if out.width >= 100 else NARROW
     for heading in headings:
         is_text = heading in TEXTS

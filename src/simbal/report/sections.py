@@ -1,4 +1,4 @@
-"""The sections of a table as headings and cells, which terminal, files and page all show."""
+"""The sections of a table as headings and cells, which the terminal, the files and the page all show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ DIFFERENCE_HEADINGS = (
 )  # fmt: skip
 TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "not reached", "saved by slope", "its interval", "seeds")
 POWER_HEADINGS = ("spread in nats", "pairs", "more to resolve", "hours", "more to equate", "hours")
-SMALLEST_P = 0.001  # smaller p-values mean nothing with so few seeds
+SMALLEST_P = 0.001  # smaller p-values are not meaningful with so few seeds
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Section:
 @lru_cache(maxsize=1)  # markdown and LaTeX show the same sections
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in order."""
-    found = (means(table), differences(table), tokens_to_loss(table), absent(table))
-    return [section for section in found if section.rows]
+    every = (means(table), differences(table), tokens_to_loss(table), absent(table))
+    return [section for section in every if section.rows]
 
 
 def means(table: Table, short: bool = False) -> Section:
-    """Return mean ± standard deviation of each arm, and the numbers of models below.
+    """Return mean ± standard deviation of each arm, followed by the Hugging Face models.
 
-    A number is muted if its difference to the baseline is not resolved. With `short`, label columns are headed by the
+    A number is muted if its difference from the baseline is not resolved. With `short`, label columns are headed by the
     last part of their keys.
     """
     headings = [*(short_columns(table.columns) if short else table.columns), "n", "seeds"]
@@ -97,7 +97,7 @@ def means(table: Table, short: bool = False) -> Section:
 
 
 def mean_cell(number: str, summary: Summary | None, seeds: int) -> Cell:
-    """Return the mean, with the standard deviation aside, and the number of values if some seeds have none."""
+    """Return the mean with its standard deviation as an aside, and the number of values if some seeds have none."""
     if summary is None:
         return Cell(ABSENT)
     asides = [] if summary.sd is None else [f"± {number.format(summary.sd)}"]
@@ -117,7 +117,7 @@ def comparison_name(table: Table, row: Row) -> str:
 
 
 def differences(table: Table) -> Section:
-    """Return a row for each arm and metric; columns that nothing fills are left out."""
+    """Return a row for each arm and metric; empty columns are left out."""
     rows: list[list[Cell]] = []
     arms: list[str] = []
     for row, metric in compared_metrics(table):
@@ -125,12 +125,12 @@ def differences(table: Table) -> Section:
         cells = difference_cells(metric, row.differences[metric.key])
         rows.append([Cell("" if arms[-1:] == [name] else name), Cell(metric.heading), *cells])
         arms.append(name)
-    to = f"of {table.pairs_of}" if table.pairs else f"to {table.baseline}"
+    to = f"of {table.pairs_of}" if table.pairs else f"from {table.baseline}"
     headings = ["arm", "metric", *DIFFERENCE_HEADINGS]
-    section = Section(f"paired difference {to} on the seeds that both have", headings, rows, 2, arms)
-    found = [row.differences[metric.key] for row, metric in compared_metrics(table)]
-    unused = ["p (Holm)"] if all(one.p_holm is None for one in found) else []
-    unused += ["over documents"] if all(one.over_documents is None for one in found) else []
+    section = Section(f"paired difference {to} on shared seeds", headings, rows, 2, arms)
+    compared = [row.differences[metric.key] for row, metric in compared_metrics(table)]
+    unused = ["p (Holm)"] if all(one.p_holm is None for one in compared) else []
+    unused += ["over documents"] if all(one.over_documents is None for one in compared) else []
     return section.without(unused)
 
 
@@ -155,16 +155,16 @@ def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell
 
 
 def on_scale(difference: PairedDifference, value: float | None) -> float | None:
-    """Return a value of a difference as it is shown: logarithms as a relative change."""
+    """Return a value of a difference as displayed: logarithms become relative changes."""
     return value if value is None or difference.scale == "difference" else relative(value)
 
 
 def tokens_to_loss(table: Table) -> Section:
-    """Return the share of the baseline's tokens that each arm needs to reach the baseline's loss."""
-    found = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
-    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in found]
-    title = f"training tokens to reach {table.baseline}'s final validation loss, as a share of its own"
-    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in found])
+    """Return the fraction of the baseline's tokens that each arm needs to reach the baseline's loss."""
+    by_arm = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
+    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in by_arm]
+    title = f"training tokens to reach {table.baseline}'s final validation loss, relative to {table.baseline}'s tokens"
+    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in by_arm])
 
 
 def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
@@ -191,12 +191,12 @@ def absent(table: Table) -> Section:
         rows.append([Cell(f"{label} seed={run.seed}"), Cell(status), Cell(error or ABSENT), folder])
     for folder_name, label in table.missing.items():
         rows.append([Cell(label), Cell("missing"), Cell("not started"), Cell(folder_name)])
-    title = "runs without a result; console.log in their folders may say more"
+    title = "runs without a result; see console.log in their folders"
     return Section(title, ["run", "status", "error", "folder"], rows, 4)
 
 
 def status_and_error(run: Run) -> tuple[str, str]:
-    """Return status and error of a run without a result."""
+    """Return the status and the error of a run without a result."""
     if run.record is None:
         return ("damaged", run.damage) if run.damage else ("unfinished", "")
     return str(run.record["status"]), error_of(run.record)
@@ -208,13 +208,13 @@ def folder_link(run: Run) -> str:
 
 
 def power(table: Table) -> Section:
-    """Return the pairs of seeds that each comparison of a loss or perplexity still needs; `UserError` if there is none.
+    """Return how many more pairs of seeds each comparison of a loss or perplexity needs; `UserError` if there is none.
 
-    The true spread is assumed to be the measured one. Hours are for both runs of a pair, one after the other.
+    The measured standard deviation is taken as the true one. Hours are for both runs of a pair, one after the other.
     """
     margin = table.margin
     if margin is None:
-        raise UserError("power=true: the runs have several margins; choose one with equivalence_margin=")
+        raise UserError("power=true: the runs have different margins; choose one with equivalence_margin=")
     rows, names = [], []
     for row, metric in compared_metrics(table):
         difference = row.differences[metric.key]

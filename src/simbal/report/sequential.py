@@ -1,8 +1,8 @@
-"""A group-sequential plan for paired seeds: test after every few seeds with a total error of 5%.
+"""Group-sequential testing of paired seeds: test after every few seeds with a total error of 5%.
 
-Testing at 5% after every few seeds and stopping at the first significant result finds a difference between equal arms
-far more often than in 5% of studies. The plan spends the error step by step instead: each look has its own p to reach,
-strict at first and close to alpha at the end.
+Testing at 5% after every few seeds and stopping at the first significant result would find a difference between equal
+arms in far more than 5% of studies. Instead, the plan spends the error step by step: each look has its own threshold
+for p, strict at first and close to alpha at the end.
 
 The boundaries come from normal statistics and are applied to the p of a t test (the significance-level approach). With
 few pairs this is an approximation: in 400,000 simulated studies of equal arms with looks after every 5 of 40 pairs,
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 Decision = Literal["lower", "higher", "equivalent", "not resolved"]
 POINTS = 501  # of a grid; odd, as Simpson's rule needs
-FARTHEST = 9.0  # standard deviations; the probability beyond is below 1e-18
+FARTHEST = 9.0  # standard deviations; the tail probability is below 1e-18
 BISECTIONS = 60
 
 
 def boundaries(looks: Sequence[int], most: int, alpha: float = ALPHA) -> list[float]:
-    """Return the two-sided p that stops the study at each look, with O'Brien-Fleming-type spending.
+    """Return the largest two-sided p that stops the study at each look, with O'Brien-Fleming-type spending.
 
     Args:
         looks: the number of pairs at each look, increasing from 2 or more to `most` or fewer.
         most: the number of pairs in the full plan.
-        alpha: two-sided error of the full plan. For one-sided tests pass twice their error and halve each p.
+        alpha: two-sided error of the full plan. For one-sided tests pass twice the error and halve each p.
     """
     return [*_boundaries(tuple(look / most for look in looks), alpha)]
 
 
 def spent_error(fraction: float, alpha: float) -> float:
-    """Return the two-sided error that may be spent once a fraction of the pairs is there.
+    """Return the two-sided error that may be spent once a fraction of the pairs is available.
 
     It is the O'Brien-Fleming-type function of Lan and DeMets for each side: 2 - 2 Phi(z / sqrt(fraction)), where z is
     the upper quantile of alpha / 4.
@@ -62,18 +62,18 @@ def decide(
 
     Args:
         differences: treatment minus baseline for each pair; their number must be one of `looks`.
-        looks: as for `boundaries`.
+        looks: see `boundaries`.
         most: the number of pairs in the full plan.
-        margin: of equivalence, in the unit of the differences; None skips the test of equivalence.
+        margin: margin of equivalence in the unit of the differences; None skips the equivalence test.
         alpha: two-sided error of the test for a difference, one-sided error of each test of TOST.
     """
     look = [*looks].index(len(differences))
-    found = paired_difference(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
-    assert found
-    found = with_power(found, margin)
-    if found.p is not None and found.p <= boundaries(looks, most, alpha)[look]:
-        return "lower" if found.mean < 0 else "higher"
-    if found.p_equivalent is not None and found.p_equivalent <= boundaries(looks, most, 2 * alpha)[look] / 2:
+    difference = paired_difference(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
+    assert difference
+    difference = with_power(difference, margin)
+    if difference.p is not None and difference.p <= boundaries(looks, most, alpha)[look]:
+        return "lower" if difference.mean < 0 else "higher"
+    if difference.p_equivalent is not None and difference.p_equivalent <= boundaries(looks, most, 2 * alpha)[look] / 2:
         return "equivalent"
     return "not resolved" if look == len(looks) - 1 else None
 

@@ -1,4 +1,4 @@
-"""Statistics of a few seeds: means, paired differences, what a difference allows to conclude, and power."""
+"""Statistics over a few seeds: means, paired differences, conclusions and power."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,8 +43,8 @@ class Welch:
 class PairedDifference:
     """Treatment minus baseline over the seeds that both arms have.
 
-    Numbers that need more seeds are None. So are interval and tests if all differences are equal: without noise nothing
-    can be tested.
+    Numbers that need more seeds are None. The interval and the tests are also None if all differences are equal: they
+    need an estimate of the noise.
     """
 
     mean: float
@@ -56,9 +56,9 @@ class PairedDifference:
     effect: float | None  # Cohen's d_z: mean / sd of the differences
     welch: Welch | None
     scale: Scale = "difference"
-    p_holm: float | None = None  # corrected for the number of arms; None for a single comparison
-    detectable: float | None = None  # the true difference that this test would find with 80% power
-    p_equivalent: float | None = None  # of TOST within the margin, corrected as p_holm is
+    p_holm: float | None = None  # corrected for the number of comparisons; None for a single comparison
+    detectable: float | None = None  # the true difference that this test detects with 80% power
+    p_equivalent: float | None = None  # p of TOST for the margin, corrected like p_holm
     conclusion: str = UNRESOLVED
     over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity
 
@@ -143,7 +143,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def with_power(difference: PairedDifference, margin: float | None) -> PairedDifference:
-    """Return the difference with its detectable difference and, if there is a `margin`, with TOST's p."""
+    """Add the detectable difference and, with a `margin`, the p of TOST."""
     if difference.sd is None:
         return difference
     error = difference.sd / sqrt(difference.pairs)
@@ -152,10 +152,10 @@ def with_power(difference: PairedDifference, margin: float | None) -> PairedDiff
 
 
 def conclusion_word(difference: PairedDifference, better: str) -> Word:
-    """Return what the tests at 5% conclude; a significant difference is named even if it is within the margin.
+    """Return the conclusion of the tests at 5%; a significant difference counts even if it is within the margin.
 
     Args:
-        difference: with the p-values of both tests, corrected if there are several arms.
+        difference: with the p-values of both tests, corrected if there are several comparisons.
         better: the better direction of the metric: `lower`, `higher` or `neither`.
     """
     p = difference.p if difference.p_holm is None else difference.p_holm
@@ -172,7 +172,7 @@ def conclusion_word(difference: PairedDifference, better: str) -> Word:
 def equivalence_p(mean: float, error: float, degrees_of_freedom: float, margin: float) -> float:
     """Return the p of an equivalence test (TOST): small if the true difference lies within ±`margin`.
 
-    It is the larger p of two one-sided t tests, and below 5% exactly if the 90% interval lies within the margin.
+    It is the larger p of two one-sided t tests, and below 5% if and only if the 90% interval lies within the margin.
     Reference: D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15 (1987).
     """
     from scipy.special import stdtr
@@ -181,7 +181,7 @@ def equivalence_p(mean: float, error: float, degrees_of_freedom: float, margin: 
 
 
 def detectable(sd: float, pairs: int) -> float:
-    """Return the true difference that a two-sided paired t test at 5% finds with 80% power.
+    """Return the true difference that a two-sided paired t test at 5% detects with 80% power.
 
     Args:
         sd: the true standard deviation of the differences.
@@ -192,7 +192,7 @@ def detectable(sd: float, pairs: int) -> float:
 
 @cache
 def noncentrality(degrees_of_freedom: int) -> float:
-    """Return the true mean, in standard errors, that a two-sided t test at 5% finds in 80% of studies.
+    """Return the true mean, in standard errors, that a two-sided t test at 5% detects in 80% of studies.
 
     Reference: J. Cohen, Statistical Power Analysis for the Behavioral Sciences (1988), chapter 2.
     """
@@ -203,7 +203,7 @@ def noncentrality(degrees_of_freedom: int) -> float:
 
 
 def pairs_to_resolve(sd: float, margin: float) -> int:
-    """Return the fewest pairs that find a true difference of `margin` with 80% power, two-sided at 5%."""
+    """Return the fewest pairs that detect a true difference of `margin` with 80% power, two-sided at 5%."""
     from scipy.special import ndtri
 
     pairs = max(2, int(((ndtri(1 - ALPHA / 2) + ndtri(POWER)) * sd / margin) ** 2))
@@ -213,7 +213,7 @@ def pairs_to_resolve(sd: float, margin: float) -> int:
 
 
 def pairs_to_equate(sd: float, margin: float) -> int:
-    """Return the fewest pairs for which TOST at 5% has 80% power if the true difference is 0."""
+    """Return the fewest pairs with which TOST at 5% has 80% power if the true difference is 0."""
     from scipy.special import ndtri
 
     pairs = max(2, int(((ndtri(1 - ALPHA) + ndtri((1 + POWER) / 2)) * sd / margin) ** 2))
@@ -229,9 +229,9 @@ def equivalence_power(margin: float, error: float, degrees_of_freedom: int, true
     Reference: K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990).
 
     Args:
-        margin: of equivalence.
+        margin: margin of equivalence.
         error: the true standard error of the mean.
-        degrees_of_freedom: of the sample variance.
+        degrees_of_freedom: degrees of freedom of the sample variance.
         true: the true difference.
     """
     import numpy as np
@@ -260,7 +260,7 @@ def student_quantile(probability: float, degrees_of_freedom: float) -> float:
 
 
 def _p_of_t(t: float, degrees_of_freedom: float) -> float:
-    """Return the two-sided p of Student's t."""
+    """Return the two-sided p-value of Student's t."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(degrees_of_freedom, -abs(t)))
@@ -274,6 +274,6 @@ def _logarithms(values: Mapping[int, float]) -> dict[int, float]:
 
 
 def _require_finite(values: Sequence[float]) -> None:
-    """Raise `ValueError` for NaN and infinity, which would spoil every sum without notice."""
+    """Raise `ValueError` for NaN and infinity, which would silently spoil every sum."""
     if wrong := [value for value in values if not isfinite(value)]:
         raise ValueError(f"statistics need finite numbers, got {wrong[0]}")

@@ -1,4 +1,4 @@
-"""The table of a folder's runs: one row per arm, with its differences to the baseline."""
+"""The table of a folder's runs: one row per arm, with its differences from the baseline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ class Table:
     baseline: str | None
     absent: list[tuple[str, Run]]  # runs without a result, each with its label
     paper: bool = False  # whether the paper's numbers were asked for
-    missing: dict[str, str] = field(default_factory=dict)  # label by folder name, for runs that were never started
-    margin: float | None = None  # of equivalence, in nats per token; None if the runs have several
-    pairs: list[Row] = field(default_factory=list)  # comparisons of two arms each; `rows` then have no differences
-    pairs_of: str = "every two arms"  # what the pairs are
+    missing: dict[str, str] = field(default_factory=dict)  # labels by folder name of runs that were never started
+    margin: float | None = None  # margin of equivalence in nats per token; None if the runs have different margins
+    pairs: list[Row] = field(default_factory=list)  # comparisons of pairs of arms; `rows` then have no differences
+    pairs_of: str = "every pair of arms"  # description of the pairs
     models: Sequence[MeasuredModel] = ()
 
     @property
@@ -35,9 +35,10 @@ class Table:
         return [row for row in self.pairs or self.rows if row.differences]
 
     def best_arms(self, most: int) -> "Table":
-        """Return a table of at most `most` arms: those with the lowest validation loss.
+        """Return a table of the `most` arms with the lowest validation loss, or fewer.
 
-        The arm that an arm is compared with is always included, and so are all arms of the baseline if they are few.
+        An arm is included only together with the arm that it is compared with. All arms of the baseline are included if
+        they are few.
         """
         if len(self.rows) <= most:
             return self
@@ -69,12 +70,12 @@ def build(
         name: the title.
         runs: the runs of one folder.
         baseline: a balancing, or the name of an arm; None uses the config key `baseline` of the runs.
-        metrics: the columns; None uses the default ones.
+        metrics: the columns; None uses the default columns.
         paper: whether to show the paper's numbers.
-        missing: label by folder name, for runs that were never started.
-        margin: of equivalence, in nats per token; None uses the config key `equivalence_margin` of the runs.
-        pairs: compare every two arms instead of each with the baseline.
-        models: Hugging Face models, which are compared with nothing.
+        missing: labels by folder name of runs that were never started.
+        margin: margin of equivalence in nats per token; None uses the config key `equivalence_margin` of the runs.
+        pairs: compare every pair of arms instead of each arm with the baseline.
+        models: Hugging Face models, which are not compared.
 
     Raises:
         UserError: the curve of a run is broken, or a perplexity is not positive.
@@ -85,13 +86,13 @@ def build(
     baseline = shared_config_value(runs, "baseline") if baseline is None else baseline
     margin = shared_config_value(runs, "equivalence_margin") if margin is None else margin
     rows = compare(group_runs(finished, columns), baseline, metrics, paper)
-    every = every_pair(rows, metrics) if pairs else []
-    if every:
+    compared = every_pair(rows, metrics) if pairs else []
+    if compared:
         rows = [replace(row, differences={}) for row in rows]
-    conclude(every or rows, metrics, margin)
+    conclude(compared or rows, metrics, margin)
     absent = absent_runs(runs, columns)
     return Table(
-        name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, every, models=models
+        name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, compared, models=models
     )
 
 
@@ -101,7 +102,7 @@ def absent_runs(runs: Sequence[Run], columns: Sequence[str]) -> list[tuple[str, 
 
 
 def shared_config_value(runs: Sequence[Run], key: str) -> Any:
-    """Return a config key that has the same value in all runs; None if it has not."""
+    """Return the value of a config key if it is the same in all runs, else None."""
     values = {getattr(run.spec.config, key) for run in runs}
     return values.pop() if len(values) == 1 else None
 

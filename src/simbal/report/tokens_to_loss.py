@@ -9,14 +9,14 @@ from simbal.report.statistics import ROUNDING, Summary, interval, relative, summ
 
 Curve = Sequence[tuple[int, float]]  # (training tokens, validation loss), sorted by tokens
 PAPER_SAVING = 0.36  # arXiv 2506.14038, for its larger models
-FEWEST_POINTS = 3  # for a slope: a line through two points smooths no noise
+FEWEST_POINTS = 3  # for a slope: a line through two points does not average out noise
 
 
 @dataclass(frozen=True)
 class SlopeSaving:
-    """Tokens saved according to the slope of the baseline's curve, in ln tokens; the share saved is 1 - exp(-saving).
+    """Savings from the slope of the baseline's curve, in ln tokens; the fraction saved is 1 - exp(-saving).
 
-    Unlike the first crossing it exists for better and worse arms alike, provided the baseline's loss still falls at the
+    Unlike the first crossing, they exist for better and worse arms alike, if the baseline's loss still falls at the
     end. Two arms that are better and worse by the same amount have savings of opposite signs.
     """
 
@@ -27,14 +27,14 @@ class SlopeSaving:
 
     @property
     def shares(self) -> tuple[float, float | None, float | None]:
-        """The share of tokens saved, with the ends of its interval."""
+        """The fraction of tokens saved, with the ends of the 95% interval."""
         low, high = (None if end is None else -relative(-end) for end in (self.low, self.high))
         return -relative(-self.mean), low, high
 
 
 @dataclass(frozen=True)
 class TokensToLoss:
-    """Tokens to the baseline's final validation loss, as a share of the baseline's tokens; the saving is 1 - share.
+    """Tokens to the baseline's final validation loss, as a fraction of the baseline's tokens; saving is 1 - fraction.
 
     If a seed never reaches that loss, no mean is given: a mean over the other seeds would be biased.
     """
@@ -43,7 +43,7 @@ class TokensToLoss:
     saving: float | None  # mean over seeds
     low: float | None  # lower end of Student's 95% interval; None as for SlopeSaving
     high: float | None
-    validations: int  # the smallest number in any of the curves
+    validations: int  # the smallest number of validations in any of the curves
     by_slope: SlopeSaving | None = None  # None: a curve of the baseline does not fall at its end
 
     @property
@@ -57,7 +57,7 @@ def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
 
     Args:
         treatment: curves by seed.
-        baseline: curves by seed; the loss to reach is the last one of each.
+        baseline: curves by seed; the loss to reach is the last loss of each curve.
     """
     both = treatment, baseline
     shared = [seed for seed in sorted(treatment.keys() & baseline) if all(_tokens(curves[seed]) for curves in both)]
@@ -78,22 +78,22 @@ def tokens_to_loss(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
 def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> SlopeSaving | None:
     """Divide the final difference of losses by the final slope of the baseline's curve.
 
-    Tokens that the treatment was trained longer than the baseline do not count as saved.
+    If the treatment was trained on more tokens than the baseline, the savings are reduced accordingly.
 
     Args:
         treatment: curves by seed.
         baseline: curves of the same seeds, at least one.
 
     Returns:
-        The savings, or None if the curve of a baseline's seed does not fall at its end.
+        The savings, or None if a baseline curve does not fall at its end.
     """
     savings = {}
     for seed, curve in baseline.items():
         slope = final_slope(curve)
         if slope is None or slope >= 0:
             return None
-        (tokens, loss), (its_tokens, its_loss) = curve[-1], treatment[seed][-1]
-        savings[seed] = (loss - its_loss) / -slope - log(its_tokens / tokens)
+        (tokens, loss), (treatment_tokens, treatment_loss) = curve[-1], treatment[seed][-1]
+        savings[seed] = (loss - treatment_loss) / -slope - log(treatment_tokens / tokens)
     summary = summarize([*savings.values()])
     assert summary
     return SlopeSaving(savings, summary.mean, *_interval(summary))
@@ -103,7 +103,7 @@ def final_slope(curve: Curve) -> float | None:
     """Return the slope of the loss against ln tokens at the end of a curve; None for fewer than three points.
 
     It is a least-squares fit to the last half of the curve in ln tokens (from the geometric mean of the first and last
-    tokens on), or to the last three points if these are more.
+    tokens on), or to the last three points if that half has fewer.
     """
     points = [(log(tokens), loss) for tokens, loss in curve if tokens > 0]
     if len(points) < FEWEST_POINTS:

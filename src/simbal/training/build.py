@@ -1,4 +1,4 @@
-"""Builds the objects of a run from its config: device, precision, expert backend, module and data."""
+"""Build the objects of a run from its config: device, precision, expert backend, module and data."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +19,7 @@ from simbal.training.failures import out_of_memory_as_user_error
 from simbal.training.module import LitMoE
 
 CPU_FLAGS = Path("/proc/cpuinfo")
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one on Arm
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # bf16 is the name on Arm
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
 
@@ -37,7 +37,7 @@ def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
     if torch.cuda.device_count() < devices:
         raise UserError(
             f"trainer.devices={devices}, but only {torch.cuda.device_count()} CUDA devices are visible: use fewer; "
-            "in a sweep give each job several, for example hydra.launcher.gpus=[0+1,2+3]"
+            "in a sweep, give each job several devices, for example hydra.launcher.gpus=[0+1,2+3]"
         )
     return torch.device("cuda")
 
@@ -59,7 +59,7 @@ def resolve_precision(precision: str, device: torch.device, force: bool = False)
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether the CPU lists bf16 instructions; false outside Linux, where this is unknown."""
+    """Whether the CPU lists bf16 instructions; False outside Linux, where this is unknown."""
     try:
         flags = set(CPU_FLAGS.read_text(encoding="utf-8").split())
     except OSError:
@@ -68,7 +68,7 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def resolve_router_init(init: str, balancing: Composition) -> str:
-    """Return how routers are initialized; `auto` is what the strategies prefer."""
+    """Return the router initialization; `auto` is the preference of the strategies."""
     return balancing.router_init if init == "auto" else init
 
 
@@ -139,7 +139,7 @@ def check_buildable(spec: RunSpec, here: bool) -> None:
 
     Args:
         spec: the run.
-        here: whether it will run on this machine, so that its devices and backends count.
+        here: whether the run will use this machine, so that devices and backends are checked too.
 
     Raises:
         UserError: the run would fail when it starts.
@@ -161,8 +161,8 @@ def check_buildable(spec: RunSpec, here: bool) -> None:
 def compile_blocks(model: Transformer) -> None:
     """Compile the transformer blocks with torch.compile, without changing the names of weights.
 
-    Expert products are excluded because inductor cannot lower them on a CPU. Routers are excluded because each knows
-    its layer: every block would be compiled separately, and from the ninth on dynamo gives up.
+    Expert products are excluded because inductor cannot lower them on a CPU. Routers are excluded because each
+    stores its layer index: every block would be compiled separately, and dynamo gives up at the ninth.
     """
     for layer in model.feed_forwards:
         if isinstance(layer, MoELayer):

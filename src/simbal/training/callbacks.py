@@ -36,10 +36,10 @@ from simbal.training.trackers import Tracker
 from simbal.training.validation import ValidationSchedule
 
 log = logging.getLogger("simbal")
-STEPS_AFTER_WARMUP = 100  # until bf16 weights are compared
-MOVED_FRACTION = 0.01  # of the entries; fewer are worth a warning
-MAX_ENTRIES = 4096  # of each weight that are compared, so that their copy is small
-MIN_CLIP_FACTOR = 0.01  # below it AdamW's `eps` is no longer small compared with the gradient: results/bench_grid
+STEPS_AFTER_WARMUP = 100  # steps after warm-up until bf16 weights are compared
+MOVED_FRACTION = 0.01  # warn if a smaller fraction of a weight's entries has changed
+MAX_ENTRIES = 4096  # compared entries per weight, to keep the copy small
+MIN_CLIP_FACTOR = 0.01  # below, AdamW's `eps` matters: see results/bench_grid
 
 
 class MetricsLogger(Callback):
@@ -50,23 +50,23 @@ class MetricsLogger(Callback):
     """
 
     def __init__(self, folder: Path, config: TrainerConfig, tokens_per_step: int, tracker: Tracker) -> None:
-        """Set where to write.
+        """Set what to log and where.
 
         Args:
             folder: the run's folder.
-            config: when to log, and when to measure PES.
+            config: the steps at which to log and to measure PES.
             tokens_per_step: training tokens of an optimizer step.
-            tracker: receives every row too.
+            tracker: also receives every row.
         """
         self.folder, self.file, self.config, self.tracker = folder, folder / CURVES_FILE, config, tracker
         self.tokens_per_step = tokens_per_step
-        self.seconds, self.steps = 0.0, 0  # of training in this process
+        self.seconds, self.steps = 0.0, 0  # training time and steps in this process
         self._logged_seconds, self._logged_steps = 0.0, 0  # up to the last row
         self._status: dict[str, str] = {}
 
     @property
     def status(self) -> str:
-        """The newest losses and speed, for a progress bar."""
+        """The latest losses and speed, for the progress bar."""
         return "  ".join(self._status.values())
 
     def is_logged(self, step: int) -> bool:
@@ -74,7 +74,7 @@ class MetricsLogger(Callback):
         return step % self.config.log_every == 0 or step == self.config.max_steps
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl on every rank."""
+        """Return the rows of metrics.jsonl, on every rank."""
         return on_rank_zero(lambda: curves.rows(self.folder))
 
     def has_validation(self, step: int) -> bool:
@@ -82,7 +82,7 @@ class MetricsLogger(Callback):
         return on_rank_zero(lambda: any(row["step"] == step and "val/loss" in row for row in curves.rows(self.folder)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Sync metrics.jsonl and return its size and sha256, which a checkpoint holds."""
+        """Sync metrics.jsonl to disk and return its size and SHA-256 for the checkpoint."""
         if not is_rank_zero():  # only rank zero's state is saved
             return {}
         if not self.file.exists():
@@ -92,14 +92,14 @@ class MetricsLogger(Callback):
             return digest(file.read())
 
     def find_damage(self, state: Any) -> str | None:
-        """Return what is wrong with the rows that were there when `state` was saved; None if they are valid."""
+        """Return a message if the rows written before `state` was saved are damaged, else None."""
         content = self.file.read_bytes() if self.file.exists() else b""
         if state and digest(content[: state["bytes"]]) == state:
             return None
         return f"the rows of {self.file.name} before it are damaged"
 
     def rewind(self, state: dict[str, Any] | None) -> None:
-        """Drop the rows that a killed process wrote after `state` was saved; all rows without a state."""
+        """Drop the rows that a killed process wrote after `state` was saved; without a state, drop all rows."""
         if is_rank_zero() and self.file.exists():
             size = state["bytes"] if state else 0
             write_text(self.file, self.file.read_bytes()[:size].decode("utf-8"))
@@ -110,7 +110,7 @@ class MetricsLogger(Callback):
         module.measures_aux_gradient = self.is_logged
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Start the clock of a micro-batch; before the first step, measure PES."""
+        """Start timing the micro-batch; before the first step, measure PES."""
         assert isinstance(module, LitMoE)
         if trainer.global_step == 0 and batch_idx == 0 and self._measures_pes(module):
             self._write(self._place(0) | measure_pes(trainer, module, self.config.pes_tokens))
@@ -139,12 +139,12 @@ class MetricsLogger(Callback):
             self._write_progress(row)
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Write a row for a validation within training."""
+        """Write a row for a validation during training."""
         if trainer.state.fn == "fit":
             self.log_validation(module, trainer.global_step)
 
     def log_validation(self, module: L.LightningModule, step: int) -> None:
-        """Write a row for the module's newest validation, which was after `step`."""
+        """Write a row for the module's latest validation, which followed `step`."""
         assert isinstance(module, LitMoE)
         assert module.validation is not None
         metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
@@ -154,7 +154,7 @@ class MetricsLogger(Callback):
     def final_metrics(self, trainer: L.Trainer, module: LitMoE) -> dict[str, Any]:
         """Return `metrics`, `layers` and `tokens_per_second` of the record, after the last validation.
 
-        The speed is the harmonic mean over the rows, including those of earlier processes.
+        The speed is the harmonic mean over all rows, including rows of earlier processes.
         """
         assert module.validation is not None
         rows = self.rows()
@@ -198,7 +198,7 @@ class MetricsLogger(Callback):
 
 
 def training_metrics(result: StepResult) -> dict[str, float]:
-    """Return the metrics of a step as a row of metrics.jsonl holds them; NaN and infinity are left out."""
+    """Return the metrics of a step for a row of metrics.jsonl, without NaN and infinite values."""
     row = {f"train/{name}": mean for name, mean in result.mean_losses().items()}
     row |= {"train/grad_norm": result.grad_norm.item(), "train/clipped": result.clipped.item()}
     if result.aux_grad_norm is not None:
@@ -212,7 +212,7 @@ def training_metrics(result: StepResult) -> dict[str, float]:
 
 @torch.no_grad()
 def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, Any]:
-    """Measure the similarity of experts (PES) on `tokens` tokens of the validation split, without a trace in training.
+    """Measure the similarity of experts (PES) on `tokens` tokens of the validation split, without affecting training.
 
     Every rank measures the same tokens.
 
@@ -247,7 +247,7 @@ class ProgressBar(Callback):
         self.task = self.progress.add_task(description, total=None, status="")
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Show the bar at the step from which the run starts."""
+        """Show the bar at the step from which the run starts or resumes."""
         if self.enabled and is_rank_zero():
             self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
             self.progress.start()
@@ -258,16 +258,16 @@ class ProgressBar(Callback):
             self.progress.update(self.task, completed=trainer.global_step, status=self.metrics.status)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Leave the bar on the screen with the last losses, also after an error."""
+        """Leave the bar on the screen with the latest losses, even after an error."""
         if self.progress.live.is_started:
             self.progress.update(self.task, status=self.metrics.status)
             self.progress.stop()
 
 
 class TrialPruning(Callback):
-    """Stops the run once the sweep has written prune.json, which is checked before every batch.
+    """Stops the run once the sweep has written prune.json; checks before every batch.
 
-    A file from before this process is stale: the sweep writes it again if the trial is still to be pruned.
+    A file written before this process started is stale: the sweep rewrites it if the trial should still be pruned.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -295,30 +295,30 @@ class TrialPruning(Callback):
 
 
 class DeviceChanges(Callback):
-    """Lets a run resume on another number of devices or in another precision, and warns that rounding has changed."""
+    """Lets a run resume with a different number of devices or precision, and warns that rounding has changed."""
 
     def __init__(self) -> None:
         self.history: dict[str, dict[int, Any]] = {"devices": {}, "precision": {}}  # values by first step
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for the devices and for the precision, if they changed."""
+        """A warning for the devices and for the precision, if they changed."""
         warnings = []
         for what, values in self.history.items():
             spans = ", ".join(f"{value} from step {step}" for step, value in values.items())
             if len(values) > 1:
-                warnings.append(f"{what} changed, and with it the rounding: {spans}")
+                warnings.append(f"{what} changed, which affects rounding: {spans}")
         return warnings
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Note the number of devices and the precision if they changed."""
+        """Record the number of devices and the precision if they changed."""
         for what, value in (("devices", world_size()), ("precision", str(trainer.precision))):
             values = self.history[what]
             if not values or [*values.values()][-1] != value:
                 values[trainer.global_step] = value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds."""
+        """Return the state for the checkpoint."""
         return self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -326,9 +326,9 @@ class DeviceChanges(Callback):
         self.history = {what: {**values} for what, values in state_dict.items()}
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Rescale the number of finished micro-batches to this number of devices.
+        """Rescale the number of finished micro-batches to the current number of devices.
 
-        Lightning finds the last micro-batch of a step by that number.
+        Lightning uses it to find the last micro-batch of a step.
         """
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
@@ -337,10 +337,10 @@ class DeviceChanges(Callback):
 
 
 class RoundingWarning(Callback):
-    """Warns once of bf16 weights that do not move because their updates round to zero.
+    """Warns once about bf16 weights that do not change because their updates round to zero.
 
-    bf16 has 8 significant bits: a norm gain of 1 moves by at least 1/256, while AdamW moves it by about the learning
-    rate. Weights are compared `STEPS_AFTER_WARMUP` steps after warm-up, or after the last step.
+    bf16 has 8 significant bits: a norm gain of 1 can only change by at least 1/256, while AdamW's updates are about the
+    learning rate. Weights are compared `STEPS_AFTER_WARMUP` steps after warm-up, or after the last step.
     Reference: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.1.
     """
 
@@ -362,16 +362,16 @@ class RoundingWarning(Callback):
         due = self.step if self._first_step < self.step else trainer.max_steps
         if not self._start or trainer.global_step < due:
             return
-        unmoved = []
+        unchanged = []
         for name, entries in bf16_entries(module.model).items():
             counts = torch.tensor([int((entries != self._start[name]).sum()), entries.numel()])
-            moved, total = sum_over_ranks(counts).tolist()
-            if moved < MOVED_FRACTION * total:
-                unmoved.append(name)
-        if unmoved:
-            examples = ", ".join(unmoved[:3]) + (", ..." if len(unmoved) > 3 else "")
+            changed, total = sum_over_ranks(counts).tolist()
+            if changed < MOVED_FRACTION * total:
+                unchanged.append(name)
+        if unchanged:
+            examples = ", ".join(unchanged[:3]) + (", ..." if len(unchanged) > 3 else "")
             self.warnings = [
-                f"{len(unmoved)} of {len(self._start)} weights did not move in {due - self._first_step} steps "
+                f"{len(unchanged)} of {len(self._start)} weights did not change in {due - self._first_step} steps "
                 f"({examples}): updates of optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
             ]
             if is_rank_zero():
@@ -383,21 +383,21 @@ class RoundingWarning(Callback):
 def bf16_entries(model: Transformer) -> dict[str, Tensor]:
     """Return evenly spaced entries of every trained bf16 weight by name, of this rank's shard.
 
-    An untied embedding is left out: rows of tokens that do not occur do not move in any precision.
+    An untied embedding is left out: rows of tokens that do not occur never change.
     """
     excluded = None if model.shape.tie_embeddings else model.embedding.weight
-    found = {}
+    entries_by_name = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not excluded:
             entries = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().flatten()
-            found[name] = entries[:: max(1, len(entries) // MAX_ENTRIES)]
-    return found
+            entries_by_name[name] = entries[:: max(1, len(entries) // MAX_ENTRIES)]
+    return entries_by_name
 
 
 def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iterator[str]:
     """Yield a warning if clipping made gradients so small that AdamW's `eps` matters.
 
-    A long gradient of an auxiliary loss causes this, and changes the updates of unrelated weights.
+    An auxiliary loss with a large gradient causes this, and changes the updates of unrelated weights.
 
     Args:
         clip_factors: the factors by which clipping scaled the gradients of the logged steps.
@@ -406,7 +406,7 @@ def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iter
     if clip_factors and median(clip_factors) < MIN_CLIP_FACTOR:
         yield (
             f"optim.grad_clip={optim.grad_clip:g} divided the gradients by {1 / median(clip_factors):,.0f} (median), "
-            f"probably because an auxiliary loss has a long gradient; optim.eps={optim.eps:g} is no longer small "
+            f"probably because an auxiliary loss has a large gradient; optim.eps={optim.eps:g} is no longer small "
             "compared with the other gradients: set optim.grad_clip=0"
         )
 

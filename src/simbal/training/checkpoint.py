@@ -1,15 +1,15 @@
-"""Checkpoints: saved atomically, verified when they are read; a run resumes from the newest valid one.
+"""Checkpoints: saved atomically, verified when read; a run resumes from the newest valid checkpoint.
 
     step-<N>.ckpt     to resume from: one file, or with FSDP a folder of Lightning's distributed checkpoint
     weights-<N>.ckpt  weights kept for analyses (trainer.keep_every)
     final.ckpt        weights of the finished run
 
 torch's zip format has a CRC for each tensor of a file; a folder has SHA256SUMS. The index of a folder is a pickle, so
-folders are only read to resume one's own run.
+folders are only read to resume the run that wrote them.
 
-Lightning's `ModelCheckpoint` is not used. It saves before the validation that is due after the same step, which a
-resumed run then skips; it forgets to remove what it saved just before a kill; its writer is not atomic across file
-systems.
+Lightning's `ModelCheckpoint` is not used, for three reasons. It saves before the validation due after the same step,
+which a resumed run then skips. It does not remove the checkpoint saved just before a kill. Its writer is not atomic
+across file systems.
 """
 
 import errno
@@ -38,13 +38,13 @@ from simbal.training.signals import StoppedError, StopRequest
 log = logging.getLogger("simbal")
 STEP = re.compile(r"(?:step|weights)-(\d{8,15})\.ckpt")
 DAMAGED = ".damaged"  # suffix of a checkpoint that cannot be used
-KEPT = 2  # checkpoints, so that an older one is there if the newest is damaged
+KEPT = 2  # number of checkpoints to keep, in case the newest is damaged
 REQUIRED = {"state_dict", "config_hash", "global_step"}  # keys of every checkpoint file
 SUMS, META = "SHA256SUMS", "meta.pt"  # in the folder of a distributed checkpoint; META is Lightning's name
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint is not what was written, or is no checkpoint; the message says why in a few words."""
+    """A checkpoint is corrupt or not a checkpoint; the message is a short reason."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Start:
 
     path: Path | None = None  # None: train from the beginning
     step: int = 0
-    curves: dict[str, Any] | None = None  # size and sha256 of metrics.jsonl when the checkpoint was saved
+    curves: dict[str, Any] | None = None  # size and SHA-256 of metrics.jsonl when the checkpoint was saved
 
 
 def newest(folder: Path, config_hash: str, find_curves_damage: Callable[[dict[str, Any]], str | None]) -> Start:
@@ -62,7 +62,7 @@ def newest(folder: Path, config_hash: str, find_curves_damage: Callable[[dict[st
     Args:
         folder: the folder of the checkpoints.
         config_hash: the hash of the run's config.
-        find_curves_damage: says what is wrong with the curves that belong to a checkpoint; None if they are valid.
+        find_curves_damage: returns a message if the curves of a checkpoint are damaged, else None.
 
     Raises:
         UserError: a checkpoint belongs to another config.
@@ -72,7 +72,7 @@ def newest(folder: Path, config_hash: str, find_curves_damage: Callable[[dict[st
             saved = verify(path)
             callbacks = saved.get("callbacks")
             curves = callbacks.get("MetricsLogger") if isinstance(callbacks, dict) else None
-            damage = find_curves_damage(curves) if curves else "it holds only weights"
+            damage = find_curves_damage(curves) if curves else "it contains only weights"
         except DamagedCheckpointError as error:
             damage = str(error)
         else:
@@ -96,7 +96,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return a verified checkpoint file. Nothing in it is executed; tensors are memory-mapped.
 
     Raises:
-        DamagedCheckpointError: it is damaged, or a folder.
+        DamagedCheckpointError: the checkpoint is damaged, or is a folder.
         OSError: the disk failed.
     """
     if path.is_dir():
@@ -105,7 +105,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Return a verified checkpoint as `read` does; of a folder everything except tensors."""
+    """Return a verified checkpoint, like `read`; for a folder, everything except the tensors."""
     saved = _read_folder(path) if path.is_dir() else _read_file(path)
     name = STEP.fullmatch(path.name)
     if name and saved["global_step"] != int(name[1]):
@@ -164,7 +164,7 @@ def publish_folder(part: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint if it exists; a folder is renamed first, so that a kill leaves no half of it."""
+    """Remove a checkpoint if it exists; a folder is renamed first, so that a kill never leaves a partial checkpoint."""
     if path.is_dir() and not path.is_symlink():
         renamed = path.with_name(f".{path.name}.removed{PARTIAL_SUFFIX}")
         shutil.rmtree(renamed, ignore_errors=True)
@@ -174,9 +174,9 @@ def remove(path: Path) -> None:
 
 
 def damage_warnings(folder: Path) -> list[str]:
-    """Return a sentence for each checkpoint that was found damaged, by this process or an earlier one."""
+    """Return a warning for each checkpoint found damaged by this or an earlier process."""
     return [
-        f"{path.name.removesuffix(DAMAGED)} was damaged: the run resumed from an older checkpoint, or from its start"
+        f"{path.name.removesuffix(DAMAGED)} was damaged: the run resumed from an older checkpoint or started over"
         for path in sorted(folder.glob(f"*{DAMAGED}"))
     ]
 
@@ -188,7 +188,7 @@ def remove_periodic(folder: Path) -> None:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes each checkpoint to a temporary file and renames it, so that a kill leaves the previous checkpoint."""
+    """Writes each checkpoint to a temporary file and renames it, so a kill leaves the previous checkpoint intact."""
 
     def __init__(self, config_hash: str) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_file(checkpoint | {"config_hash": self.config_hash}, target)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint for one device or for DDP, also one that FSDP has written."""
+        """Load a checkpoint for one device or DDP, even if FSDP wrote it."""
         if not Path(path).is_dir():
             return super().load_checkpoint(path, *args, **kwargs)
         saved = _load_distributed_checkpoint(Path(path))
@@ -212,7 +212,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Saves after whole optimizer steps. Lightning calls a `Checkpoint` after all other callbacks.
+    """Saves after complete optimizer steps. Lightning calls a `Checkpoint` after all other callbacks.
 
     All ranks save or stop together when one of them has received a signal or finds that a checkpoint is due.
     """
@@ -222,20 +222,20 @@ class Checkpoints(Checkpoint):
 
         Args:
             folder: the folder of the checkpoints.
-            every: steps between two checkpoints, of which the two newest are kept; the last step is saved too.
-            seconds: age of the last checkpoint at which another one is due; 0: never.
-            keep_weights_every: steps between weights that are kept for analyses; 0: never.
+            every: steps between checkpoints; the two newest are kept. The last step is always saved.
+            seconds: seconds after the last checkpoint at which another one is due; 0: never.
+            keep_weights_every: steps between weights-only checkpoints kept for analyses; 0: never.
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
         self.start = 0  # the step from which the run resumes
         self.request = StopRequest()
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Start the clock of the checkpoints that are due by time."""
+        """Start the clock for time-based checkpoints."""
         self._step, self._saved = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Save what is due after an optimizer step; after a signal, save and stop.
+        """Save the checkpoints due after an optimizer step; after a signal, save and stop.
 
         Raises:
             StoppedError: a signal was received that no other program handles.
@@ -253,7 +253,7 @@ class Checkpoints(Checkpoint):
             self.request.stop(number, step)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Stop within a validation after a signal; the resumed run repeats the whole validation.
+        """Stop during a validation after a signal; the resumed run repeats the full validation.
 
         Raises:
             StoppedError: a signal was received that no other program handles.
@@ -271,7 +271,7 @@ class Checkpoints(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         path = self.folder / f"step-{trainer.global_step:08d}.ckpt"
-        if not on_rank_zero(path.exists):  # a kill while a file is written twice would damage it
+        if not on_rank_zero(path.exists):  # rewriting it would risk damage if the run is killed
             trainer.save_checkpoint(path)
         self._saved = time.monotonic()
         if is_rank_zero():

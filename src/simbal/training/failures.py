@@ -1,4 +1,4 @@
-"""Failures of a run: out of memory, disk full, diverged, lost rank. Each becomes one sentence in record.json.
+"""Failures of a run: out of memory, disk full, diverged, lost rank. Each is recorded as one sentence in record.json.
 
 Shapes: L MoE layers, E experts.
 """
@@ -25,18 +25,18 @@ from simbal.runs.record import now
 from simbal.training.signals import PrunedError, StoppedError
 
 log = logging.getLogger("simbal")
-# torch on a CPU, and some CUDA libraries, raise a plain RuntimeError
+# torch on a CPU and some CUDA libraries raise a plain RuntimeError
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|out of memory|STATUS_ALLOC_FAILED|std::bad_alloc")
 LOST_RANK = re.compile(r"gloo|NCCL|Connection (?:closed|reset)|Broken pipe")
 RANK_ERROR = "rank.error"  # in the run's folder: the error of the rank that failed first, other than rank zero
-WAIT_SECONDS = 2.0  # for that file; Lightning kills rank zero five seconds after another rank has failed
+WAIT_SECONDS = 2.0  # for RANK_ERROR; Lightning kills rank zero five seconds after another rank has failed
 
 
 class DivergedError(Exception):
     """Training cannot continue because a loss or gradient is NaN or infinite."""
 
     def __init__(self, what: str, step: int, layers: list[dict[str, float | None]]) -> None:
-        """Keep the step and the `layer_statistics` for the record."""
+        """Store the step and the `layer_statistics` for the record."""
         super().__init__(f"diverged: {what} is not finite in step {step}; a smaller optim.lr may help")
         self.step, self.layers = step, layers
 
@@ -47,7 +47,7 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
 
     Args:
         folder: the run's folder.
-        run: the entries of the record that are known in any case.
+        run: the entries of the record that are known before training.
 
     Raises:
         UserError: the run diverged, memory or the disk is full, or another rank failed.
@@ -86,7 +86,7 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
         lost_rank = world_size() > 1 and LOST_RANK.search(message) is not None
         if lost_rank:
             message = _wait_for_rank_error(folder) or "a rank was killed, or lost its connection"
-        with suppress(UserError):  # on a full disk the original error is the one to show
+        with suppress(UserError):  # on a full disk, report the original error
             folder.write_record(run | {"status": "failed", "error": message, "ended": now()})
         if lost_rank:
             raise UserError(message) from error
@@ -96,7 +96,7 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
 def record_killed_worker(folder: RunFolder, run: dict[str, Any], signal_name: str) -> str:
     """Write the record of a run whose worker process was killed, and return the error.
 
-    Rank zero cannot write it: Lightning kills it after another rank has failed.
+    Rank zero cannot do this, because Lightning kills it after another rank has failed.
     """
     error = _read_rank_error(folder) or f"a process of the run was killed by {signal_name}"
     if folder.valid_record() is None:
@@ -130,7 +130,7 @@ def out_of_memory_as_user_error() -> Iterator[None]:
 
 
 def layer_statistics(model: Transformer, counts_LE: Tensor | None) -> list[dict[str, float | None]]:
-    """Return norms of weights and gradients, number of nonfinite gradients and load of each MoE layer.
+    """Return the norms of weights and gradients, the number of non-finite gradients and the load of each MoE layer.
 
     Args:
         model: after a backward pass, before clipping.

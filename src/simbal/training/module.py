@@ -1,4 +1,4 @@
-"""The LightningModule: one optimizer step, from tokens to the loss and back to the balancing strategies.
+"""The LightningModule: one optimizer step, from tokens to the loss and the updates of weights and balancing strategies.
 
 Shapes: B sequences, S sequence length, T = S + 1, N = B*S tokens, V vocabulary, L MoE layers, E experts, D model width.
 """
@@ -28,18 +28,18 @@ from simbal.training.validation import Validation, ValidationTotals
 
 @dataclass(frozen=True)
 class StepResult:
-    """Measurements of one optimizer step on one rank. Tensors stay on the device until someone reads them."""
+    """Measurements of one optimizer step on one rank. Tensors stay on the device until they are read."""
 
-    number: int  # of the step, counted from 1
-    losses: Sequence[Mapping[str, Tensor]]  # of each micro-batch: the scalars `loss`, `ce` and `aux/STRATEGY`
-    grad_norm: Tensor  # of the whole gradient, before clipping
+    number: int  # step number, counted from 1
+    losses: Sequence[Mapping[str, Tensor]]  # per micro-batch: the scalars `loss`, `ce` and `aux/STRATEGY`
+    grad_norm: Tensor  # of the full gradient, before clipping
     clipped: Tensor  # factor by which clipping scaled the gradient; NaN if the step was skipped
     aux_grad_norm: Tensor | None  # norm of `aux_gradient`; None if it was not measured
     counts_LE: Tensor | None  # tokens per expert; None in a dense model, and if the step was skipped
-    skipped_steps: int | None  # number of skipped steps in the run so far; None if none may be skipped
+    skipped_steps: int | None  # number of skipped steps in the run so far; None if skipping is off
 
     def mean_losses(self) -> dict[str, float]:
-        """Return each loss averaged over micro-batches and ranks; a collective that waits for the device."""
+        """Return each loss averaged over micro-batches and ranks; a collective that synchronizes with the device."""
         names = [*self.losses[0]]
         sums = torch.tensor([sum(loss[name].item() for loss in self.losses) for name in names], dtype=torch.float64)
         means = sum_over_ranks(sums) / world_size() / len(self.losses)
@@ -52,7 +52,7 @@ class LitMoE(L.LightningModule):
     One optimizer step, in the order of Lightning's calls:
 
     1. `on_train_batch_start`, before every micro-batch. Before the first of several micro-batches, if a loss needs the
-       token counts of the whole step, `count_step` runs the model on all of them without gradients.
+       token counts of the full step, `count_step` runs the model on all of them without gradients.
     2. `training_step`, for every micro-batch: runs the model, adds its counts to the step and returns the loss.
        Lightning computes and accumulates the gradient.
     3. `optimizer_step`, once. Lightning runs the last micro-batch's `training_step` inside it. Then
@@ -72,15 +72,15 @@ class LitMoE(L.LightningModule):
         bytes_of_token_V: Tensor,
         skip_nonfinite: int = 0,
     ) -> None:
-        """Keep the model and its settings.
+        """Store the model and its settings.
 
         Args:
             model: the model to train.
             balancing: the balancing strategies.
             optim: the settings of the optimizer, and the z-loss coefficient.
-            max_steps: optimizer steps of the learning-rate schedule.
+            max_steps: length of the learning-rate schedule in optimizer steps.
             bytes_of_token_V: UTF-8 bytes of each token's text.
-            skip_nonfinite: number of steps with a NaN or infinite loss or gradient to skip before the run diverges.
+            skip_nonfinite: number of steps with a non-finite loss or gradient to skip before the run diverges.
         """
         super().__init__()
         self.model, self.balancing, self.optim, self.max_steps = model, balancing, optim, max_steps
@@ -88,8 +88,8 @@ class LitMoE(L.LightningModule):
         self.bytes_of_token_V = nn.Buffer(bytes_of_token_V, persistent=False)
         # whether to measure the gradient of the auxiliary losses in a step, counted from 1; the same on every rank
         self.measures_aux_gradient: Callable[[int], bool] = lambda number: False
-        self.step_result: StepResult | None = None  # if the newest micro-batch completed an optimizer step
-        self.validation: Validation | None = None  # the newest
+        self.step_result: StepResult | None = None  # None unless the latest micro-batch completed a step
+        self.validation: Validation | None = None  # the latest
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -111,7 +111,7 @@ class LitMoE(L.LightningModule):
         return head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_N, self.optim.z_loss_coef), routings
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
-        """Before the first of several micro-batches, count the whole step if a loss needs it."""
+        """Before the first of several micro-batches, count the full step if a loss needs it."""
         self.step_result = None
         accumulation = self.trainer.accumulate_grad_batches
         if self.balancing.needs_step_counts and accumulation > 1 and batch_idx % accumulation == 0:
@@ -127,9 +127,9 @@ class LitMoE(L.LightningModule):
                 counting.add(routings)
 
     def training_step(self, window_BT: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        """Return the losses of one micro-batch: `loss`, which has the gradient, `ce` and `aux/STRATEGY`.
+        """Return the losses of one micro-batch: `loss` (with gradient), `ce` and `aux/STRATEGY`.
 
-        `window_BT` holds the inputs and, shifted by one, the targets.
+        `window_BT` holds the inputs and, shifted by one token, the targets.
         """
         measured = self.measures_aux_gradient(self.global_step + 1)
         with keep_router_inputs(self.model.routers, measured):
@@ -150,17 +150,17 @@ class LitMoE(L.LightningModule):
         """
         if not all(routing.router_weight_ED.requires_grad for routing in routings):
             return []
-        weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # full, also with FSDP
-        again = [
+        weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # full even with FSDP
+        rerouted = [
             replace(router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing), experts=routing.experts)
             for router, routing, weight_ED in zip(self.model.routers, routings, weights, strict=True)
             if routing.x_ND is not None
         ]
-        losses = torch.stack([*self.balancing_step.losses(again, self.global_step).values()])
+        losses = torch.stack([*self.balancing_step.losses(rerouted, self.global_step).values()])
         return [torch.stack(torch.autograd.grad(losses.sum(), weights, materialize_grads=True))]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Run the optimizer once for all micro-batches, and finish the step before callbacks save it."""
+        """Run the optimizer once for all micro-batches, and finish the step before callbacks save a checkpoint."""
         step, lr = self.global_step, self.trainer.optimizers[0].param_groups[0]["lr"]
         super().optimizer_step(*args, **kwargs)
         self.step_result = self.finish_step(step, lr)
@@ -186,7 +186,7 @@ class LitMoE(L.LightningModule):
         return result
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        """Clip the norm of the whole gradient to `optim.grad_clip`; 0 means no clipping.
+        """Clip the norm of the full gradient to `optim.grad_clip`; 0 means no clipping.
 
         Raises:
             DivergedError: the loss or the gradient is not finite, and no more steps may be skipped.
@@ -197,17 +197,17 @@ class LitMoE(L.LightningModule):
         if (self._grad_norm + loss).isfinite():
             bound = self.optim.grad_clip or float("inf")
             nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
-            self._clipped = (bound / (self._grad_norm + 1e-6)).clamp(max=1)  # as torch computes it
+            self._clipped = (bound / (self._grad_norm + 1e-6)).clamp(max=1)  # same formula as torch
         else:
             self._skip_step(loss)
 
     def _skip_step(self, loss: Tensor) -> None:
-        """Drop gradients and counts of this step, or raise `DivergedError` if no more steps may be skipped."""
+        """Drop the gradients and counts of this step, or raise `DivergedError` if no more steps may be skipped."""
         if self.skipped_steps == self.skip_nonfinite:
-            what = "the gradient" if loss.isfinite() else "the loss"
+            nonfinite = "the gradient" if loss.isfinite() else "the loss"
             counts_LE = self.balancing_step.counts_LE
             statistics = layer_statistics(self.model, None if counts_LE is None else sum_over_ranks(counts_LE))
-            raise DivergedError(what, self.global_step + 1, statistics)
+            raise DivergedError(nonfinite, self.global_step + 1, statistics)
         self.skipped_steps += 1
         self.zero_grad()  # AdamW does not update parameters without a gradient
         self.balancing_step = StepInProgress(self.balancing)
@@ -243,7 +243,7 @@ class LitMoE(L.LightningModule):
         """Add a batch of the validation split to the sums."""
         targets_BS = batch.windows_BT[:, 1:]
         head, routings = self(batch.windows_BT[:, :-1], targets_BS)
-        if not len(batch.documents_BS):  # another rank has one batch more
+        if not len(batch.documents_BS):  # only other ranks have a batch left
             return
         target_bytes_N, documents_N = self.bytes_of_token_V[targets_BS.flatten()], batch.documents_BS.flatten()
         self.totals.add(head.nll_N, target_bytes_N, documents_N, routings)
@@ -263,7 +263,7 @@ class LitMoE(L.LightningModule):
 
 @contextmanager
 def keep_router_inputs(routers: Sequence[Router], wanted: bool) -> Iterator[None]:
-    """Make every router keep its input within the block if `wanted`; a strategy may have asked for it anyway."""
+    """Make every router keep its input within the block if `wanted`; a strategy may already require it."""
     previous = [router.keeps_input for router in routers]
     for router in routers:
         router.keeps_input |= wanted

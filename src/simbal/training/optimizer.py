@@ -14,7 +14,7 @@ from simbal.model.moe import BIASES
 def lr_factor(step: int, warmup_steps: int, max_steps: int) -> float:
     """Return the learning rate of a step as a fraction of its peak: linear warm-up from 0.1, cosine decay to 0.1.
 
-    With step s, W warm-up steps and T steps in all, the factor is 0.1 + 0.9 s/W for s < W, then
+    With step s, W warm-up steps and T total steps, the factor is 0.1 + 0.9 s/W for s < W, then
     0.1 + 0.45 (1 + cos(pi (s - W) / (T - W))), and 0.1 from T on.
     """
     if step < warmup_steps:
@@ -27,8 +27,8 @@ def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, obj
     """Return the trained parameters in two groups: with weight decay, and without.
 
     Weight decay applies to matrices, not to norm gains and biases, and to routers only if `decay_router`. It never
-    applies to the Householder vectors of an orthogonal parametrization: torch keeps signs on their diagonal, which
-    decay would shrink to 0.
+    applies to the Householder vectors of an orthogonal parametrization: torch stores signs on their diagonal, which
+    weight decay would shrink to 0.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []

@@ -60,7 +60,7 @@ def describe_run(
 
 
 def describe_objective(module: LitMoE) -> dict[str, dict[str, Any]]:
-    """Return each strategy's formula, source and declared properties, and the coefficient of its loss if it has one."""
+    """Return each strategy's formula, source and declared properties, and the coefficient if it has a loss."""
     shape, balancing = module.model.shape, module.balancing
     objective: dict[str, dict[str, Any]] = {}
     for name, part in balancing.parts.items():
@@ -114,7 +114,8 @@ def code_version() -> dict[str, str | bool | None]:
         return subprocess.check_output(command, cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL)
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed package may lie in another repository
+        # an installed package may be inside an unrelated repository
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
     except (OSError, subprocess.CalledProcessError):
         return {"version": version, "commit": None, "dirty": None}

@@ -1,6 +1,6 @@
-"""Trains one run, from its config to its record: prepares the data, builds the model, trains, validates and records.
+"""Train one run, from its config to its record: prepare the data, build the model, train, validate and record.
 
-User errors are found before the run folder is created.
+User errors are raised before the run folder is created.
 """
 
 import logging
@@ -37,21 +37,21 @@ EXPECTED_WARNINGS = (
     ".*exists and is not empty",  # the checkpoint folder of a resumed run
     ".*isinstance.treespec, LeafSpec",  # Lightning 2.6 under torch 2.13
     ".*returned a view tensor",  # FSDP: no layer's output is changed in place
-    ".*broadcast_buffers. is deprecated",  # its successor is not in torch 2.11
-    ".*srun. command is available",  # wherever Slurm is installed
+    ".*broadcast_buffers. is deprecated",  # the replacement is not in torch 2.11
+    ".*srun. command is available",  # printed wherever Slurm is installed
 )
 
 
 def train(spec: RunSpec) -> None:
-    """Train the run, or resume it; a finished run is only reported.
+    """Train or resume the run; if it has finished, only say so.
 
     Raises:
         UserError: the run cannot be trained here, or it failed or diverged.
         StoppedError: a signal stopped it after a checkpoint was saved.
-        SystemExit: the worker of a run on several devices failed, and printed why.
+        SystemExit: the worker of a run on several devices failed, and printed the error.
     """
     folder, trainer = RunFolder(spec.path), spec.config.trainer
-    shape = build.transformer_shape(spec, end_of_text=0)  # rejects wrong keys before data are prepared
+    shape = build.transformer_shape(spec, end_of_text=0)  # reject wrong keys before preparing the data
     if not folder.is_finished(spec):  # a finished run may use a strategy that no longer exists
         build.build_strategies(spec, shape)
     build.resolve_device(trainer.accelerator, strategies.devices_per_node(trainer.devices))
@@ -104,7 +104,7 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
     """Lock the run folder until `stack` is closed, and clean up after a killed process.
 
     Returns:
-        False if another process has finished the run in the meantime.
+        False if another process has already finished the run.
 
     Raises:
         UserError: another process or another run uses the folder.
@@ -162,8 +162,8 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
     """Train to the last step on every rank, with validations in between and one on the whole validation split.
 
     Returns:
-        The measured entries of the record: `seconds`, `tokens_per_second`, `metrics`, `layers`, `curves`, `documents`,
-        `skipped_steps` and `warnings`.
+        The entries of the record that are measured during training: `seconds`, `tokens_per_second`, `metrics`,
+        `layers`, `curves`, `documents`, `skipped_steps` and `warnings`.
 
     Raises:
         DivergedError, PrunedError, StoppedError: training ended early.
@@ -183,7 +183,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
         metrics.rewind(start.curves)
         callbacks.tracker.open(start.step)
         if is_validated(start.step, keys.val_every, keys.val_at):
-            validate_once(start.step, start.path)  # at step 0, or after a checkpoint if a kill prevented it
+            validate_once(start.step, start.path)  # at step 0, or if the run was killed before this validation
         log.info("training from step %d to %d", start.step, keys.max_steps)
         if start.step and is_rank_zero():
             print(f"resuming from step {start.step} of {keys.max_steps}")
@@ -221,9 +221,9 @@ def write_documents(folder: Path, module: LitMoE) -> dict[str, Any] | None:
 
 @contextmanager
 def log_to(file: Path) -> Iterator[None]:
-    """Append the log messages of this package to `file` within the block, and errors that end threads.
+    """Append this package's log messages, and errors that end threads, to `file` within the block.
 
-    TensorBoard's writer thread ends on a full disk; Python would print its traceback on the terminal.
+    For example, TensorBoard's writer thread ends on a full disk, and Python would print the traceback on the terminal.
     """
 
     def log_thread_error(error: threading.ExceptHookArgs) -> None:

@@ -46,7 +46,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note the signal; a second one kills the process."""
+        """Record the signal; a second signal kills the process."""
         if self.number and not self._other_handler(number):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -54,11 +54,11 @@ class StopRequest:
 
     @property
     def urgent(self) -> int:
-        """The number of the signal if it must stop the run even within a validation; else 0."""
+        """The number of the signal if it must stop the run even during validation, else 0."""
         return 0 if self._other_handler(self.number) else self.number
 
     def stop(self, number: int, step: int) -> None:
-        """Stop the run, which has saved a checkpoint, or call the other program's handler and continue if it returns.
+        """Stop the run, whose checkpoint is saved; or call the other program's handler, and continue if it returns.
 
         Raises:
             StoppedError: no other program handles the signal.

@@ -1,4 +1,4 @@
-"""Several devices for one model: a copy on each (DDP) or a shard on each (FSDP2), and the ranks that take part.
+"""Several devices for one model: a replica on each (DDP) or a shard on each (FSDP2), and the setup of the ranks.
 
 Reference: PyTorch FSDP2; Zhao et al. 2023 (arXiv 2304.11277).
 Shapes: E experts, D model width.
@@ -33,13 +33,13 @@ from simbal.model.transformer import Transformer
 from simbal.runs.atomic import PARTIAL_SUFFIX
 from simbal.training.checkpoint import publish_folder, write_file
 
-TIMEOUT = timedelta(minutes=30)  # for one rank to wait for another, for example while rank zero saves
+TIMEOUT = timedelta(minutes=30)  # how long a rank waits for another, for example while rank zero saves
 
 
 def cluster_environment() -> ClusterEnvironment:
     """Return the environment of torchrun or srun if one of them started this process, else Lightning's own.
 
-    Lightning itself would take every job in a Slurm allocation for a rank started by srun.
+    Lightning by itself would treat every process in a Slurm allocation as a rank started by srun.
     """
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
@@ -55,7 +55,7 @@ def is_external_rank(devices: int) -> bool:
     """Whether torchrun or srun started this process as one of the run's ranks.
 
     Raises:
-        UserError: it started another number of processes than `devices`.
+        UserError: the number of processes differs from `devices`.
     """
     environment = cluster_environment()
     if isinstance(environment, LightningEnvironment):
@@ -85,16 +85,16 @@ def trainer_arguments(devices: int, strategy: str, config_hash: str) -> dict[str
     if strategy == "fsdp":
         parallel = AtomicFSDP(devices, config_hash)
     else:
-        # broadcast_buffers: balancing strategies keep their buffers equal themselves. find_unused_parameters: without
-        # it DDP rebuilds its buckets after the first step, so that a resumed run sums gradients in another order.
+        # broadcast_buffers: balancing strategies keep their buffers equal on all ranks. find_unused_parameters: without
+        # it DDP rebuilds its buckets after the first step, and a resumed run would sum gradients in another order.
         parallel = DDPStrategy(broadcast_buffers=False, find_unused_parameters=True)
     return {"devices": local, "num_nodes": devices // local, "strategy": parallel}
 
 
 def join_ranks(strategy: Strategy) -> None:
-    """Launch the other ranks, unless torchrun or srun did, and connect to them; does nothing for one device.
+    """Launch the other ranks, unless torchrun or srun did, and connect to them. With one device, do nothing.
 
-    Lightning does this in `fit`, but the ranks have to agree on the folder and the checkpoint before that.
+    Lightning does this in `fit`, but the ranks must agree on the folder and the checkpoint before that.
     """
     if not isinstance(strategy, ParallelStrategy):
         return
@@ -113,7 +113,7 @@ def join_ranks(strategy: Strategy) -> None:
 class AtomicFSDP(ModelParallelStrategy):
     """FSDP2 with atomic checkpoints: a folder gets its final name once every rank has written its shard.
 
-    Lightning writes into the final folder, so that a kill leaves half a checkpoint under a valid name.
+    Lightning writes into the final folder, so a killed run would leave a partial checkpoint under a valid name.
     """
 
     def __init__(self, devices: int, config_hash: str) -> None:
@@ -121,7 +121,7 @@ class AtomicFSDP(ModelParallelStrategy):
         self.config_hash = config_hash
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Save a folder to resume from, or, if there are only weights, one file that is safe to read anywhere."""
+        """Save a folder to resume from, or a single file if the checkpoint holds only weights."""
         target, checkpoint = Path(filepath), checkpoint | {"config_hash": self.config_hash}
         if "optimizer_states" not in checkpoint:
             weights = checkpoint["state_dict"]
@@ -147,15 +147,15 @@ class AtomicFSDP(ModelParallelStrategy):
 
 
 def shard(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave a shard of every parameter, gradient and moment on each device of the mesh; sharding happens only once.
+    """Shard every parameter, gradient and moment over the devices of the mesh, unless this is already done.
 
-    A layer's feed-forward, most of a model, is gathered for its forward pass and again for its backward pass. The rest
-    stays gathered from a forward pass to its backward pass, because losses use the routers and the head.
+    Feed-forward layers, which hold most parameters, are gathered for the forward pass and again for the backward pass.
+    Everything else stays gathered in between, because losses use the routers and the head.
     """
     if isinstance(model, FSDPModule):
         for part in model.modules():
             if isinstance(part, FSDPModule):
-                part.reshard()  # a validation leaves it gathered
+                part.reshard()  # parameters stay gathered after a validation
         return
     for layer in model.feed_forwards:
         if isinstance(layer, MoELayer):

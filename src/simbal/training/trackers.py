@@ -1,8 +1,8 @@
 """TensorBoard, MLflow and Weights & Biases: Lightning's loggers, which receive the rows of metrics.jsonl.
 
-MLflow and Weights & Biases receive a row once a checkpoint holds it, so that a resumed run neither repeats nor loses
-rows; trackers.json counts the rows that were sent. TensorBoard receives each row at once: its readers drop what a
-killed run logged after the checkpoint. A tracker that fails does not stop the training.
+MLflow and Weights & Biases receive a row once a checkpoint covers it, so that a resumed run neither repeats nor loses
+rows; trackers.json counts the sent rows. TensorBoard receives each row at once: its readers drop rows that a killed run
+logged after the checkpoint. A failing tracker does not stop training.
 """
 
 import json
@@ -26,7 +26,7 @@ from simbal.runs.atomic import lock, write_json
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")
-SENT_FILE = "trackers.json"  # in the run's folder: the number of rows that were sent, and the tracker's id of the run
+SENT_FILE = "trackers.json"  # in the run's folder: the number of sent rows, and the tracker's run id
 
 
 class Tracker(Callback):
@@ -38,12 +38,12 @@ class Tracker(Callback):
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.kind, self.sent_file = spec, spec.config.logger.kind, spec.path / SENT_FILE
         self.logger: Any = None  # while the tracker is open
-        self.pending: list[dict[str, Any]] = []  # rows that were not sent
-        self.num_saved = 0  # of the pending rows, in a checkpoint
+        self.pending: list[dict[str, Any]] = []  # rows not yet sent
+        self.num_saved = 0  # number of pending rows that a checkpoint covers
         self.warnings: list[str] = []
 
     def open(self, step: int) -> None:
-        """Open the tracker for a run that resumes from `step`, and send rows that it has not received.
+        """Open the tracker for a run that resumes from `step`, and send the rows that it has not received.
 
         Raises:
             UserError: MLflow cannot be used.
@@ -60,7 +60,7 @@ class Tracker(Callback):
         else:
             self.pending = rows[self.sent["rows"] :]
             self.logger = (open_mlflow if self.kind == "mlflow" else open_wandb)(self.spec, self.sent)
-            write_json(self.sent_file, self.sent)  # a run that crashes now resumes under the same id
+            write_json(self.sent_file, self.sent)  # if the run crashes now, it resumes under the same id
             with self.tolerate_errors():
                 self.logger.log_hyperparams(result_keys(self.spec.written))
         self._send(len(self.pending))
@@ -73,11 +73,11 @@ class Tracker(Callback):
                 self._send(1)
 
     def on_save_checkpoint(self, *_: Any) -> None:
-        """Note which rows the checkpoint holds."""
+        """Mark the pending rows as covered by the checkpoint."""
         self.num_saved = len(self.pending)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Send the rows that the newest checkpoint holds."""
+        """Send the rows that the latest checkpoint covers."""
         if self.num_saved:
             self._send(self.num_saved)
 
@@ -99,7 +99,7 @@ class Tracker(Callback):
         self._close("success")
 
     def _send(self, count: int) -> None:
-        """Send the first `count` pending rows; after a failure nothing, so that a resumed run sends them."""
+        """Send the first `count` pending rows; after a failure send nothing, so that a resumed run sends them."""
         rows, self.pending, self.num_saved = self.pending[:count], self.pending[count:], 0
         if not rows or self.logger is None:
             return
@@ -121,10 +121,10 @@ class Tracker(Callback):
 
     @contextmanager
     def tolerate_errors(self) -> Iterator[None]:
-        """Turn any error of a tracker within the block into a warning, after which nothing more is sent."""
+        """Turn any error of the tracker within the block into a warning, and close the tracker."""
         try:
             yield
-        except Exception as error:  # each library raises its own
+        except Exception as error:  # each library raises its own errors
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
             rows = self.sent["rows"]
             self.warnings.append(f"logger={self.kind} failed after {rows} rows ({reason}); metrics.jsonl has all rows")
@@ -133,15 +133,15 @@ class Tracker(Callback):
 
 
 def open_mlflow(spec: RunSpec, sent: dict[str, Any]) -> MLFlowLogger:
-    """Start or continue a run of MLflow, and note its id in `sent`; `UserError` if the server cannot be used."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import
+    """Start or continue an MLflow run, and store its id in `sent`; `UserError` if the server cannot be used."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # must be set before the import
     from mlflow.exceptions import MlflowException
 
     keys, output_dir = spec.config.logger, Path(spec.config.output_dir).resolve()
     assert isinstance(keys, MLFlowConfig)
     uri = keys.tracking_uri or f"sqlite:///{output_dir / 'mlflow.db'}"
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # the first of several jobs creates the tables and the experiment
+    # only one of several jobs may create the tables and the experiment
     with lock(output_dir / ".mlflow.lock", timeout=-1), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of sqlalchemy, caused by mlflow
         try:
@@ -160,8 +160,8 @@ def open_mlflow(spec: RunSpec, sent: dict[str, Any]) -> MLFlowLogger:
 
 
 def open_wandb(spec: RunSpec, sent: dict[str, Any]) -> WandbLogger:
-    """Start or continue a run of Weights & Biases, and note its id in `sent`."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read by the import
+    """Start or continue a Weights & Biases run, and store its id in `sent`."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # must be set before the import
     import wandb
 
     keys = spec.config.logger

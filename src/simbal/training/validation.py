@@ -1,4 +1,4 @@
-"""When a run validates, the sums over the validation windows, and the metrics computed from them.
+"""The validation schedule, the sums over validation windows, and the metrics computed from them.
 
 Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, E experts, D model width, G documents.
 """
@@ -20,16 +20,16 @@ from simbal.model.router import Routing
 
 
 def next_validation(step: int, every: int, at: str) -> int:
-    """Return the first step after `step` that ends with a validation.
+    """Return the first step after `step` that is followed by a validation.
 
-    That is a multiple of `every`; with `at="log"` also a power of two below `every`.
+    Validations follow multiples of `every` and, with `at="log"`, powers of two below `every`.
     """
     power = 1 << step.bit_length()
     return power if at == "log" and power < every else (step // every + 1) * every
 
 
 def is_validated(step: int, every: int, at: str) -> bool:
-    """Whether a validation follows `step`; step 0 is the start of training, which is validated too."""
+    """Whether a validation follows `step`; step 0 is the start of training and always has one."""
     return step == 0 or next_validation(step - 1, every, at) == step
 
 
@@ -49,7 +49,7 @@ class ValidationSchedule(Callback):
 class Validation:
     """The result of one validation."""
 
-    metrics: dict[str, float | None]  # None where a dense model has no value
+    metrics: dict[str, float | None]  # None if a dense model has no value
     layers: dict[str, list[Any]]  # values of each MoE layer
     documents_G3: Tensor  # nats, tokens and bytes of each document up to the last one seen; fp64
 
@@ -64,7 +64,7 @@ class ValidationTotals:
         self.router_weights: list[Tensor] = []
 
     def add(self, nll_N: Tensor, target_bytes_N: Tensor, documents_N: Tensor, routings: list[Routing]) -> None:
-        """Add one batch: nats, bytes and document of each target, and the routing of each layer."""
+        """Add one batch: the nats, bytes and document of each target, and the routing of each layer."""
         self.nats += nll_N.double().sum().item()
         self.tokens += len(nll_N)
         self.num_bytes += int(target_bytes_N.sum())
@@ -96,7 +96,7 @@ class ValidationTotals:
         return total
 
     def summary(self, router_weights: list[Tensor]) -> Validation:
-        """Return the metrics of everything added, given the router weight (E, D) of each layer.
+        """Return the metrics of all added batches, given the router weight (E, D) of each layer.
 
         Raises:
             ArithmeticError: the perplexity is NaN or infinite.

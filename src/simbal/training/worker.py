@@ -1,7 +1,7 @@
 """Worker process of a run on several devices: `python -m simbal.training.worker FOLDER DEVICES STRATEGY`.
 
-Lightning repeats this command once for every other rank. From the process of a sweep or a notebook it would repeat
-that program's command instead.
+Lightning reruns the command of its process for every other rank. In the process of a sweep or a notebook, this would
+be the wrong command.
 """
 
 import os
@@ -26,8 +26,8 @@ def run_on_ranks(spec: RunSpec) -> None:
     """Train the run on several devices in a worker process, and wait for it.
 
     Raises:
-        SystemExit: with the exit code of a worker that failed and printed why.
-        UserError: one of the processes was killed.
+        SystemExit: with the exit code of a worker that failed and printed the error.
+        UserError: a process was killed.
     """
     folder, trainer = RunFolder(spec.path), spec.config.trainer
     with folder.lock():
@@ -46,7 +46,7 @@ def run_on_ranks(spec: RunSpec) -> None:
 
 @contextmanager
 def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Forward signals to the worker within the block; call the previous handler once the worker has saved."""
+    """Forward signals to the worker within the block; afterwards, call the previous handler of a received signal."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -61,12 +61,12 @@ def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
             signal.signal(number, handler)
     for received_number in received[:1]:
         other = previous[signal.Signals(received_number)]
-        if callable(other) and other is not signal.default_int_handler:  # for example submitit's
+        if callable(other) and other is not signal.default_int_handler:  # such as submitit's
             other(received_number, None)
 
 
 def main(folder: Path, devices: int, strategy: str) -> None:
-    """Train as one rank of the run in `folder`; rank zero launches the others and prints.
+    """Train as one rank of the run in `folder`; rank zero launches the other ranks and prints.
 
     `devices` and `strategy` override config.yaml, because a run can resume on other devices.
     """
@@ -87,7 +87,7 @@ def main(folder: Path, devices: int, strategy: str) -> None:
         except StoppedError:
             if is_rank_zero:
                 raise
-            # Lightning takes any exit code other than 0 for a lost rank
+            # return normally: Lightning treats any other exit code as a lost rank
         except UserError:
             if is_rank_zero:
                 raise

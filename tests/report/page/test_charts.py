@@ -100,6 +100,6 @@ def test_a_csv_file_has_the_numbers_drawn(sweep_of_two, table_of):
     assert {line["figure"] for line in lines} == {card.name for card in found if isinstance(card.figure, Lines)}
     first = next(line for line in lines if line["figure"] == "loss" and line["arm"] == "simbal")
     assert (float(first["x"]), float(first["mean"])) == (0, 8.5)
-    assert first["band"] == "95% interval of the difference to lbl"
+    assert first["band"] == "95% interval of the difference from lbl"
     assert float(first["low"]) <= 8.5 <= float(first["high"])
     assert {line["panel"] for line in lines if line["figure"] == "pes"} == {"layer 0", "layer 1"}

@@ -41,7 +41,7 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
     assert found["lbl"].bands is None  # its difference to itself is 0
     assert found["none"].bands == pytest.approx([0, 1])  # other seeds
     text = curves.describe_bands([*found.values()])
-    assert "interval of the paired difference to lbl; none: ± one standard deviation" in text
+    assert "interval of the paired difference from lbl; none: ± one standard deviation" in text
 
 
 def test_places_that_one_seed_lacks_are_left_out(write_run, arms):

@@ -57,7 +57,7 @@ def test_a_complete_sweep_has_every_figure_and_the_same_folder_gives_the_same_by
     assert curve_names(text) == FIGURES
     assert "difference-val-ppl" in charted(text)
     assert "Figures without data" not in text
-    assert "Paired difference to lbl" in text
+    assert "Paired difference from lbl" in text
     assert text == html()
     keys = text.partition('id="config"')[2].partition("</section>")[0]
     assert "balancing.simbal.coef" in keys
