@@ -2,8 +2,8 @@
 
     python -m tests.chaos.campaign --seconds 600
 
-In each round a sweep in a fresh folder suffers some faults and is started again after each fault that ended it. Then it
-is left to finish, and its results are compared bit for bit with those of an undisturbed sweep.
+Each round injects faults into a sweep in a new folder and restarts the sweep after each fault that ends it. Then the
+sweep finishes without faults, and its results are compared bit for bit with an uninterrupted sweep.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compares a sweep that suffered faults with the same sweep left undisturbed, bit for bit."""
+"""Compare a sweep with faults to the same sweep without faults, bit for bit."""
 
 import json
 from collections import Counter

@@ -1,7 +1,7 @@
-"""`make mutants`: does the default run of the tests see each deliberate mistake of mistakes.yaml?
+"""Check that the fast tests detect each deliberate mistake in mistakes.yaml (`make mutants`).
 
-python -m tests.mutants [FILE ...]: tries the mistakes of these files of src/simbal, or all, each in a copy of the
-repository in a temporary folder; prints a line for each and the share that is seen, and fails if one is not.
+python -m tests.mutants [FILE ...]: makes each mistake in these files of src/simbal (default: all) in a temporary copy
+of the repository. Prints a line per mistake and the fraction that is detected, and fails if one is not detected.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this machine, with all that it writes in one folder, and none of it left afterwards."""
+"""A local Slurm cluster of two nodes that writes to one folder and is removed afterwards."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A sweep of four short runs, and its results that no interruption may change."""
+"""A sweep of four short runs, and its results, which no interruption may change."""
 
 import json
 import sys

@@ -34,9 +34,7 @@ def test_a_missing_gpu_is_refused(app):
     assert not (app.folder / "outputs").exists()
 
 
-@pytest.mark.parametrize(
-    ("columns", "named"), [("[ppl,pepl]", "val/ppl"), ("[redundancy.min_pes]", "evaluate.py")]
-)
+@pytest.mark.parametrize(("columns", "named"), [("[ppl,pepl]", "val/ppl"), ("[redundancy.min_pes]", "evaluate.py")])
 def test_an_unknown_column_is_refused(app, columns, named):
     assert named in refuse(app, *SWEEP, f"columns={columns}")
 

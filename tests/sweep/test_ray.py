@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of two nodes on this machine: jobs fail, a node is lost, and a sweep is stopped."""
+"""Sweeps on a local Ray cluster of two nodes: jobs fail, a node is lost, and a sweep is stopped."""
 
 import os
 import signal

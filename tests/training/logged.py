@@ -1,4 +1,4 @@
-"""Reads back what a tracker has received: how often each point was logged, and the config."""
+"""Read the data of a tracker: how often each point was logged, and the config."""
 
 import json
 import struct
