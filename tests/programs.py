@@ -124,7 +124,7 @@ def _be(task: Mapping[str, Any]) -> int:
 
 
 def _customize() -> None:
-    """Do what a new Python does with PYTHONPATH."""
+    """Apply PYTHONPATH as a new Python process does."""
     places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:0] = places
     for place in places:

@@ -107,7 +107,7 @@ class Campaign:
         return self.bag.pop(0)
 
     def finish(self, scene: Scene) -> None:
-        """Let the sweep end, then run the command once more: it has to finish what is left."""
+        """Let the sweep end, then run the command again, which has to finish all remaining runs."""
         limit = FINISH_SECONDS + 10 * self.sweep_seconds
         scene.wait_for_end(scene.running(), limit)
         sweep = scene.start()

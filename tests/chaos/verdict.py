@@ -28,7 +28,7 @@ class Verdict:
 
 
 def compare(reference: Path, outputs: Path) -> Verdict:
-    """Judge the complete sweep in `outputs` by the one in `reference`."""
+    """Compare the complete sweep in `outputs` with the sweep in `reference`."""
     verdict = Verdict()
     ours, theirs = (
         sorted(file.parent.name for file in sweep.glob("default/*/config.yaml")) for sweep in (reference, outputs)

@@ -19,7 +19,7 @@ Points = Counter  # of (key, step, value)
 
 @dataclass(frozen=True)
 class Logged:
-    """What a tracker has received."""
+    """The data that a tracker has received."""
 
     points: Points
     config: dict

@@ -36,7 +36,7 @@ def outputs(tmp_path_factory):
 
 @pytest.fixture
 def tracked_spec(small_spec, tmp_path, outputs):
-    """As `small_spec`, with a name of its own."""
+    """Like `small_spec`, with a different name."""
     return lambda *keys: small_spec(f"name={tmp_path.name}", *keys, output_dir=outputs)
 
 
