@@ -6,9 +6,9 @@ STAMP := .venv/.up-to-date
 ARGS ?=
 NAME ?= default
 STUDY ?=
-# make's variable, not the shell's SECONDS, which counts up
+# A make variable, because the shell's own SECONDS counts up.
 SECONDS ?= 600
-# Quote the other values, so that they cannot contain a command.
+# Quote all other values, so that the shell cannot run them as commands.
 text = '$(subst ','\'',$(value $(1)))'
 unexport NAME STUDY SECONDS
 # Keep compiled bytecode: compiling in each worker takes a tenth of the test time.
@@ -27,8 +27,8 @@ setup: $(STAMP) ## create .venv with the tested versions
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simbal needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt --upgrade pip  # Python 3.11's own pip is half as fast
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # most of it is never imported, so do not compile it
+	$(BIN)/pip install --quiet -c constraints.txt --upgrade pip  # the pip that comes with Python 3.11 takes twice as long
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # most modules are never imported, so skip compiling them
 	touch $@
 
 sweep: $(STAMP) ## train simbal and lbl with two seeds each, and print their table (more: ARGS="seed=0-4")
@@ -43,7 +43,7 @@ test-all: $(STAMP) ## run all tests with coverage (ten times the examples: ARGS=
 mutants: $(STAMP) ## check that `make test` detects each deliberate mistake (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-chaos: $(STAMP) ## random kills, damaged files and a full disk: no run may be lost (SECONDS=600)
+chaos: $(STAMP) ## check that no run is lost to random kills, damaged files or a full disk (SECONDS=600)
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
 study: $(STAMP) ## run or resume a study, then write its tables and figures (STUDY=results/collapse)

@@ -83,7 +83,7 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     keep_freed_memory()
     spec.path.mkdir(parents=True)
     trainer = build_trainer(spec, build_callbacks(spec), "cpu", "32-true")
-    trainer.fit_loop.max_epochs = 1  # the batches end eventually
+    trainer.fit_loop.max_epochs = 1  # `batches` is one long epoch
     module = our_module(spec)
     trainer.fit(module, train_dataloaders=batches)
 

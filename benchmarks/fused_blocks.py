@@ -28,7 +28,7 @@ from simbal.experts.fused import CONFIGS, Blocks  # noqa: E402
 DEVICE, DTYPE = (torch.device("cpu"), torch.float32) if SMOKE else (torch.device("cuda"), torch.bfloat16)
 SHARED_OF_AN_SM = 227 * 1024
 OPERANDS = {"up": 2, "down": 1, "hidden_grad": 1, "weight_grad": 1}
-"""How many tiles of a weight each step of a kernel's sum takes, beside one of rows; the fields of `Config`."""
+"""Weight tiles that a kernel loads per step of its inner loop, in addition to one tile of rows; keys as in `Config`."""
 
 
 def candidates(kernel: str) -> Iterator[Blocks]:

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ANALYSES = ("quality", "routing", "redundancy")
 TOKENS = 2048
-IDS = 4096  # of the tokenizer; the embedding is as large as OLMoE's
+IDS = 4096  # token ids of the tokenizer; the embedding is as large as OLMoE's
 SHAPE = {
     "vocab_size": 50304, "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 9, "num_experts": 64,
     "num_experts_per_tok": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 2048,

@@ -29,14 +29,14 @@ from simbal.sweep.view import draw
 REPOSITORY = Path(__file__).parents[1]
 SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
 STRATEGIES = ("lbl", "simbal")
-DOCUMENTS = 82  # tokens of `data=pysource`
-CLAIMING = """
+DOCUMENTS = 82  # validation documents of data=pysource
+STOP_AT_FIRST_JOB = """
 import os, sys
 from simbal.cli.train import main
 from simbal.sweep.plan import Attempt
-Attempt.claim = lambda attempt: os._exit(0)
+Attempt.prepare_folder = lambda attempt: os._exit(0)
 main(sys.argv[1:])
-"""  # train.py until the first job would start
+"""  # train.py, up to the start of its first job
 
 
 def main(arms: int = 100, seeds: int = 100) -> None:
@@ -49,11 +49,11 @@ def main(arms: int = 100, seeds: int = 100) -> None:
         rates = [f"{(place + 1) * 1e-5:.6g}" for place in range(arms // len(STRATEGIES))]
         grid = (f"balancing={','.join(STRATEGIES)}", f"optim.lr={','.join(rates)}", f"seed=0-{seeds - 1}")
         command = ["-m", *keys, *grid]
-        show("to the first claim, nothing done", measured("-c", CLAIMING, *command))
+        show("until the first job starts, no run finished", measured("-c", STOP_AT_FIRST_JOB, *command))
         runs = [*specs(keys, rates, seeds)]
         for spec in runs[1:]:
             write_run(spec, template)
-        show("to the first claim, all but one done", measured("-c", CLAIMING, *command))
+        show("until the first job starts, all other runs finished", measured("-c", STOP_AT_FIRST_JOB, *command))
         sweep = Path(temporary, "outputs", "default")
         show_polls(runs)
         write_run(runs[0], template)
@@ -90,9 +90,9 @@ def write_run(spec: RunSpec, template: Path) -> None:
     (folder.path / "documents.json").write_bytes(documents)
     record = RunFolder(template).read_record()
     assert record
-    own = {"config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
+    identity = {"config_hash": spec.hash, "choices": spec.choices, "seed": spec.config.seed}
     digests = {"curves": digest(curves), "documents": digest(documents)}
-    folder.write_record(record | own | digests | {"metrics": shifted(record["metrics"], shift)})
+    folder.write_record(record | identity | digests | {"metrics": shifted(record["metrics"], shift)})
 
 
 def shifted(numbers: dict[str, Any], shift: float) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def show_polls(runs: Sequence[RunSpec]) -> None:
     attempts[0].state = "running"
     RunFolder(runs[0].path).write_spec(runs[0])
     write_json(runs[0].path / "progress.json", {"phase": "train", "step": 10, "max_steps": 500})
-    took = []
+    seconds = []
     for _ in range(5):
         before = time.process_time()
         draw(attempts, 2, 40)
-        took.append(time.process_time() - before)
-    print(f"live view: {took[0] * 1e3:.1f} ms at first, then {min(took[1:]) * 1e3:.1f} ms", flush=True)
+        seconds.append(time.process_time() - before)
+    print(f"live view: {seconds[0] * 1e3:.1f} ms at first, then {min(seconds[1:]) * 1e3:.1f} ms", flush=True)
 
 
 def measured(*command: str) -> tuple[float, float]:
@@ -124,9 +124,9 @@ def measured(*command: str) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
-def show(what: str, took: tuple[float, float]) -> None:
-    """Print one line."""
-    print(f"{what}: {took[0]:.1f} s, {took[1]:.0f} MB", flush=True)
+def show(what: str, cost: tuple[float, float]) -> None:
+    """Print the CPU seconds and peak MB of one command."""
+    print(f"{what}: {cost[0]:.1f} s, {cost[1]:.0f} MB", flush=True)
 
 
 if __name__ == "__main__":

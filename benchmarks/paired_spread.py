@@ -15,9 +15,9 @@ from simbal.analysis.quality import document_sums
 from simbal.analysis.trained import load
 from simbal.report.collect import Run, collect
 
-DOCUMENT_TOKENS, DRAWN_TOKENS = 2048, 12288  # from conf/data/pysource.yaml
+DOCUMENT_TOKENS, SAMPLED_TOKENS = 2048, 12288  # from conf/data/pysource.yaml
 MEASURED_ON = {  # first tokens per document, and number of sampled tokens
-    f"{DRAWN_TOKENS:,} tokens drawn of these": (DOCUMENT_TOKENS, DRAWN_TOKENS),
+    f"a sample of {SAMPLED_TOKENS:,} of these tokens": (DOCUMENT_TOKENS, SAMPLED_TOKENS),
     f"the first {DOCUMENT_TOKENS:,} tokens of each document": (DOCUMENT_TOKENS, None),
     "all held-out tokens": (None, None),
 }

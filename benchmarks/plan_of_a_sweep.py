@@ -2,8 +2,8 @@
 
 The cluster has three nodes on this machine: a head without jobs and two nodes that share the cores, so as many runs
 train at once as there are cores. The sweep has four runs of `model=tiny` with `hardware=cpu`, by default of 500 steps.
-The plan uses the rate of a short sweep on the same cluster. Data preparation and cluster start are not measured. The
-printed rates show the cause of a difference.
+The plan uses the speed of a short sweep on the same cluster. Data preparation and cluster start are not measured. The
+printed speeds explain the difference between plan and sweep.
 """
 
 import json
@@ -52,7 +52,7 @@ def main(steps: int = 500) -> None:
     assert len(of_runs) == runs
     predicted = plan["sweep_days"] * 86_400
     print(f"{runs} runs of {steps} steps, {at_once} in parallel on three nodes")
-    print(f"predicted {predicted:.1f} s, taken {taken:.1f} s: ratio {taken / predicted:.2f}")
+    print(f"planned {predicted:.1f} s, actual {taken:.1f} s: ratio {taken / predicted:.2f}")
     print(f"tokens per second: planned {rate:,.0f}, actual {', '.join(f'{speed:,.0f}' for speed in of_runs)}")
 
 

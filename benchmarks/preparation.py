@@ -1,6 +1,6 @@
-"""Measures what preparing and loading text cost: python -m benchmarks.preparation [--vocab N]
+"""Cost of preparing and loading text: python -m benchmarks.preparation [--vocab N]
 
-Every measurement has a process of its own with one thread on one core; the best of three rounds is shown. The text is
+Each measurement runs in a separate process with one thread on one core; the best of three rounds is shown. The text is
 data=pysource.
 """
 
@@ -31,9 +31,9 @@ Figures = dict[str, float]
 
 
 def main() -> None:
-    """Print two tables."""
+    """Measure, and print two tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary, 100277 for all (8192)")
+    parser.add_argument("--vocab", type=int, default=8192, help="number of token ids; 100277 for all (default: 8192)")
     vocab = parser.parse_args().vocab
     with tempfile.TemporaryDirectory(prefix="preparation-") as name:
         folder = Path(name)
@@ -69,7 +69,7 @@ def print_row(what: str, figures: Figures, tiktoken: Figures) -> None:
 
 
 def best(function: Callable[..., Figures], *arguments: Any) -> Figures:
-    """Return the least CPU and wall time of a few rounds, as another program can only slow one."""
+    """Return the minimum CPU and wall time over a few rounds, because other programs can only slow a round down."""
     rounds = [alone(function, *arguments) for _ in range(ROUNDS)]
     return {key: min(figures[key] for figures in rounds) for key in rounds[0]}
 
@@ -81,13 +81,13 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def pinned(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call `function` for `alone` in the new process."""
+    """Bind the process to one core and call `function`."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return function(*arguments)
 
 
 def write_corpora(folder: Path) -> None:
-    """Write folders of small .txt, and one large .jsonl.zst."""
+    """Write folders of small .txt files and one large .jsonl.zst file."""
     import zstandard
 
     texts = package_texts()
@@ -113,14 +113,14 @@ def package_texts() -> list[str]:
 
 
 def keys(source: str, **changed: Any) -> "DataConfig":
-    """Return the keys of `conf/data/<source>.yaml`, some replaced."""
+    """Return the keys of `conf/data/<source>.yaml`, updated with `changed`."""
     from simbal.config.compose import checked_data
 
     return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 
 
 def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
-    """Encode texts that are in memory by tiktoken, a document at a time; reading its table is included, as below."""
+    """Encode texts in memory with tiktoken, one document at a time. Loading the tokenizer counts, as in `prepare`."""
     import zstandard
 
     from simbal.data.tokenizer import load_tokenizer
@@ -137,7 +137,7 @@ def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:
 
 
 def prepare_files(folder: Path, files: str, vocab_size: int) -> Figures:
-    """Prepare a store in `folder/cache`, as `python prepare.py` does; imports are not counted."""
+    """Prepare a store in `folder/cache` like `python prepare.py`, without the time of imports."""
     from simbal.data.prepare import prepare
 
     shutil.rmtree(folder / "cache", ignore_errors=True)
@@ -149,7 +149,7 @@ def prepare_files(folder: Path, files: str, vocab_size: int) -> Figures:
 
 
 def load_batches(folder: Path) -> Figures:
-    """Read training batches of the last store, as a run gets them."""
+    """Read training batches from the last store, as a run does."""
     from simbal.data.loader import TokenData
     from simbal.data.store import Store
 
@@ -162,7 +162,7 @@ def load_batches(folder: Path) -> Figures:
 
 
 class clock:  # noqa: N801 - used like a function
-    """Wall time and CPU time of all threads of what is done within, in seconds."""
+    """Wall time and CPU time (all threads) of the `with` block, in seconds."""
 
     def __enter__(self) -> Figures:
         self.figures: Figures = {}

@@ -1,7 +1,7 @@
 """Time of each part of a training step, forward and backward.
 
 Operators of the forward pass are attributed to the function that called them, and operators of the backward pass to
-their forward operator (torch gives both the same number).
+their forward operator (both have the same sequence number in the profiler).
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Benchmark arms in separate processes that take turns: one arm makes a step while the others wait."""
+"""Run benchmark arms in separate processes that take turns: one arm runs a step while the others wait."""
 
 import multiprocessing
 import time
@@ -15,16 +15,16 @@ Arm = Callable[[Iterable[Tensor]], None]  # trains on all of its batches
 
 
 class Seconds(NamedTuple):
-    """The seconds of one step."""
+    """CPU and wall time of one step, in seconds."""
 
     cpu: float
     wall: float
 
 
 class Turns:
-    """The batches of one arm, each returned when it is the arm's turn; the time between two batches is a step.
+    """The batches of one arm, each yielded when it is the arm's turn. A step is the time between two batches.
 
-    A Trainer can use them as its data, so the step includes everything that the Trainer does around it.
+    A Trainer can use this as its dataloader, so that a step includes the overhead of the Trainer.
     """
 
     def __init__(self, batches: Tensor, connection: Connection) -> None:
@@ -47,16 +47,16 @@ class Turns:
 def take_turns(
     arms: Mapping[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
 ) -> dict[str, list[Seconds]]:
-    """Make a step of each arm in every round; the first `warm_up` rounds are not reported."""
+    """Run one step of each arm per round; the first `warm_up` rounds are not reported."""
     spawn = multiprocessing.get_context("spawn")
     taken: dict[str, list[Seconds]] = {name: [] for name in arms}
     with ExitStack() as stack:
         connections: dict[str, Connection] = {}
         for name, arm in arms.items():
-            connections[name], theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(arm, batches, threads, theirs))
+            connections[name], worker_end = spawn.Pipe()
+            process = spawn.Process(target=_work, args=(arm, batches, threads, worker_end))
             process.start()
-            theirs.close()  # so that recv fails if the process dies
+            worker_end.close()  # so that recv fails if the process dies
             stack.callback(process.join)
             stack.callback(connections[name].close)
         for _ in range(warm_up + rounds):

@@ -1,7 +1,6 @@
 """MetricsLogger's fraction of the time of a training step: python -m benchmarks.telemetry [override ...]
 
-Times every hook of `MetricsLogger` and the training steps around them in one process, so that the noise of the machine
-cancels.
+Times every hook of `MetricsLogger` and the surrounding training steps in one process, so that noise affects both.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Adds the generated pages, which are made in memory and never written to docs/, and marks what is typed."""
+"""Add the generated pages, which exist only in memory, and mark commands as shell code."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ COMMANDS = re.compile(r"^ {4}(?:python|simbal|make|pip|source|docker|torchrun|ju
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make the pages, and put all pages in their order."""
+    """Generate the pages, and set the sidebar."""
     pages = generated_pages(ROOT)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
@@ -24,10 +24,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Return a page with its indented commands in fences for a shell: in colour, and wrapped where they are long.
-
-    A generated page has its fences.
-    """
+    """Put indented commands into shell code fences, for color and line wrapping; generated pages have fences."""
     if page.file.generated_by:
         return markdown
     return COMMANDS.sub(lambda found: f"```bash\n{dedent(found[0])}```\n", markdown)

@@ -1,4 +1,4 @@
-"""Programs that tests start."""
+"""Start programs for tests."""
 
 import os
 import time

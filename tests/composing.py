@@ -1,4 +1,4 @@
-"""Compose the runs of a command, or get its error, without training.
+"""Compose the runs of a command, or return its error, without training.
 
 A program runs in this process, from its command line to the point where it would start to train.
 """

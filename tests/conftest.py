@@ -1,4 +1,4 @@
-"""Fixtures for several folders: specs of runs that train in a second, and settings of the test session."""
+"""Shared fixtures: specs of runs that train in a second, and settings of the test session."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Runs as an attacker makes them: every checksum of them is right."""
+"""Forge runs as an attacker would, with correct checksums."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs programs in this process, from their command line on, without a start of Python and torch."""
+"""Run programs in this process from their command line, without starting Python and importing torch."""
 
 import contextlib
 import io

@@ -1,6 +1,6 @@
-"""Programs of this repository as forks of a server that has imported their libraries: no second goes into that again.
+"""Run programs of this repository as forks of a server that has already imported their libraries.
 
-A fork is a process like any other: it has arguments, an environment and an exit code of its own, and takes signals.
+A fork is a separate process with its own arguments, environment, exit code and signals.
 """
 
 import atexit
@@ -124,7 +124,7 @@ def _be(task: Mapping[str, Any]) -> int:
 
 
 def _customize() -> None:
-    """Do what a new Python does with PYTHONPATH."""
+    """Apply PYTHONPATH as a new Python process does."""
     places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:0] = places
     for place in places:

@@ -1,4 +1,4 @@
-"""From Python: a run is trained as the command trains it, and runs are read as rows."""
+"""The Python API trains runs like the command line, and reads runs as rows."""
 
 import signal
 import subprocess
@@ -104,7 +104,7 @@ def test_rows_of_curves_and_analyses_name_their_run(sweep):
     assert loaded[run.name].path == loaded[[one.path for one in loaded].index(run)].path == run
 
 
-def test_table_equals_the_one_of_the_report(sweep, capsys):
+def test_table_equals_the_table_of_the_report(sweep, capsys):
     report([str(sweep)])
     written, table = pandas.read_csv(sweep / "table.csv"), simbal.load(sweep).table
     for column in ("metric", "mean", "balancing"):

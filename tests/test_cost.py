@@ -1,4 +1,4 @@
-"""Counts of parameters and FLOPs, and the estimate of a step's memory, against torch."""
+"""Parameter counts, FLOPs and estimated memory of a step agree with torch."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""The image does what the Makefile does; that it can be built is not shown here, for want of Docker."""
+"""The Docker image uses targets of the Makefile. Without Docker, its build is not tested."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def arguments(instruction):
     return [line.removeprefix(f"{instruction} ") for line in LINES if line.startswith(f"{instruction} ")]
 
 
-def test_what_it_runs_are_targets_of_the_makefile():
+def test_the_image_runs_targets_of_the_makefile():
     assert [json.loads(line) for line in arguments("ENTRYPOINT")] == [["make"]]
     assert [json.loads(line) for line in arguments("CMD")] == [["sweep"]]
     ran = [target for line in arguments("RUN") for target in re.findall(r"&& make (\S+)", line)]

@@ -53,7 +53,7 @@ def test_libraries_are_called_in_their_safe_modes():
     ["!!python/object/apply:os.system ['touch pwned']", "\xff", "name: ../../x\nchoices: {balancing: [a]}"],
     ids=["tag", "latin", "partial"],
 )
-def test_hostile_config_of_a_run_is_refused_in_one_sentence(write_run, text, tmp_path):
+def test_hostile_config_of_a_run_is_refused_with_a_one_sentence_error(write_run, text, tmp_path):
     path: Path = write_run()
     (path / "config.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="config.yaml is not a config written by simbal"):

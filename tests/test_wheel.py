@@ -1,4 +1,4 @@
-"""The wheel contains all that the programs need, in a folder with nothing but a user's own project."""
+"""The wheel contains everything that the programs need in a user's project."""
 
 import os
 import shutil

@@ -73,7 +73,7 @@ class Ours:
         self.run = BACKENDS[name].run
 
     def prepare(self, case: Case) -> list[Tensor]:
-        """Leaves of its own."""
+        """Create the leaf tensors."""
         return [leaf.detach().clone().requires_grad_() for leaf in case.leaves]
 
     def forward(self, leaves: Sequence[Tensor], case: Case) -> Tensor:
@@ -87,7 +87,7 @@ class Ours:
 
 
 class Upstream(Ours):
-    """MegaBlocks' own module. Its three weights are leaves, so that no conversion of layouts is timed."""
+    """MegaBlocks' own module. Its three weights are leaves, so the timing includes no layout conversion."""
 
     def __init__(self, impl: str) -> None:
         self.impl, self.num_experts = impl, 0
@@ -123,7 +123,7 @@ class Dense(Ours):
         self.layer: Any = None
 
     def prepare(self, case: Case) -> list[Tensor]:
-        """x and two weights of its own."""
+        """Create x and the two weights."""
         x, shape = case.leaves[0], case.shape
         self.layer = FeedForward(shape.D, shape.K * shape.F).to(x.device, x.dtype)
         for weight in self.layer.parameters():

@@ -58,7 +58,7 @@ def correctness(checked: Checked) -> str:
 
 
 def layer_table(layers: Layers, peak: float) -> str:
-    """Times, rates and memory of every layer; ratio: time of MegaBlocks' own best module by this time."""
+    """Times, rates and memory of every layer; ratio: time of MegaBlocks' faster module divided by this time."""
     head = (
         "| layer | tokens | routing | implementation | forward ms | backward ms | total ms | spread | TFLOP/s | "
         "of peak | to MegaBlocks' module | peak MiB |\n|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -67,7 +67,7 @@ def layer_table(layers: Layers, peak: float) -> str:
 
 
 def best_upstream(layers: Layers, row: tuple[Shape, str, str, Timing | None]) -> float | None:
-    """Milliseconds of MegaBlocks' own faster module in the same case."""
+    """Milliseconds of MegaBlocks' faster module in the same case."""
     times = [t.total for shape, routing, name, t in layers if t and "module" in name and (shape, routing) == row[:2]]
     return min(times, default=None)
 
@@ -88,7 +88,7 @@ def layer_row(row: tuple[Shape, str, str, Timing | None], upstream: float | None
 
 
 def winners(layers: Layers) -> str:
-    """Return the rows of src/simbal/experts/select.py that follow: by width, the smallest sum over all cases."""
+    """Return rows for src/simbal/experts/select.py: for each width, the backend with the smallest total time."""
     totals: dict[tuple[int, int], dict[str, float]] = {}
     for shape, _, name, timing in layers:
         if "module" not in name and name != "dense layer":
@@ -103,7 +103,7 @@ def winners(layers: Layers) -> str:
 
 
 def step_table(steps: Steps, peak: float) -> str:
-    """Whole training steps; MFU: the model's training FLOPs by the measured matrix product."""
+    """Full training steps; MFU: the model's training FLOP/s divided by the measured matrix-product peak."""
     head = "| training step | backend | ms | tokens/s | TFLOP/s | MFU | peak GiB |\n|---|---|---:|---:|---:|---:|---:|"
     return "\n".join([head, *(step_row(model, how, found, peak) for model, how, found in steps)]) + "\n"
 

@@ -31,7 +31,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def _gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_a: bool = False, trans_b: bool = False) -> Tensor:
-    """Compute what grouped_gemm.backend.gmm computes."""
+    """Replace grouped_gemm.backend.gmm."""
     ends = batch_sizes.to(a.device).cumsum(0, dtype=torch.int32)
     return F.grouped_mm(a.t() if trans_a else a, b.transpose(-2, -1) if trans_b else b, offs=ends)
 

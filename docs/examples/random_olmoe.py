@@ -1,6 +1,6 @@
 """Write a random OLMoE with its own tokenizer to the folder `olmoe`, in the Hugging Face format.
 
-Use it like a downloaded model: `simbal evaluate hf=olmoe data=pysource analysis=quality` measures it.
+Measure it like a downloaded model: `simbal evaluate hf=olmoe data=pysource analysis=quality`.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Generate the reference of analyses: their description, keys and numbers."""
+"""Generate the reference page of analyses: description, keys and numbers."""
 
 from pathlib import Path
 
@@ -31,15 +31,15 @@ def analyses_page(root: Path) -> str:
 
 
 def paragraphs(docstring: str) -> str:
-    """Return a docstring as Markdown; references and legends of shapes become separate paragraphs.
+    """Return a docstring as Markdown, with references and shape legends as separate paragraphs.
 
     Indented lines are code, except in sections such as `Args:`.
     """
-    made, in_section = [], False
+    converted, in_section = [], False
     for line in docstring.splitlines():
         if line and not line.startswith(" "):
             in_section = line in SECTIONS
         if line.startswith(LEGENDS):
-            made.append("")
-        made.append(line if line.startswith("    ") and not in_section else prose(line))
-    return "\n".join(made) + "\n"
+            converted.append("")
+        converted.append(line if line.startswith("    ") and not in_section else prose(line))
+    return "\n".join(converted) + "\n"

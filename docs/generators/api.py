@@ -1,4 +1,4 @@
-"""Pages for the modules that a reader of the code or of a table asks about, from their docstrings."""
+"""Generate the pages of the Python API from docstrings."""
 
 from pathlib import Path
 
@@ -28,11 +28,11 @@ def api_pages(root: Path) -> dict[str, str]:
     about |= {package: _about(root, package) for package in PACKAGES}
     rows = [(f"[simbal.{name}]({name}.md)", prose(text.split("\n\n")[0])) for name, text in about.items()]
     text = (
-        "# Code\n\nThe modules that strategies, metrics and tables are made of. A tensor's name ends in the letters of "
-        "its shape: `B` batch, `S` sequence, `N` tokens, `V` vocabulary, `D` model width, `H` heads, `P` head width, "
-        "`L` MoE layers, `E` experts, `K` experts per token, `F` width of an expert, `R` routed rows.\n\n"
+        "# Python API\n\nThe modules behind strategies, metrics and tables. The suffix of a tensor's name is its "
+        "shape: `B` batch, `S` sequence, `N` tokens, `V` vocabulary, `D` model width, `H` heads, `P` head width, "
+        "`L` MoE layers, `E` experts, `K` experts per token, `F` expert width, `R` routed rows.\n\n"
     )
-    return {"api/index.md": text + table(("package", "what it holds"), rows), **pages}
+    return {"api/index.md": text + table(("package", "content"), rows), **pages}
 
 
 def _package(root: Path, package: str) -> str:

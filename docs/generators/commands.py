@@ -19,7 +19,7 @@ def commands_page(root: Path) -> str:
         same = f"In a checkout also `python {name}.py`.\n\n" * (root / f"{name}.py").exists()
         parts.append(f"## simbal {name}\n\n{same}{code(_help(name))}")
     rows = [(f"`make {name}`", prose(what)) for name, what in _TARGET.findall((root / "Makefile").read_text())]
-    parts.append(f"## make\n\n{table(('command', 'what it does'), rows)}")
+    parts.append(f"## make\n\n{table(('command', 'effect'), rows)}")
     return "\n".join(parts)
 
 

@@ -1,6 +1,6 @@
-"""Writes the comments of keys in conf/ from the descriptions in src/simbal/config/schema.py (`make format`).
+"""Write the comments of keys in conf/ from the descriptions in src/simbal/config/schema.py (`make format`).
 
-Files without a schema keep their comments: strategies, analyses and the root configs of other programs.
+Files without a schema keep their comments: strategies, analyses, and the root configs of programs other than train.py.
 """
 
 import re
@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from simbal.config.options import CONF, read
 from simbal.config.schema import Config, models_of
 
-ALIGNED = 24  # characters of a key with its value; the comments of longer ones are not aligned
-_KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # at the left margin, as nested keys are values
+ALIGNED = 24  # maximum length of `key: value` with an aligned comment
+_KEY_LINE = re.compile(r"((\w+):.*?)(?:\s+# (.*))?")  # not indented: nested keys are part of a value
 
 
 def write_comments(conf: Path = CONF) -> None:
@@ -21,8 +21,8 @@ def write_comments(conf: Path = CONF) -> None:
     for file, model in described(conf):
         text = file.read_text(encoding="utf-8")
         meanings = {name: str(field.description) for name, field in model.model_fields.items()}
-        if (made := commented(text, meanings)) != text:
-            file.write_text(made, encoding="utf-8")
+        if (new_text := commented(text, meanings)) != text:
+            file.write_text(new_text, encoding="utf-8")
 
 
 def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
@@ -36,12 +36,12 @@ def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
 
 
 def commented(text: str, meanings: dict[str, str]) -> str:
-    """Return YAML with the meaning of each key as an aligned comment; other keys keep their comments."""
+    """Return YAML with the meaning of each key as an aligned comment. Keys without a meaning keep their comments."""
     lines = text.splitlines()
-    found = {place: match for place, line in enumerate(lines) if (match := _KEY_LINE.fullmatch(line))}
-    comments = {place: meanings.get(match[2], match[3]) for place, match in found.items()}
-    lengths = [len(match[1]) for place, match in found.items() if comments[place] and len(match[1]) <= ALIGNED]
-    for place, match in found.items():
+    matches = {place: match for place, line in enumerate(lines) if (match := _KEY_LINE.fullmatch(line))}
+    comments = {place: meanings.get(match[2], match[3]) for place, match in matches.items()}
+    lengths = [len(match[1]) for place, match in matches.items() if comments[place] and len(match[1]) <= ALIGNED]
+    for place, match in matches.items():
         lines[place] = f"{match[1]:<{max(lengths, default=0)}}  # {comments[place]}" if comments[place] else match[1]
     return "\n".join(lines) + "\n"
 

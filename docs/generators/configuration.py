@@ -13,7 +13,7 @@ from simbal.config import options as conf_options
 from simbal.config.options import first_comment, option_keys, options, root_keys
 from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
-LONGEST = 24  # characters of a default in a table; the YAML below shows longer ones
+LONGEST = 24  # maximum length of a default in a list of keys; longer defaults are only in the YAML below
 
 
 def configuration_pages(root: Path) -> dict[str, str]:
@@ -24,8 +24,8 @@ def configuration_pages(root: Path) -> dict[str, str]:
     rows = [(f"[{group}]({group.replace('/', '_')}.md)", _chosen(defaults.get(group, []))) for group in groups]
     parts = [
         "# Configuration\n",
-        "Every key is overridden by `key=value`, every group by `group=option`. `--cfg job` prints the config that a "
-        "command composes to.\n",
+        "Override a key with `key=value`, and choose an option with `group=option`. `--cfg job` prints the composed "
+        "config of a command.\n",
         table(("group", "default"), rows),
         *(_root_part(file) for file in sorted((root / "conf").glob("*.yaml"))),
     ]
@@ -33,7 +33,7 @@ def configuration_pages(root: Path) -> dict[str, str]:
 
 
 def groups_of(conf: Path) -> Iterable[str]:
-    """Yield every folder that holds options, by its path in conf/; a linked one too."""
+    """Yield the path in conf/ of each folder with options, including symbolic links."""
     for folder in sorted(path for path in conf.iterdir() if path.is_dir()):
         for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
             if any(place.glob("*.yaml")):
@@ -46,7 +46,7 @@ def page_of(group: str) -> str:
 
 
 def default_choices(conf: Path) -> dict[str, list[str]]:
-    """Return what the programs choose in each group; where they differ, what `train.py` does."""
+    """Return the default options of each group. If programs have different defaults, the first program counts."""
     choices: dict[str, list[str]] = {}
     for file in sorted(conf.glob("*.yaml")):
         for group, chosen in conf_options.default_choices(file.stem).items():
@@ -55,7 +55,7 @@ def default_choices(conf: Path) -> dict[str, list[str]]:
 
 
 def body(file: Path) -> str:
-    """Return an option's YAML as it stands, less the comment at its top."""
+    """Return the YAML of an option without the comment at the top."""
     lines = file.read_text(encoding="utf-8").splitlines()
     while lines and lines[0].startswith("#"):
         del lines[0]
@@ -63,7 +63,7 @@ def body(file: Path) -> str:
 
 
 def about(file: Path) -> str:
-    """Return the comment at an option's top, line by line."""
+    """Return the comment at the top of an option, line by line."""
     return "  \n".join(prose(line) for line in first_comment(file)) + "\n"
 
 
@@ -79,7 +79,7 @@ def _group_page(root: Path, group: str, chosen: list[str]) -> str:
 
 
 def _keys(group: str, chosen: list[str]) -> str:
-    """Return the lists of a group's keys; "" without a schema, as strategies and analyses have none."""
+    """Return the lists of a group's keys. Strategies and analyses have no schema, so they get ""."""
     field = Config.model_fields.get(group)
     models = models_of(field.annotation) if field else []
     if field is None or not models:
@@ -87,18 +87,19 @@ def _keys(group: str, chosen: list[str]) -> str:
     shared = {name: key for name, key in models[0].model_fields.items() if all(name in m.model_fields for m in models)}
     text = "## Keys\n\n" + _list(f"{group}.", shared, option_keys(group, chosen[0]), is_hashed(field))
     for model in models:
-        own = {name: key for name, key in model.model_fields.items() if name not in shared}
-        if own:
-            option = next(name for name, file in options(group).items() if own.keys() <= conf_options.read(file).keys())
-            rows = _list(f"{group}.", own, option_keys(group, option), is_hashed(field))
+        extra = {name: key for name, key in model.model_fields.items() if name not in shared}
+        if extra:
+            keys_of = {name: conf_options.read(file).keys() for name, file in options(group).items()}
+            option = next(name for name, keys in keys_of.items() if extra.keys() <= keys)
+            rows = _list(f"{group}.", extra, option_keys(group, option), is_hashed(field))
             text += f"\n### Only in {option}\n\n{rows}"
     return text
 
 
 def _list(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any], hashed: bool = True) -> str:
-    """Return a definition list: each key with its default, type and bounds, then its meaning.
+    """Return a definition list: each key with its type, bounds and default, then its meaning.
 
-    `hashed` says if the keys of the group are part of the config hash.
+    `hashed` says whether the keys of the group are part of the config hash.
     """
     items = []
     for name, field in keys.items():
@@ -106,13 +107,13 @@ def _list(prefix: str, keys: Mapping[str, FieldInfo], defaults: Mapping[str, Any
         facts = [_type(field.annotation), describe_bounds(field), f"default {default}" if default else ""]
         meaning = prose(str(field.description))
         if not (hashed and is_hashed(field)):
-            meaning += ". A run can resume with another value"
+            meaning += ". A run can resume with a different value"
         items.append(f"`{prefix}{name}` ({'; '.join(fact for fact in facts if fact)})\n:   {meaning}\n")
     return "\n".join(items)
 
 
 def _type(annotation: Any) -> str:
-    """Return a type in words, or the list of choices."""
+    """Describe a type, or list its choices."""
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(f"`{choice}`" for choice in get_args(annotation))
     return prose(describe_type(annotation))
@@ -127,8 +128,8 @@ def _root_part(file: Path) -> str:
     """Return the section of a program's root config; the keys of `train.py` have a schema."""
     keys = ""
     if file.stem == "config":
-        own = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
-        keys = _list("", own, root_keys(file.stem))
+        fields = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
+        keys = _list("", fields, root_keys(file.stem))
     return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 

@@ -12,22 +12,22 @@ HEADINGS = ("key", "column", "unit", "better", "definition")
 
 
 def definitions(root: Path) -> dict[str, Mapping[str, str]]:
-    """Return the definitions of each analysis by its module's path below src/simbal, such as `analysis/routing`."""
+    """Return the definitions of each analysis by the path of its module in src/simbal, such as `analysis/routing`."""
     package = root / "src/simbal"
-    found = source.dictionaries(package, NAME)
-    return {file.relative_to(package).with_suffix("").as_posix(): texts for file, texts in found}
+    by_file = source.dictionaries(package, NAME)
+    return {file.relative_to(package).with_suffix("").as_posix(): texts for file, texts in by_file}
 
 
 def definitions_page(root: Path) -> str:
     """Return the page: numbers of a run, per layer, per training step, and of each analysis."""
     parts = [
         "# Definitions\n",
-        "Definitions of all numbers. Records and tables contain those that apply to them.\n",
+        "Definitions of all numbers in records and tables.\n",
         "## Numbers of a run\n",
         "`columns=[...]` accepts the key or its last part.\n",
         _metrics(NUMBERS),
         "## Numbers per layer\n",
-        "A record has these in `layers`, together with the per-layer values of sums and means over layers.\n",
+        "A record has these in `layers`, together with the per-layer values of all sums and means over layers.\n",
         _metrics(metric for metric in (*VALIDATION, *SIMILARITY) if metric not in NUMBERS),
         "## Numbers of a training step\n",
         "The rows of metrics.jsonl.\n",

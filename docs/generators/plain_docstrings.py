@@ -10,7 +10,7 @@ from generators.markup import prose
 
 
 class PlainDocstrings(griffe.Extension):
-    """Converts docstrings to Markdown and lists the fields of classes."""
+    """Convert docstrings to Markdown and list the fields of classes."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Convert the docstring of a module, class or function after the package is loaded."""

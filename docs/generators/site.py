@@ -25,7 +25,7 @@ FILES = {
     "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
 }
-GUIDES = {  # sidebar titles by page, in the order in which a user meets them
+GUIDES = {  # sidebar titles by page, in reading order
     "installing": "Installing",
     "running": "Runs and sweeps",
     "outputs": "Outputs",
@@ -98,7 +98,7 @@ def _as_page(file: Path) -> str:
 
 
 def _results(root: Path) -> dict[str, str]:
-    """Return every file of results/ by its path, so that links between them work."""
+    """Return every file of results/ by its path, so that links between the pages work."""
     files = {
         file.relative_to(root).as_posix(): file
         for file in sorted((root / "results").rglob("*"))

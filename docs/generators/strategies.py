@@ -1,4 +1,4 @@
-"""Generate the reference of balancing strategies: what each class declares, grouped as in the guide."""
+"""Generate the reference page of balancing strategies: the declarations of each class, grouped as in the guide."""
 
 import re
 from dataclasses import fields
@@ -20,7 +20,7 @@ UNGROUPED = "Other strategies"
 
 
 def strategies_page(root: Path) -> str:
-    """Return the page: a table of properties and a section per option for each group of the guide."""
+    """Return the page: for each group of the guide, a table of properties and a section per option."""
     built = {name: _built(file) for name, file in options("balancing").items()}
     meanings = source.fields(root / "src/simbal/balancing/base.py")["Properties"]
     properties = [field.name for field in fields(Properties)]
@@ -41,7 +41,7 @@ def strategies_page(root: Path) -> str:
 
 
 def _groups(guide: Path, names: list[str]) -> dict[str, list[str]]:
-    """Return the options under the headings of the guide whose tables list them; the rest under `UNGROUPED`."""
+    """Group the options by the heading of the guide's table that lists them; the rest is `UNGROUPED`."""
     groups: dict[str, list[str]] = {}
     for section in guide.read_text(encoding="utf-8").split("\n## ")[1:]:
         cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
@@ -54,7 +54,7 @@ def _groups(guide: Path, names: list[str]) -> dict[str, list[str]]:
 
 
 def _built(file: Path) -> dict[str, Balancing]:
-    """Return the strategies that the file itself defines; none if it only composes others."""
+    """Return the strategies that a file defines; none if it only combines strategies of other files."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if name != "defaults"}
 
@@ -79,7 +79,7 @@ def _declared(part: Balancing) -> str:
         ("formula", prose(part.formula)),
         ("source", prose(part.citation)),
         ("effective coefficient of", prose(part.unit) if part.properties.differentiable else ""),
-        ("preferred start of the router", prose(part.router_init)),
+        ("preferred router.init", prose(part.router_init)),
         ("state in a checkpoint", ", ".join(f"`{name}`" for name, _ in part.named_buffers())),
     ]
     return table(("declared", ""), [(name, text) for name, text in rows if text])

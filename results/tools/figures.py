@@ -1,4 +1,4 @@
-"""Draw the figures of a study from curves.csv, one line per point: python -m results.tools.figures results/collapse."""
+"""Draw the figures of a study from its curves.csv: python -m results.tools.figures results/collapse."""
 
 import sys
 from pathlib import Path
@@ -19,8 +19,8 @@ AXES = {
 def draw(folder: Path) -> None:
     """Write <figure>.svg for each figure in curves.csv."""
     for name, curves in read_curves(folder).items():
-        drawn = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
-        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+        image = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
+        (folder / f"{name}.svg").write_text(image, encoding="utf-8")
 
 
 def read_curves(folder: Path) -> dict[str, list[Curve]]:
@@ -48,7 +48,7 @@ def _figure(name: str, curves: list[Curve]) -> Figure:
 
 
 def _interval(point: Curve) -> Interval:
-    """Return the single point of a curve as a difference, with the conclusion that its interval implies."""
+    """Return a curve of one point as a difference, with the conclusion that its interval implies."""
     (mean,), ((low, high),) = point.means, point.band_ends
     word = "higher" if low > 0 else "lower" if high < 0 else "not resolved"
     text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"

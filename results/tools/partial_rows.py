@@ -1,6 +1,6 @@
 """Append the finished runs of a study to its partial.csv, with commit and processor.
 
-Run it with the interpreter of the clone that trained them, from that clone's folder:
+Run it in the clone that trained the runs, with the interpreter of that clone:
 
     .venv/bin/python PROJECT/results/tools/partial_rows.py outputs/bench_repair PROJECT/results/bench_repair/partial.csv
 """
@@ -18,7 +18,7 @@ from simbal.report.report import read_table
 
 
 def processor() -> str:
-    """Return the name of the processor and the width of its vectors."""
+    """Return the name of the processor and its vector instructions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     family = f"family {fields.get('cpu family')} model {fields.get('model')}"
@@ -26,7 +26,7 @@ def processor() -> str:
 
 
 def main(runs: Path, target: Path) -> None:
-    """Append each run that the file does not have yet; runs of several machines stand in one file."""
+    """Append each run that the file does not have yet. One file collects the runs of several machines."""
     rows = [*csv.DictReader(io.StringIO(rows_csv(read_table(runs).rows)))]
     kept = [*csv.DictReader(target.open())] if target.exists() else []
     known = {row["run"] for row in kept}

@@ -22,7 +22,7 @@ METRICS = {metric.key: metric for metric in NUMBERS}
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One finished run, as the comparison of arms reads it."""
+    """One finished run, in the form that `simbal.report.comparison` reads."""
 
     record: str  # name of its folder
     seed: int
@@ -31,7 +31,7 @@ class StudyRun:
 
     @property
     def spec(self) -> SimpleNamespace:
-        """The hash by which copies of a run are told apart."""
+        """The hash that identifies copies of a run."""
         return SimpleNamespace(hash=self.record)
 
 
@@ -72,7 +72,7 @@ def read_table(folder: Path) -> dict[str, Any]:
 
 
 def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row]:
-    """Return the comparison of the arms by the baseline and the metrics of table.json."""
+    """Return the comparison of the arms, with the baseline and metrics of table.json."""
     metrics, rows = [METRICS[key] for key in table["metrics"]], list[Row]()
     for arm, others in zip(arms.values(), baseline_arms([*arms.values()], table["baseline"]), strict=True):
         other = others[0] if len(others) == 1 and others[0] is not arm else None
@@ -83,7 +83,7 @@ def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row
 
 
 def check_json(rows: dict[str, Row], table: dict[str, Any]) -> list[str]:
-    """Return a sentence for each number of table.json that the rows do not give."""
+    """Return a message for each number of table.json that does not follow from the rows."""
     measured = any(run.documents for row in rows.values() for run in row.arm.runs)
     skipped = NOT_IN_ROWS if measured else {*NOT_IN_ROWS, "over_documents"}
     computed = [
@@ -102,7 +102,7 @@ def check_json(rows: dict[str, Row], table: dict[str, Any]) -> list[str]:
 
 
 def _tokens_to_loss(shares: dict[int, float]) -> dict[str, Any] | None:
-    """Return the tokens to the baseline's final loss as shares of the baseline's tokens, and what they save."""
+    """Return the tokens to the baseline's final loss as fractions of the baseline's tokens, and the saving."""
     if not shares:
         return None
     saving, low, high = None, None, None
@@ -123,7 +123,7 @@ def _read_documents(file: Path) -> dict[str, DocumentSums]:
 
 
 def _unlike(printed: Any, computed: Any, where: str, skipped: set[str]) -> list[str]:
-    """Return where a value of table.json is not what was recomputed."""
+    """Return a message for each value of table.json that differs from the recomputed value."""
     if isinstance(printed, dict) and isinstance(computed, dict):
         keys = [key for key in {**printed, **computed} if key not in skipped]
         pairs = [(key, printed.get(key, "absent"), computed.get(key, "absent")) for key in keys]

@@ -1,4 +1,4 @@
-"""Run a study, or continue it, and write its numbers and figures: python -m results.tools.study results/collapse."""
+"""Run or resume a study, and write its numbers and figures: python -m results.tools.study results/collapse."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def overrides(study: Path) -> list[str]:
     arms, found = content["hydra"]["sweeper"].pop("arms", []), list[str]()
     for override in _flatten(content):
         key = f" {override.partition('=')[0]}="
-        if any(key in arm for arm in arms):  # a key of the command would win over the arm's
+        if any(key in arm for arm in arms):  # a key on the command line would override the key of the arm
             arms = [arm if key in arm else f"{arm} {override}" for arm in arms]
         else:
             found.append(override)
@@ -39,7 +39,7 @@ def overrides(study: Path) -> list[str]:
 
 
 def run(study: Path, more: list[str]) -> None:
-    """Train what is not finished, then write the study's tables, CSV files, origin.json and figures."""
+    """Train the missing runs, then write the study's tables, CSV files, origin.json and figures."""
     arguments = ["train.py", "-m", *overrides(study), *more]
     print(f"python {shlex.join(arguments)}", flush=True)
     code = subprocess.run([sys.executable, *arguments], check=False).returncode
@@ -56,7 +56,7 @@ def run(study: Path, more: list[str]) -> None:
 
 
 def write_origin(records: list[dict[str, Any]], command: str, study: Path) -> None:
-    """Write origin.json: the command, the commits of its runs, and when they were done."""
+    """Write origin.json: the command, the commits of the runs, and their dates."""
     codes = [json.loads(text) for text in dict.fromkeys(json.dumps(record["code"]) for record in records)]
     times = {"first_started": min(r["started"] for r in records), "last_ended": max(r["ended"] for r in records)}
     origin = {"command": command, "finished": len(records), "code": codes, **times}

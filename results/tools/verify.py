@@ -21,7 +21,7 @@ SUMS = "SHA256SUMS"
 
 
 def verify(results: Path) -> list[str]:
-    """Return a sentence for each number that is not as the rows give it; a study without rows.csv is left out."""
+    """Return a message for each number that does not follow from rows.csv. Studies without rows.csv are skipped."""
     wrong, pages = check_sums(results), Pages(results)
     for folder in sorted(file.parent for file in results.glob("*/rows.csv")):
         study = pages.study(folder.name)
@@ -35,19 +35,19 @@ def verify(results: Path) -> list[str]:
 
 
 def sums(results: Path) -> list[str]:
-    """Return a line of SHA256SUMS for each CSV file of the studies; partial.csv still grows."""
+    """Return a line of SHA256SUMS for each CSV file of the studies, except partial.csv, which still grows."""
     files = sorted(file for file in results.glob("*/*.csv") if file.name != "partial.csv")
     return [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(results)}" for file in files]
 
 
 def check_sums(results: Path) -> list[str]:
-    """Return a sentence for each CSV file that is not the one that its study wrote."""
+    """Return a message for each CSV file whose digest differs from SHA256SUMS."""
     kept, found = (results / SUMS).read_text(encoding="utf-8").splitlines(), sums(results)
     return [f"{line.split()[1]} differs from {SUMS}" for line in sorted({*kept} ^ {*found})]
 
 
 def check_table(file: Path, names: Iterable[str], table: dict[str, Any]) -> list[str]:
-    """Return a sentence for each line of table.md that table.json, whose arms have these names, does not give."""
+    """Return a message for each line of table.md that does not follow from table.json with these arm `names`."""
     metrics = [METRICS[key] for key in table["metrics"]]
     rows = [_row(name, arm) for name, arm in zip(names, table["arms"], strict=True)]
     shown = Table(table["name"], [*table["arms"][0]["label"]], metrics, rows, table["baseline"], [])
@@ -59,7 +59,7 @@ def check_table(file: Path, names: Iterable[str], table: dict[str, Any]) -> list
 
 
 def _row(name: str, arm: dict[str, Any]) -> Row:
-    """Return an arm of table.json."""
+    """Return an arm of table.json as a row of a table."""
     found = json.loads(json.dumps(arm), object_hook=lambda one: SimpleNamespace(**one))
     found.name, found.seeds = name, [run.seed for run in found.runs]
     found.label = {key: Cell(text or ABSENT) for key, text in arm["label"].items()}

@@ -1,4 +1,4 @@
-"""Small finished runs that several tests read."""
+"""Small finished runs for several tests."""
 
 from collections.abc import Callable
 from functools import cache

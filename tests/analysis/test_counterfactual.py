@@ -112,7 +112,7 @@ def test_a_uniform_router_gains_nothing(trained):
 
 
 @pytest.mark.parametrize("strategy", ["lbl", "logit_norm"])
-def test_the_loss_is_that_of_quality_and_the_batch_size_does_not_matter(trained, strategy):
+def test_the_loss_equals_the_loss_of_quality_at_any_batch_size(trained, strategy):
     run = trained(f"balancing={strategy}")
     result = counterfactual(run, **KEYS)
     record = result.record

@@ -37,7 +37,7 @@ def test_a_step_has_different_sequences_in_an_order_that_depends_only_on_the_see
     assert not torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=1))
 
 
-def test_the_load_of_all_steps_is_that_of_the_runs_own_validation(run):
+def test_the_load_of_all_steps_equals_the_load_in_the_runs_validation(run):
     record = ep_load(run, **KEYS | {"step": 1}).record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["devices"] == [2, 4]

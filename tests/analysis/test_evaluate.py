@@ -1,4 +1,4 @@
-"""evaluate.py: tables and files, or one sentence."""
+"""evaluate.py writes tables and files, or a one-sentence error."""
 
 import json
 import subprocess
@@ -72,7 +72,7 @@ def head(trained, scale: float) -> Result:
 """
 
 
-def test_an_own_analysis_is_one_function_and_one_yaml_file(tmp_path, trained, monkeypatch):
+def test_a_custom_analysis_is_one_function_and_one_yaml_file(tmp_path, trained, monkeypatch):
     path = trained("balancing=lbl").path
     (tmp_path / "own_analysis.py").write_text(ANALYSIS)
     (tmp_path / "conf" / "analysis").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_an_own_analysis_is_one_function_and_one_yaml_file(tmp_path, trained, mo
     assert "head.largest_entry: largest of all" in printed.stdout
 
 
-def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tmp_path, cache_dir, capsys):
+def test_runs_that_an_analysis_does_not_apply_to_are_skipped(tmp_path, cache_dir, capsys):
     of_model = {"dense": ("balancing=none", "model.num_experts=0"), "moe": ("balancing=lbl", "model.top_k=1")}
     specs = {name: spec_of(tmp_path, cache_dir, "trainer.max_steps=1", *keys) for name, keys in of_model.items()}
     for spec in specs.values():
@@ -129,7 +129,7 @@ def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tm
         (["analysis=flops,orthogonalization"], "analysis=[flops,orthogonalization]"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
+def test_an_invalid_argument_is_a_one_sentence_error_with_exit_code_2(arguments, named):
     code, said = refusal("evaluate.py", arguments)
     assert code == 2
     assert named in said

@@ -47,7 +47,7 @@ def in_pieces(model, steering, tokens_BS, pieces) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_with_a_cache_equal_those_of_the_whole_sequence_for_every_strategy(case):
+def test_logits_with_a_cache_equal_logits_of_the_full_sequence_for_every_strategy(case):
     model, steering = model_and_steering(case)
     tokens_BS = tokens()
     whole_BSD, _ = model(tokens_BS, steering)

@@ -180,7 +180,7 @@ def test_other_analyses_reject_the_inputs_of_plan(tmp_path, key):
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_command_of_the_guide_works(tmp_path):
+def test_the_command_in_the_guide_works(tmp_path):
     arguments = "analysis=plan model=moe_m hardware=h200 gpus=8 hardware.price_per_hour=2"
     done = run(tmp_path, "evaluate.py", *arguments.split())
     assert (done.returncode, done.stderr) == (0, "")

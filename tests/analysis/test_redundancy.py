@@ -15,7 +15,7 @@ def run(trained):
     return trained("balancing=lf_lbl")
 
 
-def test_the_similarity_of_a_layer_is_that_of_all_outputs_of_its_experts(run):
+def test_the_similarity_of_a_layer_compares_the_outputs_of_all_its_experts(run):
     layer = run.model.feed_forwards[0]
     x_ND = torch.randn(9, run.model.shape.d_model, generator=torch.Generator().manual_seed(0))
     running = layer_similarity(x_ND, layer.w13_E2FD, layer.w2_EFD)

@@ -72,7 +72,7 @@ def test_seu_at_a_length_uses_whole_pieces_of_a_sequence():
     assert "seu_512" not in layers
 
 
-def test_saturation_is_the_share_of_common_experts():
+def test_saturation_is_the_fraction_of_common_experts():
     ours = routed(PROBS_NE, num_sequences=2)
     # {0,1}, {0,2}, {3,2}, {1,0} against {1,0}, {0,1}, {0,2}, {3,2}
     theirs = routed(PROBS_NE.roll(1, 0), num_sequences=2)
@@ -121,7 +121,7 @@ def test_bins_cover_cosines_from_minus_1_to_1_inclusive():
     assert means == [0.5, None, 0.25, 1.0]
 
 
-def test_inputs_are_those_of_the_routers_and_no_hook_remains(trained):
+def test_inputs_are_the_inputs_of_the_routers_and_no_hook_remains(trained):
     run = trained("balancing=lbl")
     layers = run.model.feed_forwards
     with run.inputs() as inputs:
@@ -132,7 +132,7 @@ def test_inputs_are_those_of_the_routers_and_no_hook_remains(trained):
 
 
 @pytest.mark.parametrize("overrides", [("balancing=simbal",), ("balancing=lf", "router=sigmoid")])
-def test_numbers_equal_those_of_the_runs_own_validation_in_any_batch_size(trained, overrides):
+def test_numbers_equal_the_runs_validation_at_any_batch_size(trained, overrides):
     run = trained(*overrides)
     record = routing(run, **KEYS).record
     for name in ("seu", "entropy", "max_vio", "unique_experts"):

@@ -1,4 +1,4 @@
-"""Loading a finished run, with its weights and its data, or a message that names what is missing."""
+"""Finished runs load with their weights and data, or the error names the missing part."""
 
 import json
 import shutil

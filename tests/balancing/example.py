@@ -1,4 +1,4 @@
-"""Small routings that can be worked out by hand: two sequences of two tokens over four experts."""
+"""Small routings for calculations by hand: two sequences of two tokens over four experts."""
 
 from dataclasses import replace
 

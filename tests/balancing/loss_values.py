@@ -1,6 +1,6 @@
-"""Values of each loss at two routings, worked out by hand, including the coefficient.
+"""Values of each loss for two routings, computed by hand, including the coefficient.
 
-Uniform: every expert is equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, up to
+Uniform: all experts are equally probable and equally used, and W = 0. Collapsed: expert 0 takes every token, up to
 terms of exp(-SCALE): x = v, and every row of W is SCALE times this unit vector v, negated for all experts except 0.
 In both, every weight of expert i is i + 1, and the hidden width is 1.
 """

@@ -48,7 +48,7 @@ def conf(name, tmp_path, monkeypatch) -> Path:
     vars(balancing).pop(name, None)
 
 
-def test_the_suite_picks_it_up_with_the_defaults_of_its_yaml_and_it_passes(name, conf):
+def test_the_suite_finds_it_with_the_defaults_of_its_yaml_file_and_it_passes(name, conf):
     keys = registered(conf / "balancing")[name]
     parameters = signature(get_class(keys["_target_"])).parameters
     assert all(parameters[key].default == keys[key] for key in keys.keys() - {"_target_", "schedule"})

@@ -1,4 +1,4 @@
-"""All variants of the load-balancing loss equal values worked out by hand, loops, and other people's code."""
+"""All variants of the load-balancing loss equal values computed by hand, loops, and other implementations."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Strategies in other people's programs: imported by name and built without config or trainer."""
+"""Strategies as a library: imported by name and built without config or trainer."""
 
 import inspect
 import subprocess
@@ -110,7 +110,7 @@ def test_state_takes_its_size_from_the_routers_and_fits_no_other_model(make, nam
         make(2, 8).prepare(routers())
 
 
-def test_preparing_keeps_a_bias_that_fits():
+def test_preparing_keeps_a_bias_of_the_right_shape():
     strategy = LossFree(2, E, bias_dtype="bf16")
     strategy.bias_LE.add_(1)
     strategy.prepare(routers(2))
@@ -149,7 +149,7 @@ def test_an_invalid_argument_is_refused_by_name(name):
                 getattr(library, name)(**{key: value})
 
 
-def test_lbl_refuses_gates_and_counts_of_different_choices():
+def test_lbl_refuses_to_combine_gates_and_counts_of_different_choices():
     with pytest.raises(UserError, match="choice=unbiased must be biased with gates=layer"):
         LoadBalancingLoss(gates="layer")
 

@@ -1,4 +1,4 @@
-"""Choices by thresholds: quantile balancing, expert threshold, dynamic quantile, expert choice, capacity."""
+"""Choices by threshold: quantile balancing, expert threshold, dynamic quantile, expert choice, capacity."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Losses of router rows and expert weights equal values worked out by hand."""
+"""Losses of router rows and expert weights equal values computed by hand."""
 
 from dataclasses import replace
 

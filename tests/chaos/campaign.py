@@ -2,8 +2,8 @@
 
     python -m tests.chaos.campaign --seconds 600
 
-In each round a sweep in a fresh folder suffers some faults and is started again after each fault that ended it. Then it
-is left to finish, and its results are compared bit for bit with those of an undisturbed sweep.
+Each round injects faults into a sweep in a new folder and restarts the sweep after each fault that ends it. Then the
+sweep finishes without faults, and its results are compared bit for bit with an uninterrupted sweep.
 """
 
 import argparse
@@ -107,7 +107,7 @@ class Campaign:
         return self.bag.pop(0)
 
     def finish(self, scene: Scene) -> None:
-        """Let the sweep end, then run the command once more: it has to finish what is left."""
+        """Let the sweep end, then run the command again, which has to finish all remaining runs."""
         limit = FINISH_SECONDS + 10 * self.sweep_seconds
         scene.wait_for_end(scene.running(), limit)
         sweep = scene.start()

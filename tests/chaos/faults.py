@@ -1,4 +1,4 @@
-"""The faults of a campaign: signals, damaged files, a full disk and a second sweep."""
+"""Faults of a campaign: signals, damaged files, a full disk and a second sweep."""
 
 import os
 import signal

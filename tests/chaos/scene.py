@@ -1,4 +1,4 @@
-"""A folder with the sweeps that run in it: starts them, finds their processes, and fills their disk."""
+"""A folder of sweeps: start them, find their processes, and fill their disk."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""A campaign of a fixed seed finds nothing wrong, and its verdict sees what a fault could break."""
+"""A campaign with a fixed seed finds no error, and its verdict detects lost and changed results."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Compares a sweep that suffered faults with the same sweep left undisturbed, bit for bit."""
+"""Compare a sweep with faults to the same sweep without faults, bit for bit."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def compare(reference: Path, outputs: Path) -> Verdict:
-    """Judge the complete sweep in `outputs` by the one in `reference`."""
+    """Compare the complete sweep in `outputs` with the sweep in `reference`."""
     verdict = Verdict()
     ours, theirs = (
         sorted(file.parent.name for file in sweep.glob("default/*/config.yaml")) for sweep in (reference, outputs)

@@ -1,4 +1,4 @@
-"""What Hydra receives for a command line, errors in config files, the help page and exit codes."""
+"""The command line: arguments for Hydra, errors in config files, the help page and exit codes."""
 
 import sys
 from itertools import cycle

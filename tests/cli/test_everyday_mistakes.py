@@ -1,4 +1,4 @@
-"""An everyday mistake ends with an exit code and one sentence that names the key and an alternative."""
+"""An everyday mistake gives an exit code and a one-sentence error with the key and an alternative."""
 
 import shlex
 
@@ -93,7 +93,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "named", "offered"), MISTAKES, ids=[" ".join(case[:2]) for case in MISTAKES]
 )
-def test_mistake_is_answered_by_one_sentence_with_the_key_and_an_alternative(program, arguments, code, named, offered):
+def test_mistake_is_a_one_sentence_error_with_the_key_and_an_alternative(program, arguments, code, named, offered):
     ended, message = refusal(program, shlex.split(arguments), FILES)
     assert ended == code, message
     assert message.startswith("error: ")

@@ -84,7 +84,7 @@ def test_bash_completes_options_sweeps_and_keys(simbal, monkeypatch, line, compl
         (["train", "sed=1"], ("torch", "optuna", "scipy", "rich")),
     ],
 )
-def test_looking_around_imports_nothing_heavy(arguments, unused, tmp_path):
+def test_help_and_completion_import_nothing_heavy(arguments, unused, tmp_path):
     program = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print('loaded', sorted(set(sys.modules) & set({unused!r}))))\n"

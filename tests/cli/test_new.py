@@ -1,4 +1,4 @@
-"""`simbal new` creates a project that works, and options of the current folder are found."""
+"""`simbal new` creates a working project, and options of the current folder are found."""
 
 import os
 import subprocess

@@ -83,7 +83,7 @@ def test_killed_run_that_was_moved_resumes_to_the_bits_of_an_undisturbed_one(tmp
 
 
 @pytest.mark.parametrize("override", ["trainer.ckpt_every=3", "logger.kind=tensorboard", "data.threads=2", "name=b"])
-def test_key_that_cannot_change_the_result_may_be_given_to_resume(write_run, override):
+def test_key_that_cannot_change_the_result_may_be_overridden_on_resume(write_run, override):
     path = write_run()
     run = resumed(path, override)
     key, _, value = override.partition("=")
@@ -149,7 +149,7 @@ def test_from_composes_to_the_same_run_and_to_the_command_with_a_change(command,
     assert started_from(original.path, *change).hash == composed([*kept, *change]).hash
 
 
-def test_from_takes_nothing_that_cannot_change_the_result(tmp_path):
+def test_from_ignores_keys_that_cannot_change_the_result(tmp_path):
     lines = ("name=mine", "logger=wandb", "data.cache_dir=away", "trainer.ckpt_every=7", "columns=[ppl]", "seed=3")
     assert started_from(write_folder(lines, tmp_path).path).written == composed(["seed=3"]).written
 
@@ -161,7 +161,7 @@ def test_from_takes_nothing_that_cannot_change_the_result(tmp_path):
         ("model: tiny", "model: mine", "model="),
     ],
 )
-def test_option_that_conf_lacks_must_be_given(before, after, give, tmp_path):
+def test_option_missing_from_conf_must_be_given(before, after, give, tmp_path):
     path = write_folder((), tmp_path).path
     (path / "config.yaml").write_text((path / "config.yaml").read_text().replace(before, after, 1))
     with pytest.raises(ConfigError, match=f"give {give}"):

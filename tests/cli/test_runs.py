@@ -1,4 +1,4 @@
-"""`simbal runs` lists and deletes runs, and a mistake is one sentence."""
+"""`simbal runs` lists and deletes runs, and invalid arguments give a one-sentence error."""
 
 import json
 
@@ -44,14 +44,14 @@ def test_runs_are_sorted_and_limited(outputs, capsys, arguments, seeds):
     assert [run["seed"] for run in listed(capsys, *arguments)] == seeds
 
 
-def test_table_tells_how_many_runs_are_left_out(outputs, capsys):
+def test_table_shows_how_many_runs_are_left_out(outputs, capsys):
     runs(["--limit", "3"])
     out = capsys.readouterr().out
     assert "runs in outputs/fake" in out
     assert "and 1 more" in out
 
 
-def test_json_has_everything_that_is_known_of_a_run(outputs, capsys):
+def test_json_has_every_value_of_a_run(outputs, capsys):
     run = listed(capsys)[0]
     assert (run["status"], run["error"], run["arm"], run["name"]) == ("failed", "out of memory", "lbl", "fake")
     assert run["size"] > 0
@@ -70,7 +70,7 @@ def test_json_has_everything_that_is_known_of_a_run(outputs, capsys):
         (["delete", "outputs/fake"], "add --yes"),
     ],
 )
-def test_mistake_is_one_sentence_and_deletes_nothing(outputs, capsys, arguments, message):
+def test_mistake_is_a_one_sentence_error_and_deletes_nothing(outputs, capsys, arguments, message):
     assert message in refused(capsys, *arguments)
     assert len([*(outputs / "fake").iterdir()]) == 4
 

@@ -1,4 +1,4 @@
-"""Helpers for nested configs whose keys belong to different data sources and loggers."""
+"""Helpers for nested configs with keys of different data sources and loggers."""
 
 from functools import cache
 from typing import Any

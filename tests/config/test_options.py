@@ -1,4 +1,4 @@
-"""Every file of conf/ composes, describes itself and trains; comments of keys come from the schema."""
+"""Every file of conf/ composes, has a description and trains; comments of keys come from the schema."""
 
 import shutil
 from functools import partial

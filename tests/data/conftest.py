@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the data: validated keys of conf/data and small files to read."""
+"""Fixtures for the data tests: validated keys of conf/data and small files to read."""
 
 import json
 from collections import Counter

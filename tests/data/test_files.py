@@ -1,4 +1,4 @@
-"""The sources `files` and `dclm`: what is read, and what is refused with its position."""
+"""The sources `files` and `dclm`: documents that are read, and input that is refused with its position."""
 
 import codecs
 import gzip

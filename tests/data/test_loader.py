@@ -1,4 +1,4 @@
-"""Batches depend on the seed and the step only, also after a resume in Lightning; validation is a uniform sample."""
+"""Batches depend only on the seed and the step, even after a resume; validation is a uniform sample."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Overlap between training and validation: shared windows and documents equal simple reference counts."""
+
 from hashlib import sha256
 
 import numpy as np

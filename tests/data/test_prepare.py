@@ -1,4 +1,4 @@
-"""A preparation that is killed, interrupted or stopped by bad input resumes and gives the same bytes."""
+"""A preparation that is killed, interrupted or stopped by bad input resumes and writes the same bytes."""
 
 import errno
 import json
@@ -150,7 +150,7 @@ def texts(built, split: str) -> list[str]:
     return [encoding.decode(ids[start : end - 1].tolist()) for start, end in pairwise(ends)]
 
 
-def test_of_few_texts_the_end_of_each_is_held_out_and_reported(keys, tmp_path, capsys, monkeypatch):
+def test_with_few_texts_the_end_of_each_is_held_out_and_reported(keys, tmp_path, capsys, monkeypatch):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(TEXT + name, encoding="utf-8")
     data = keys("files", files=str(tmp_path / "?.txt"), vocab_size=300, validation_one_in=333)
@@ -193,7 +193,7 @@ def test_an_id_outside_the_vocabulary_is_an_error_and_not_another_id(keys, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["", NO_FLOCK], ids=["flock", "without flock"])
-def test_of_two_processes_one_prepares_without_torch_and_the_other_waits(corpus, path):
+def test_one_of_two_processes_prepares_without_torch_and_the_other_waits(corpus, path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [path, *sys.path]))}
 
     def start():

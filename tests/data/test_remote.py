@@ -1,4 +1,4 @@
-"""Files behind URLs, without a network: fsspec's memory, a filesystem that fails, a web server on this machine."""
+"""Files behind URLs, without a network: fsspec's memory filesystem, a failing filesystem, and a local web server."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The sources `pysource` (the published corpus, and what is read of a package) and `synthetic`."""
+"""The sources `pysource` (the published corpus, and the files read from a package) and `synthetic`."""
 
 import base64
 import json

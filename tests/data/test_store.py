@@ -1,4 +1,4 @@
-"""A prepared data set is found again, verified once per machine, and named by what determines it."""
+"""A prepared data set is found again, verified once per machine, and named by everything that determines it."""
 
 import errno
 import os

@@ -1,3 +1,5 @@
+"""The tokenizer has the published token ids, and decoding restores every text."""
+
 import gzip
 from hashlib import sha256
 

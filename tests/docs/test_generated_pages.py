@@ -1,4 +1,4 @@
-"""The generated pages describe every module, strategy, analysis, option and key, and each has a place in the menu."""
+"""The generated pages describe every module, strategy, analysis, option and key, and are all in the menu."""
 
 import re
 from html import unescape

@@ -21,8 +21,8 @@ RESULTS = {
     "Use your own text": ["outputs/text/table.md"],
     "Get a figure for a paper": ["outputs/coefs/figures/loss.pdf", "outputs/coefs/figures/curves.csv"],
     "Export a model": ["model/model.safetensors"],
-    "Measure a model you have": ["outputs/zoo/olmoe/analysis/redundancy.json", "outputs/zoo/table.md"],
-    "Search a coefficient or a rate": ["outputs/search/trials.csv"],
+    "Measure a Hugging Face model": ["outputs/zoo/olmoe/analysis/redundancy.json", "outputs/zoo/table.md"],
+    "Search a coefficient or learning rate": ["outputs/search/trials.csv"],
 }
 
 
@@ -41,7 +41,7 @@ def shorten(command: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_task_is_done_by_its_commands(tmp_path):
+def test_the_commands_of_every_task_work(tmp_path):
     (tmp_path / "mine.txt").write_text("The quick brown fox jumps over the lazy dog. " * 2000)
     assert len(SECTIONS) > 8
     for title, text in SECTIONS:

@@ -1,4 +1,4 @@
-"""The notebook of the guide runs and is checked in without outputs."""
+"""The notebook in the guide runs, and is checked in without outputs."""
 
 from pathlib import Path
 

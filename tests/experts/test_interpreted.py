@@ -1,6 +1,6 @@
 """The Triton kernels, run by Triton's interpreter, which must be selected before kernels are defined.
 
-So these tests run in processes of their own: one in the default run tries every kernel in every dtype, and one for each
+Therefore these tests run in separate processes: one in the default run tests every kernel in every dtype, and one per
 expert backend runs the slow cases.
 """
 

@@ -1,4 +1,4 @@
-"""A named backend runs or says why it cannot; `auto` follows the measurements and names the backends it skips."""
+"""A named backend runs or gives the reason why not; `auto` follows measurements and names skipped backends."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Hugging Face models with random weights, saved as folders, and a text to measure them on."""
+"""Hugging Face models with random weights, saved as folders, and text to measure them on."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each supported architecture is loaded, computed and trained as transformers does; other models are refused."""
+"""Each supported architecture computes and trains as in transformers; other models are refused."""
 
 import json
 import shutil

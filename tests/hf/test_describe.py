@@ -1,4 +1,4 @@
-"""`describe` finds what a model's code does about balance by running it."""
+"""`describe` reports how a model's code balances the load, by running it."""
 
 import sys
 import types
@@ -24,7 +24,7 @@ def facts(model: nn.Module) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_loss_that_is_off_by_default_or_missing(name):
+def test_a_loss_that_is_off_by_default_or_missing_is_reported(name):
     if name not in WITH_LOSS:
         found = facts(architecture(name, **{"output_router_logits": True} if name == "glm4_moe" else {}))
         assert found.keys() == {"no_loss"} | ({"idle_bias"} if RULE[name][0].biased else set())
@@ -39,7 +39,7 @@ def test_a_loss_that_is_off_by_default_or_missing(name):
     assert found.keys() == expected
 
 
-def test_a_loss_that_is_on_and_a_coefficient_of_zero():
+def test_a_loss_that_is_on_and_a_coefficient_of_zero_are_reported():
     found = facts(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.25))
     assert "model.router_aux_loss_coef = 0.25" in found["on"]
     assert "off" not in found
@@ -66,13 +66,13 @@ def with_loss(monkeypatch: pytest.MonkeyPatch, loss) -> nn.Module:
     return model
 
 
-def test_a_loss_that_counts_padding(monkeypatch):
+def test_a_loss_that_counts_padding_is_reported(monkeypatch):
     found = facts(with_loss(monkeypatch, lambda logits, e, k, mask: load_balancing_loss_func(logits, e, k, None)))
     assert "padding" in found
     assert "mask" not in found
 
 
-def test_a_loss_per_layer_with_another_factor(monkeypatch):
+def test_a_loss_per_layer_is_reported_with_its_factor(monkeypatch):
     def per_layer(logits, e, k, mask):
         return torch.stack([load_balancing_loss_func((layer_NE,), e, k, mask) for layer_NE in logits]).mean() / k
 
@@ -82,14 +82,14 @@ def test_a_loss_per_layer_with_another_factor(monkeypatch):
     assert "mask" in found
 
 
-def test_an_unknown_loss(monkeypatch):
+def test_an_unknown_loss_is_reported_with_its_gradient(monkeypatch):
     def entropy(logits, e, k, mask):
         return torch.stack([-(p := layer_NE.softmax(-1)).xlogy(p).sum(-1).mean() for layer_NE in logits]).mean()
 
     assert {"unknown", "gradient"} <= facts(with_loss(monkeypatch, entropy)).keys()
 
 
-def test_a_loss_whose_gradient_is_dropped_by_checkpointing_or_detached(monkeypatch):
+def test_a_loss_without_a_gradient_is_reported(monkeypatch):
     model = architecture("mixtral", output_router_logits=True)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
     found = facts(model)
@@ -114,7 +114,7 @@ def test_the_loss_counts_once_per_micro_batch_as_described():
     assert totals[1.0] - totals[0.0] == pytest.approx(sum(each), rel=1e-5)  # not their mean
 
 
-def test_a_bias_that_training_changes():
+def test_a_bias_that_training_changes_is_reported():
     model = architecture("deepseek_v3")
     router = model.model.layers[1].mlp.gate
     forward = type(router).forward

@@ -1,4 +1,4 @@
-"""The examples in the guides do what they say."""
+"""The examples in the guides work."""
 
 import re
 import runpy
@@ -41,7 +41,7 @@ def test_the_trainer_resumes_from_its_checkpoint(capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
-def test_lora_with_trained_routers(capsys):
+def test_lora_trains_with_full_routers(capsys):
     variables, lines = run_example("lora_with_routers", capsys)
     first, last = ([float(number) for number in re.findall(r"\d\.\d+", line)] for line in lines)
     assert last[0] < first[0] - 1
@@ -51,7 +51,7 @@ def test_lora_with_trained_routers(capsys):
 
 
 @pytest.mark.slow
-def test_the_bias_of_a_deepseek_v3(capsys):
+def test_the_bias_of_a_deepseek_v3_is_updated(capsys):
     variables, lines = run_example("deepseek_v3_bias", capsys)
     before, after = (float(line.split()[-1]) for line in lines if "MaxVio" in line)
     assert before > 2

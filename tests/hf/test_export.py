@@ -1,4 +1,4 @@
-"""An export computes in transformers what the run's model computes, is complete or absent, and names no local path."""
+"""An export equals the run's model in transformers, is complete or absent, and names no local path."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Analyses of a Hugging Face model find what transformers computes."""
+"""Analyses of a Hugging Face model agree with transformers."""
 
 import json
 import re
@@ -192,7 +192,7 @@ def test_greedy_text_equals_that_of_transformers(host):
     assert torch.equal(ours_BT, theirs_BS[:, 5:])
 
 
-def test_a_dense_model_has_quality_and_text_only(folder):
+def test_a_dense_model_supports_only_quality_and_generate(folder):
     config = LlamaConfig(
         vocab_size=IDS, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=CONTEXT,
@@ -205,7 +205,7 @@ def test_a_dense_model_has_quality_and_text_only(folder):
             analysis(dense, **ANALYSES[analysis.__name__])
 
 
-def test_unknown_routers_leave_quality(folder):
+def test_a_model_with_unknown_routers_supports_quality(folder):
     host = host_of(folder, "mixtral", num_experts_per_tok=1)  # a weight of 1 fits softmax and sigmoid
     assert quality(host, 64, 1, 2, 0).record["metrics"]["loss"] > 0
     with pytest.raises(UserError, match="follows none of the rules"):
@@ -261,7 +261,7 @@ class SquaredSigmoidRouter(modeling_mixtral.MixtralTopKRouter):
         return logits, weights, experts
 
 
-def test_the_guides_program_adds_a_users_rule(tmp_path, monkeypatch):
+def test_the_program_in_the_guide_adds_a_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_mixtral, "MixtralTopKRouter", SquaredSigmoidRouter)
     monkeypatch.setattr("simbal.hf.routers.RULES", [*RULES])
     folder, program = (
@@ -308,7 +308,7 @@ def add_code(model: Path) -> None:
     ],
     ids=["pickled weights", "a missing weight", "an unknown architecture", "an architecture in the folder"],
 )
-def test_a_model_is_refused_in_one_sentence_and_its_code_is_not_executed(folder, tmp_path, damage, part):
+def test_a_model_is_refused_with_a_one_sentence_error_and_its_code_is_not_executed(folder, tmp_path, damage, part):
     model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")
     damage(model)
     with pytest.raises(UserError, match=part) as refused:

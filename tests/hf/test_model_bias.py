@@ -1,4 +1,4 @@
-"""LossFree updates the bias that a model has itself, and the model's own code chooses by it."""
+"""LossFree updates a model's own bias, and the model's own code uses it."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ def test_a_new_lora_has_the_losses_of_the_model_without_it():
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_routers_that_the_user_makes_trainable():
+def test_routers_that_the_user_makes_trainable_are_accepted():
     model = lora("mixtral")
     with pytest.raises(UserError, match="frozen: set requires_grad"):
         attach(model, SimBal())

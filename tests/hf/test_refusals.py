@@ -39,7 +39,7 @@ from tests.hf.test_hooks import hooks
         (LossFree(2, 8), "LossFree: .*num_layers=2"),
     ],
 )
-def test_unsuitable_strategies(strategies, part):
+def test_unsuitable_strategies_are_refused(strategies, part):
     model = host()
     with pytest.raises(UserError, match=part):
         attach(model, strategies)
@@ -48,7 +48,7 @@ def test_unsuitable_strategies(strategies, part):
 
 
 @pytest.mark.parametrize("strategy", [LoadBalancingLoss(), QuantileBalancing()])
-def test_a_model_in_which_every_token_uses_all_experts(strategy):
+def test_a_model_in_which_every_token_uses_all_experts_is_refused(strategy):
     with pytest.raises(UserError, match="model.top_k equals model.num_experts"):
         attach(host(num_experts_per_tok=E), strategy)
 
@@ -64,7 +64,7 @@ def choose_next_expert(logits_NE: torch.Tensor, top_k: int) -> tuple[torch.Tenso
 
 
 @pytest.mark.parametrize("decide", [weigh_by_distance, choose_next_expert])
-def test_a_router_with_an_unknown_rule(decide):
+def test_a_router_with_an_unknown_rule_is_refused(decide):
     model = host()
     router = model.model.layers[1].mlp.gate
     router.forward = lambda x_ND: (x_ND @ router.weight.T, *decide(x_ND @ router.weight.T, router.top_k))
@@ -72,7 +72,7 @@ def test_a_router_with_an_unknown_rule(decide):
         attach(model, LossFree())
 
 
-def test_routers_that_differ():
+def test_routers_of_different_sizes_are_refused():
     model = host()
     model.model.layers[1].mlp.gate.top_k = 3
     with pytest.raises(UserError, match="differ in number of experts"):
@@ -80,7 +80,7 @@ def test_routers_that_differ():
 
 
 @pytest.mark.parametrize("strategy", [SimBal(), ErnieOrthogonalLoss(decoupled=True)])
-def test_a_loss_on_frozen_routers(strategy):
+def test_a_loss_on_frozen_routers_is_refused(strategy):
     model = host()
     model.requires_grad_(False)
     with pytest.raises(UserError, match="frozen: set requires_grad"):
@@ -88,7 +88,7 @@ def test_a_loss_on_frozen_routers(strategy):
     attach(model, LossFree()).detach()
 
 
-def test_a_second_attachment():
+def test_attaching_twice_is_refused():
     model = host()
     with attach(model, LossFree(update_rate=1.0)) as balancing:
         model(**batch())
@@ -98,7 +98,7 @@ def test_a_second_attachment():
     attach(model, SimBal()).detach()
 
 
-def test_a_loss_or_a_step_without_a_forward_pass():
+def test_a_loss_or_a_step_without_a_forward_pass_is_refused():
     model = host()
     with attach(model, LossFree()) as balancing:
         with pytest.raises(UserError, match="call the model first"):
@@ -109,7 +109,7 @@ def test_a_loss_or_a_step_without_a_forward_pass():
             balancing.step()
 
 
-def test_a_loss_per_sequence_with_padding():
+def test_a_loss_per_sequence_with_padding_is_refused():
     model = host()
     with attach(model, LoadBalancingLoss(scope="sequence")) as balancing:
         model(**padded())

@@ -1,4 +1,4 @@
-"""The rule of each router is found and decides as the code of transformers does."""
+"""The rule of each router is detected, and decides like the code of transformers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

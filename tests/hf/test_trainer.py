@@ -1,4 +1,4 @@
-"""In the transformers Trainer, strategies do the same in each optimizer step as in a training loop with `attach`."""
+"""In the transformers Trainer, strategies work as in a training loop with `attach`."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Metrics of routing and load against hand calculation, and the numbers of a curve of MaxVio."""
+"""Metrics of routing and load match hand calculation, and so do the tail and settling time of MaxVio."""
 
 import json
 import math

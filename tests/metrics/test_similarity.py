@@ -1,4 +1,4 @@
-"""Pairwise expert similarity (PES) against its definition, and the measures of a router's rows."""
+"""Pairwise expert similarity (PES) matches its definition, and so do measures of router rows."""
 
 import itertools
 import math

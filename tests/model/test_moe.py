@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer equals loops over tokens: with biases, shared experts and ragged choices."""
+"""A mixture-of-experts layer equals loops over tokens, with biases, shared experts and ragged choices."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
-"""`make mutants`: does the default run of the tests see each deliberate mistake of mistakes.yaml?
+"""Check that the fast tests detect each deliberate mistake in mistakes.yaml (`make mutants`).
 
-python -m tests.mutants [FILE ...]: tries the mistakes of these files of src/simbal, or all, each in a copy of the
-repository in a temporary folder; prints a line for each and the share that is seen, and fails if one is not.
+python -m tests.mutants [FILE ...]: makes each mistake in these files of src/simbal (default: all) in a temporary copy
+of the repository. Prints a line per mistake and the fraction that is detected, and fails if one is not detected.
 """
 
 import os
@@ -24,7 +24,7 @@ LONGEST_SECONDS = 1800  # a mistake may let a loop go on for ever
 
 @dataclass(frozen=True)
 class Mistake:
-    """A place in the code and what stands there instead."""
+    """A code snippet and its wrong replacement."""
 
     file: str  # of src/simbal
     code: str
@@ -41,7 +41,7 @@ class Mistake:
 
 
 def mistakes(files: Sequence[str] = ()) -> Iterator[Mistake]:
-    """Return those of `files`, or all."""
+    """Return the mistakes in `files`; without files, all mistakes."""
     listed: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
     for entry in listed:
         if not files or entry["file"] in files:
@@ -49,7 +49,7 @@ def mistakes(files: Sequence[str] = ()) -> Iterator[Mistake]:
 
 
 def copied(folder: Path) -> Path:
-    """Return a copy of what git tracks or would track."""
+    """Return a copy of all files that git tracks or would track."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.check_output(listed, cwd=REPOSITORY, text=True).split("\0"):
         if name and os.path.lexists(REPOSITORY / name):
@@ -59,7 +59,7 @@ def copied(folder: Path) -> Path:
 
 
 def fails(tests: Sequence[str], root: Path) -> str:
-    """Return what pytest printed if one of the tests fails in the copy, or does not end; else nothing."""
+    """Return the output of pytest if a test fails or hangs in the copy, otherwise nothing."""
     options = ["-x", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

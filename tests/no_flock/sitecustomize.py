@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH, a process finds a file system without flock, as some network file systems are."""
+"""Put this folder on PYTHONPATH to simulate a file system without flock, like some network file systems."""
 
 import errno
 import fcntl

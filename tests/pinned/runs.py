@@ -1,6 +1,6 @@
 """Short runs whose curves must not change, and how to record them: `python -m tests.pinned.runs`.
 
-Every model and optimizer key is named, so that no preset's change moves them.
+Every model and optimizer key is set here, so that changes of presets have no effect.
 """
 
 import json

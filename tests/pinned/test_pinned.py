@@ -1,4 +1,4 @@
-"""What a refactoring must not change: curves of short runs, and the statistics of one table."""
+"""Refactoring must not change the curves of short runs or the statistics of a table."""
 
 import json
 
@@ -12,7 +12,7 @@ FIRST_STEPS, TOLERANCE = 5, 1e-4  # on another processor: a choice of experts ma
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_curve_is_what_it_was(name, tmp_path):
+def test_curves_are_unchanged(name, tmp_path):
     found = curves(name, tmp_path)
     if (kind := processor()) in KEPT:
         assert found == KEPT[kind][name]
@@ -49,7 +49,7 @@ PINNED = {  # at commit e29cee0
 }
 
 
-def test_the_statistics_of_one_table_are_what_they_were():
+def test_the_statistics_of_one_table_are_unchanged():
     simbal, hashed = (paired_difference(LOSSES[arm], LOSSES["lbl"]) for arm in ("simbal", "hash"))
     assert (simbal.mean, simbal.sd, simbal.low, simbal.high, simbal.p) == pytest.approx(PINNED["simbal"], rel=1e-9)
     assert (hashed.mean, hashed.sd, hashed.low, hashed.high, hashed.p) == pytest.approx(PINNED["hash"], rel=1e-9)

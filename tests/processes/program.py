@@ -1,4 +1,4 @@
-"""A job's process in these tests: it notes its task and environment, and ends as it is told."""
+"""The process of a job in these tests: it records its task and environment, and ends as requested."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Slots per core or GPU, processes that are forked or spawned, and their end with the process that started them."""
+"""Slots per core or GPU, and forked or spawned processes that end with their parent."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""The interval over documents is scipy's paired bootstrap, for arms measured on the same documents."""
+"""The interval over documents equals scipy's paired bootstrap, for arms measured on the same documents."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def sums(seed, loss):
     return DocumentSums([(loss + x) * count for x, count in zip(own + of_seed, TOKENS, strict=True)], TOKENS)
 
 
-def test_the_interval_is_that_of_scipys_paired_bootstrap():
+def test_the_interval_equals_scipys_paired_bootstrap():
     treatment, baseline = [sums(seed, 3.95) for seed in (10, 11)], [sums(seed, 4.0) for seed in (20, 21)]
     (found,) = bootstrap([document_differences(treatment, baseline)])
 

@@ -1,4 +1,4 @@
-"""Runs, analyses and models are read with their definitions; what is damaged or cannot be compared is named."""
+"""Runs, analyses and models are read with their definitions; damaged and incomparable runs are named."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"status": "finished"}', '{"status": NaN}'])
-def test_a_damaged_record_counts_as_none_and_is_named(write_run, text):
+def test_a_damaged_record_is_ignored_and_named(write_run, text):
     path = write_run()
     (path / "record.json").write_text(text)
     (run,) = collect(path.parent)
@@ -195,7 +195,7 @@ def models(tmp_path):
     return zoo
 
 
-def test_a_folder_of_models_has_a_table(models, capsys):
+def test_a_folder_of_measured_models_has_a_table(models, capsys):
     report(models)
     out = " ".join(capsys.readouterr().out.split())
     assert "OLMoE: allenai/OLMoE-1B-7B-0924, data pysource, tokens bbbbbbbbbbbb" in out

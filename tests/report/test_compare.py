@@ -1,4 +1,4 @@
-"""Two sweeps, or two runs: settings that differ come first, then one table, or the reason why there is none."""
+"""Comparisons of two sweeps or runs show the settings that differ, then one table or the reason for its absence."""
 
 import shutil
 from math import exp
@@ -89,7 +89,7 @@ def test_incomparable_folders_have_a_reason_and_no_table(write, capsys, fields, 
     assert "perplexity" not in out
 
 
-def test_a_copied_run_is_no_pair_however_two_folders_are_compared(write):
+def test_a_copied_run_is_not_paired_with_itself(write):
     """Two of four seeds are copies, and two were run again with a perplexity 20% higher."""
     for seed in range(4):
         old = write("old", "lbl", seed, 100 + seed)

@@ -1,4 +1,4 @@
-"""The terminal shows what fits, files have everything, and LaTeX is balanced and escaped."""
+"""The terminal shows as much as fits, files have everything, and LaTeX is balanced and escaped."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Every run is listed with its status; a damaged file is no error."""
+"""Every run is listed with its status, even if a file is damaged."""
 
 import json
 
@@ -33,7 +33,7 @@ def sweep(write_run):
     return changed.parent
 
 
-def test_every_run_has_its_status_error_and_step(sweep):
+def test_every_run_is_listed_with_its_status_error_and_step(sweep):
     found = {one.path.name: one for one in list_runs([sweep.parent])}
     assert {name: one.status for name, one in found.items()} == {
         **{status: status for status in STATUSES}, "changed": "damaged",

@@ -1,4 +1,4 @@
-"""Boundaries of a group-sequential plan are the published ones, and a look decides by them."""
+"""Boundaries of a group-sequential plan equal published values, and looks apply them."""
 
 import pytest
 from hypothesis import given

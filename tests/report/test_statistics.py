@@ -55,7 +55,7 @@ def test_a_paired_difference_worked_by_hand():
 
 
 @given(APART, st.data())
-def test_interval_and_p_are_those_of_scipys_paired_t_test(pairs, data):
+def test_interval_and_p_equal_scipys_paired_t_test(pairs, data):
     baseline = data.draw(st.lists(st.integers(-1000, 1000), min_size=len(pairs), max_size=len(pairs)))
     treatment = [value + difference for value, difference in zip(baseline, pairs, strict=True)]
     found = paired_difference(dict(enumerate(treatment)), dict(enumerate(baseline)))
@@ -123,7 +123,7 @@ def test_values_without_a_mean_or_a_logarithm_are_errors():
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(-1e12, 1e12)), st.dictionaries(st.integers(0, 9), st.floats(-1, 1)))
-def test_no_values_give_nan_or_a_p_beyond_1(treatment, baseline):
+def test_no_input_gives_nan_or_a_p_above_1(treatment, baseline):
     found = paired_difference(treatment, baseline)
     assume(found)
     numbers = [*astuple(found)[:6], *(astuple(found.welch) if found.welch else ())]
@@ -208,14 +208,14 @@ def test_the_pairs_to_resolve_are_the_fewest_by_scipys_noncentral_t(effect, pair
     assert pairs_to_resolve(0.058, 0.058 * effect) == pairs
 
 
-def test_the_power_of_equivalence_is_that_of_powertost():
+def test_the_power_of_equivalence_equals_powertost():
     """The manual of the R package PowerTOST: a crossover of 40, CV 30%, true ratio 0.95, 80 to 125%: 0.815845."""
     error = math.sqrt(math.log(1 + 0.3**2) * 2 / 40)
     assert equivalence_power(math.log(1.25), error, 38, math.log(0.95)) == pytest.approx(0.815845, abs=1e-5)
 
 
 @pytest.mark.parametrize("margin", [0.026, 0.1])
-def test_one_pair_less_has_less_than_80_percent_power_of_equivalence(margin):
+def test_one_pair_fewer_has_less_than_80_percent_power_of_equivalence(margin):
     pairs = pairs_to_equate(0.058, margin)
     assert equivalence_power(margin, 0.058 / math.sqrt(pairs), pairs - 1) >= 0.8
     assert equivalence_power(margin, 0.058 / math.sqrt(pairs - 1), pairs - 2) < 0.8

@@ -1,4 +1,4 @@
-"""The table groups runs into arms, compares them with the baseline, and its notes say what it cannot show."""
+"""The table groups runs into arms and compares them with the baseline, and its notes state its limits."""
 
 import math
 from math import log
@@ -58,7 +58,7 @@ def coefficients(write_arm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_arm_has_one_name_whichever_run_comes_first(small_spec, reverse):
+def test_the_name_of_an_arm_does_not_depend_on_the_order_of_runs(small_spec, reverse):
     arms = [("balancing=frozen", "optim.lr=1e-3"), ("balancing=simbal", "balancing.simbal.coef=0.2", "optim.lr=2e-3")]
     arms += [("balancing=simbal", f"balancing.simbal.coef={coef}", "optim.lr=1e-3") for coef in (0.1, 0.2)]
     specs = [small_spec(*arm) for arm in (reversed(arms) if reverse else arms)]
@@ -260,7 +260,7 @@ def test_a_control_is_compared_with_arms_of_equal_config_or_else_with_all(write_
     assert notes_of(write_arm("simbal", 20.0, 21.0, keys={"optim.lr": 0.1}), "control", "than simbal lr=0.1:")
 
 
-def test_the_best_arms_come_with_the_arms_that_they_are_compared_with(write_run):
+def test_the_best_arms_are_shown_with_their_baselines(write_run):
     for place, lr in enumerate((0.1, 0.2, 0.3)):
         folder = write_run("lbl", keys={"optim.lr": lr}, metrics={"val/loss": 5.0 + place}).parent
         write_run("simbal", keys={"optim.lr": lr}, metrics={"val/loss": 4.0 - place})

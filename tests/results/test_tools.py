@@ -1,4 +1,4 @@
-"""The numbers of every study follow from its rows.csv, and one changed digit is found."""
+"""The numbers of every study follow from its rows.csv, and a single changed digit is detected."""
 
 import json
 import re
@@ -144,13 +144,13 @@ def test_the_command_of_a_study_composes_the_runs_of_its_table(study):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_its_page_shows_every_figure(study):
+def test_the_page_of_a_study_shows_every_figure(study):
     page = (RESULTS / study / "README.md").read_text()
     assert [file.name for file in (RESULTS / study).glob("*.svg") if f"({file.name})" not in page] == []
     assert f"({study}/README.md)" in (RESULTS / "README.md").read_text()
 
 
-def test_nothing_names_a_place_on_the_machine_that_it_was_made_on():
+def test_no_file_names_a_path_on_the_machine_that_ran_the_study():
     places = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|work)/")
     files = [file for file in RESULTS.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
     assert [file.name for file in files if places.search(file.read_text())] == []

@@ -1,4 +1,4 @@
-"""Locks have one holder, with flock and without, and a disk that rejects a write is one sentence."""
+"""A lock has one holder, with and without flock, and a rejected write is a one-sentence error."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl: a torn last line is ignored, any other broken line is named."""
+"""Rows of metrics.jsonl: a truncated last line is ignored, any other broken line is an error."""
 
 import json
 
@@ -8,7 +8,7 @@ from simbal.errors import UserError
 from simbal.runs.curves import curve, rows
 
 
-def test_a_torn_last_line_is_ignored(tmp_path):
+def test_a_truncated_last_line_is_ignored(tmp_path):
     points = [(0, 9.0), (50, 4.0), (100, 3.0)]
     lines = [json.dumps({"step": tokens // 10, "tokens": tokens, "val/loss": loss}) for tokens, loss in points]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 11, "tokens": 110, "val/lo']))

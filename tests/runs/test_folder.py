@@ -1,4 +1,4 @@
-"""A damaged record is never a result, a config is read as it was written, and only run folders are deleted."""
+"""A damaged record is never used as a result, a config is read as written, and only run folders are deleted."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_a_record_that_is_truncated_or_changed_anywhere_is_damaged():
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b"[]", b"{", b"\xff\xfe{}", b"{}", b"1e999"])
-def test_a_folder_with_another_text_for_a_record_says_what_to_do(folder, text):
+def test_a_record_of_another_kind_is_an_error_with_a_remedy(folder, text):
     (folder.path / "record.json").write_bytes(text)
     assert folder.valid_record() is None
     with pytest.raises(DamagedRecordError, match="record.json is damaged .*: rerun its command"):
@@ -59,7 +59,7 @@ def test_a_folder_with_another_text_for_a_record_says_what_to_do(folder, text):
 
 
 @pytest.mark.parametrize("name", ["record.json", "config.yaml"])
-def test_a_folder_in_place_of_a_file_is_one_sentence(write_run, name):
+def test_a_folder_in_place_of_a_file_is_a_one_sentence_error(write_run, name):
     path = write_run()
     (path / name).unlink()
     (path / name).mkdir()

@@ -49,7 +49,7 @@ class App:
             return in_process.run(self.folder, "train.py", *self._arguments(arguments), environment=environment)
 
     def start(self, *arguments: str, **environment: str) -> programs.Program:
-        """Start train.py as a process of its own."""
+        """Start train.py as a separate process."""
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (PRETENDING, environment.get("PYTHONPATH"), OUR_PATH)))
         self.processes.append(programs.Program("train.py", *self._arguments(arguments), cwd=self.folder, **environment))
         return self.processes[-1]

@@ -1,4 +1,4 @@
-"""Jobs that pretend to train: behaviour.json in the current folder tells how each run ends and what it measures."""
+"""Jobs that pretend to train: behaviour.json in the current folder sets the end and the metrics of each run."""
 
 import json
 import math

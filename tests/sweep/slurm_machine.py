@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this machine, with all that it writes in one folder, and none of it left afterwards."""
+"""A local Slurm cluster of two nodes that writes to one folder and is removed afterwards."""
 
 import os
 import shutil
@@ -60,7 +60,7 @@ class SlurmMachine:
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *command: str) -> str:
-        """What a command prints."""
+        """Return the output of a command."""
         variables = os.environ | self.environment
         return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""A sweep of four short runs, and its results that no interruption may change."""
+"""A sweep of four short runs, and its results, which no interruption may change."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ RUNS = (
 
 
 def command(folder: Path, cache_dir: Path, *more: str) -> list[str]:
-    """Return the command; overrides in `more` replace those of the same key."""
+    """Return the command; an override in `more` replaces the override of the same key."""
     places = (f"output_dir={folder}", f"data.cache_dir={cache_dir}")
     values = dict(override.split("=", 1) for override in (*SMALL, *MARKOV, *RUNS, *places, *more))
     return [sys.executable, str(CONF.parent / "train.py"), "-m", *(f"{key}={value}" for key, value in values.items())]

@@ -1,4 +1,4 @@
-"""The composer composes every job to the same run as Hydra."""
+"""The composer composes each job to the same run as Hydra."""
 
 from collections.abc import Iterator
 from functools import partial

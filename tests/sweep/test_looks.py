@@ -70,7 +70,7 @@ def test_a_failed_seed_ends_the_sweep(app, seeds, failed):
         (("-m", "hydra/sweeper=optuna", "optim.lr=1,2"), "hydra/sweeper=grid"),
     ],
 )
-def test_what_cannot_be_decided_is_refused(app, arguments, named):
+def test_until_decided_is_refused_for_undecidable_sweeps(app, arguments, named):
     sweep = app.run(*arguments, "until=decided")
     assert sweep.returncode == (1 if "-m" in arguments else 2)
     assert named in sweep.stderr

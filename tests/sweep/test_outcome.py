@@ -1,4 +1,4 @@
-"""The outcome of a job is in its record; without one, it follows from its last output or the signal that killed it."""
+"""The outcome of a job is in its record; without a record, it follows from the last output or the signal."""
 
 import pytest
 

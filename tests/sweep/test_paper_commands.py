@@ -18,7 +18,7 @@ def test_every_table_and_figure_has_a_command():
 
 
 @pytest.mark.parametrize(("program", "line"), {(program, line): None for _, _, program, line in COMMANDS})
-def test_the_command_composes(program, line, app):
+def test_every_command_composes(program, line, app):
     if program == "train":
         done = app.run(*shlex.split(line), "dry_run=true")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of two nodes on this machine: jobs fail, a node is lost, and a sweep is stopped."""
+"""Sweeps on a local Ray cluster of two nodes: jobs fail, a node is lost, and a sweep is stopped."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_an_address_without_a_cluster_is_refused():
 
 @contextmanager
 def start_cluster(python_path: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run `serve_cluster` in a process of its own, as tests fork theirs, which would lack the threads of Ray."""
+    """Run `serve_cluster` in a separate process, because tests fork, and a fork would lack the threads of Ray."""
     command = [sys.executable, "-m", __name__, python_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=REPOSITORY, text=True, **pipes) as cluster:

@@ -1,4 +1,4 @@
-"""Sweeps and runs on a Slurm cluster of two nodes on this machine: a job runs out of time, and a node goes down."""
+"""Sweeps and runs on a local Slurm cluster of two nodes: a job runs out of time, and a node goes down."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The view shows what every job does and when the sweep ends; index.html follows."""
+"""The live view shows the state of every job and the remaining time; index.html is updated."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_the_live_table_shows_state_step_loss_speed_and_time_left(attempts):
     assert "2 running, 2 queued, 1 done, 1 failed; about" in text
 
 
-def test_a_low_terminal_shows_the_most_urgent_runs(attempts):
+def test_a_short_terminal_shows_the_most_urgent_runs(attempts):
     text = text_of(draw(attempts, slots=2, height=9))
     assert [f"seed={seed}" in text for seed in range(6)] == [False, True, True, True, False, False]
     assert "and 3 more" in text

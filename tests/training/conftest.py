@@ -1,4 +1,4 @@
-"""Runs that several tests read, trained once per session."""
+"""Runs for several tests, trained once per session."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reads back what a tracker has received: how often each point was logged, and the config."""
+"""Read the data of a tracker: how often each point was logged, and the config."""
 
 import json
 import struct
@@ -19,7 +19,7 @@ Points = Counter  # of (key, step, value)
 
 @dataclass(frozen=True)
 class Logged:
-    """What a tracker has received."""
+    """The data that a tracker has received."""
 
     points: Points
     config: dict

@@ -1,4 +1,4 @@
-"""Reads what runs have written, and kills runs."""
+"""Read the files of runs, and kill runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Callbacks: measurements that change nothing in a run, pruning, and warnings of runs that succeed."""
+"""Callbacks: measurements that do not change a run, pruning, and warnings for successful runs."""
 
 import json
 import math
@@ -136,7 +136,7 @@ def test_there_is_no_auxiliary_gradient_without_a_loss_or_a_trained_router(finis
 
 
 @pytest.mark.parametrize(("keys", "warned"), [(("optim.grad_clip=1",), True), ((), False)])
-def test_overclipping_is_warned_of(small_spec, keys, warned, capsys):
+def test_overclipping_causes_a_warning(small_spec, keys, warned, capsys):
     """At a coefficient of 10, the gradient of SimBal has the norm 2 coef E sqrt(L) = 113."""
     spec = small_spec("balancing=simbal", "balancing.simbal.coef=10", *keys)
     train(spec)
@@ -155,7 +155,7 @@ def test_overclipping_is_warned_of(small_spec, keys, warned, capsys):
         (("optim.lr=1e-6",), 0, ""),
     ],
 )
-def test_bf16_weights_that_do_not_move_are_named(small_spec, keys, count, named):
+def test_bf16_weights_that_do_not_change_cause_a_warning(small_spec, keys, count, named):
     spec = small_spec("trainer.force_precision=true", "optim.warmup_steps=0", *keys)
     train(spec)
     warnings, log = warnings_of(spec), (spec.path / "train.log").read_text()
@@ -187,7 +187,7 @@ def test_a_pruned_run_stops_before_its_next_batch_and_can_be_finished_later(smal
     assert_same_run(spec, finished())
 
 
-def test_a_change_of_precision_is_warned_of():
+def test_a_change_of_precision_causes_a_warning():
     first, second = DeviceChanges(), DeviceChanges()
     for step in (0, 3):
         first.on_train_start(SimpleNamespace(global_step=step, precision="32-true"))

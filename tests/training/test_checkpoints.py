@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, and which one it resumes from."""
+"""Checkpoints: which ones a run keeps, and from which one it resumes."""
 
 import random
 import shutil
@@ -143,7 +143,7 @@ def test_no_flipped_bit_changes_what_is_loaded(small_checkpoint, tmp_path, data)
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
-def test_an_error_of_the_disk_is_not_taken_for_damage(small_checkpoint, tmp_path, monkeypatch):
+def test_a_disk_error_is_not_reported_as_damage(small_checkpoint, tmp_path, monkeypatch):
     path = tmp_path / "step-00000004.ckpt"
     path.write_bytes(small_checkpoint[0])
 

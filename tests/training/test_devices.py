@@ -1,6 +1,6 @@
 """Ranks that train one model together: same curves as one device, files written once, exact resume, no orphans.
 
-Most tests fork the ranks from a server that has imported torch; some start them as a user does.
+Most tests fork the ranks from a server that has imported torch; some start them from the command line.
 """
 
 import json

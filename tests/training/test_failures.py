@@ -1,4 +1,4 @@
-"""A run that fails, diverges or cannot start says why in one sentence, and its record says how it ended."""
+"""A run that fails, diverges or cannot start gives the reason in one sentence, and its record has the status."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ from simbal.training.validation import ValidationTotals
 from tests.training.run_files import assert_same_run, checkpoints, rows, train_until, weights
 
 
-def test_a_failure_is_recorded_and_the_next_try_starts_over(small_spec, monkeypatch):
+def test_a_failure_is_recorded_and_the_next_attempt_starts_over(small_spec, monkeypatch):
     spec = small_spec("trainer.max_steps=4")
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLogger, "_write_progress", lambda *_: 1 / 0)
@@ -108,7 +108,7 @@ def test_an_out_of_memory_error_suggests_a_smaller_micro_batch(error):
         torch.empty(2**50)
 
 
-def test_another_runtime_error_is_not_taken_for_out_of_memory():
+def test_another_runtime_error_is_not_reported_as_out_of_memory():
     with pytest.raises(RuntimeError, match="the loss is nan"), out_of_memory_as_user_error():
         raise RuntimeError("the loss is nan")
 

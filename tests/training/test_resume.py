@@ -1,4 +1,4 @@
-"""A run that was killed resumes to the same bits as an uninterrupted run, wherever it was killed."""
+"""A killed run resumes to the same bits as an uninterrupted run, no matter when it was killed."""
 
 import shutil
 

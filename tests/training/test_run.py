@@ -1,4 +1,4 @@
-"""A run from its config to its record: reproducible, the same start for every arm, and a record that describes it."""
+"""A run from its config to its record: reproducibility, equal initial weights for all arms, and a complete record."""
 
 import json
 import math

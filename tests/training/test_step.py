@@ -1,4 +1,4 @@
-"""One optimizer step: losses, clipping, learning rate, weight decay, and options that only make it cheaper."""
+"""One optimizer step: losses, clipping, learning rate, weight decay, and options that only save time or memory."""
 
 import itertools
 import shutil

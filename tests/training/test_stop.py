@@ -61,8 +61,8 @@ def test_a_stopped_run_saves_and_resumes_to_the_same_result(
 
 
 @pytest.mark.parametrize("method", ["training_step", "validation_step"])
-def test_another_programs_handler_runs_after_the_save_and_the_run_continues(small_spec, finished, monkeypatch, method):
-    """As submitit's handler does before a pre-emption."""
+def test_a_previous_handler_runs_after_the_save_and_the_run_continues(small_spec, finished, monkeypatch, method):
+    """For example, submitit installs a handler for preemption."""
     reference, warned = finished(), small_spec("trainer.ckpt_every=100")
     saved = []
     before = signal.signal(signal.SIGUSR2, lambda *_: saved.extend(checkpoints(warned)))

@@ -1,4 +1,4 @@
-"""Trackers: a tracked run is the same run, and its tracker has every row exactly once, also after a crash."""
+"""Trackers do not change a run, and receive every row exactly once, even after a crash."""
 
 import json
 
@@ -36,7 +36,7 @@ def outputs(tmp_path_factory):
 
 @pytest.fixture
 def tracked_spec(small_spec, tmp_path, outputs):
-    """As `small_spec`, with a name of its own."""
+    """Like `small_spec`, with a different name."""
     return lambda *keys: small_spec(f"name={tmp_path.name}", *keys, output_dir=outputs)
 
 
@@ -60,7 +60,7 @@ def run_id(spec) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tracked_run_is_the_same_and_has_every_row_its_config_and_its_result(tracked_spec, finished, kind):
+def test_tracking_does_not_change_the_run_and_logs_every_row_the_config_and_the_result(tracked_spec, finished, kind):
     plain, spec = finished(), tracked_spec(f"logger={kind}")
     assert (plain.hash, plain.path.name) == (spec.hash, spec.path.name)
     train(spec)

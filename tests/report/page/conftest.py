@@ -1,4 +1,4 @@
-"""Folders of sweeps with curves and analyses, without training."""
+"""Sweep folders with curves and analyses, without training."""
 
 import json
 import shutil

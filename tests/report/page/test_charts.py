@@ -22,7 +22,7 @@ def texts(figure, *arguments):
     return {"".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_curves_are_drawn_in_the_colours_of_their_arms_with_a_legend_and_a_caption():
+def test_curves_are_drawn_in_the_colors_of_their_arms_with_a_legend_and_a_caption():
     figure = Lines([("", [LINE, OTHER])], "training tokens", "nats")
     assert {"lbl", "simbal", "training tokens", "nats", "2k", "what bands are"} <= texts(
         figure, charts.DOCUMENT, "what bands are"

@@ -44,13 +44,13 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
     assert "interval of the paired difference from lbl; none: ± one standard deviation" in text
 
 
-def test_places_that_one_seed_lacks_are_left_out(write_run, arms):
+def test_steps_that_one_seed_lacks_are_left_out(write_run, arms):
     write_run(seed=0)
     write_rows(write_run(seed=1), [row(step, 1, False) for step in STEPS if step != 20])
     assert curves.metric_curves(arms(), "val/loss")[0].xs == [0, 100, 300, 400]
 
 
-def test_one_seed_has_no_band_pes_has_a_curve_for_each_layer_and_its_rate_is_per_million_tokens(write_run, arms):
+def test_one_seed_has_no_band_and_pes_has_a_curve_per_layer_with_a_rate_per_million_tokens(write_run, arms):
     write_run()
     assert curves.metric_curves(arms(), "val/loss")[0].bands is None
     (first,), (second,) = curves.pes_by_layer(arms())
@@ -60,13 +60,13 @@ def test_one_seed_has_no_band_pes_has_a_curve_for_each_layer_and_its_rate_is_per
     assert rate.means == pytest.approx([0.01 / 100 * 1e6] * 4)
 
 
-def test_loads_are_those_of_the_first_run_by_the_expert_s_index_and_by_the_even_load(write_run, arms):
+def test_loads_are_from_the_first_run_in_order_of_experts_relative_to_the_even_load(write_run, arms):
     for seed in (1, 0):
         write_run(seed=seed)
     assert expert_loads(arms()) == {"simbal": [[0.4, 0.8, 1.2, 1.6], [0, 0, 2, 2]]}
 
 
-def test_the_training_loss_is_averaged_over_spans_of_steps_of_which_the_last_must_be_over(write_run, arms):
+def test_the_training_loss_is_averaged_over_complete_intervals_of_steps(write_run, arms):
     rows = [
         {"step": step, "tokens": 10 * step, "train/ce": loss}
         for step, loss in ((0, 99.0), (1, 9.0), (2, 7.0), (3, 6.0), (4, 4.0), (5, 1.0))
@@ -76,7 +76,7 @@ def test_the_training_loss_is_averaged_over_spans_of_steps_of_which_the_last_mus
     assert [*zip(curve.xs, curve.means, strict=True)] == [(20, 8.0), (40, 5.0)]  # two steps each
 
 
-def test_the_training_loss_of_seeds_is_a_curve_like_others(write_run, arms):
+def test_the_training_loss_of_several_seeds_is_their_mean(write_run, arms):
     for seed in (0, 1):
         write_run(seed=seed)
     (curve,) = curves.training_loss(arms())

@@ -1,4 +1,4 @@
-"""The page has every figure and table of a sweep, says what is missing, and runs no foreign script."""
+"""The page has every figure and table of a sweep, names missing results, and runs no foreign script."""
 
 import json
 import random
@@ -112,7 +112,7 @@ def test_only_numbers_whose_difference_is_not_resolved_are_marked(write_run, htm
     assert rows["low"][0] < rows["mean"][0] < rows["high"][0] < 0
 
 
-def test_the_verdict_names_a_few_arms_and_counts_many(write_run, sweep, table_of):
+def test_the_conclusion_names_a_few_arms_and_counts_many(write_run, sweep, table_of):
     for seed in (0, 1):
         write_run("lbl", seed, metrics={"val/ppl": 50.0 + seed})
         write_run("simbal", seed, metrics={"val/ppl": 40.0 + 0.99 * seed})

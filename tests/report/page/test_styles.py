@@ -1,4 +1,4 @@
-"""Arms look the same in every study and different in every figure, also to the color-blind."""
+"""An arm looks the same in every study, and arms of a figure differ, even for color-blind readers."""
 
 from itertools import combinations
 
@@ -39,7 +39,7 @@ def test_every_color_has_enough_contrast_on_white():
     assert min(1.05 / ((XYZ @ linear(each))[1] + 0.05) for each in COLORS) > 3
 
 
-def test_styles_differ_in_colour_and_in_dashes_and_shape():
+def test_styles_differ_in_color_and_in_dashes_and_shape():
     assert len({*zip(STYLE_COLORS, map(str, STYLE_DASHES), strict=True)}) == NUM_STYLES
     assert len({*zip(STYLE_COLORS, STYLE_SHAPES, strict=True)}) == NUM_STYLES
 

@@ -1,4 +1,4 @@
-"""A search without Hydra and processes: the launcher writes the records of its runs at once."""
+"""A search without Hydra and processes: the launcher writes the records of runs immediately."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A search that is killed at any write to its study ends with the trials of an uninterrupted search."""
+"""A search that is killed at any write to its study ends with the same trials as an uninterrupted search."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Searches: how many trials run, which points they have, and what a failure, a stop or a pruner changes."""
+"""Searches: the number of trials, their points, and the effects of failures, stops and pruners."""
 
 import csv
 import json
@@ -90,7 +90,7 @@ def test_an_objective_that_runs_did_not_measure_is_named(search):
         search.run(objectives=["val/entropy"])
 
 
-def test_an_unnamed_study_is_kept_in_memory_unless_it_has_a_study_name(search):
+def test_a_search_in_the_default_folder_is_in_memory_unless_it_has_a_study_name(search):
     search.run("name=default", n_trials=1)
     assert not (search.folder / "outputs/default/study.db").exists()
     search.run("name=default", n_trials=1, study_name="mine")
