@@ -1,6 +1,6 @@
-"""The result of an analysis: tables for people, numbers for programs, and the JSON files that hold the numbers.
+"""The result of an analysis: tables to print, and numbers to store in a JSON file.
 
-Imports no torch, because `report.py` reads these files.
+No torch here: `report.py` reads these files without it.
 """
 
 import importlib.metadata
@@ -70,10 +70,10 @@ def layer_table(
     """Return a table with one row per layer and one row for each entry of `last`.
 
     Args:
-        title: of the table.
+        title: title of the table.
         columns: heading and format of each number.
-        layers: the values of each number by layer. Columns that it lacks are omitted.
-        last: label and numbers of each row below the line. A number that it lacks leaves its cell empty.
+        layers: the values of each number by layer. Columns without values are omitted.
+        last: label and numbers of each row below the line. Cells without a number stay empty.
     """
     columns = {name: column for name, column in columns.items() if name in layers}
 
@@ -111,7 +111,7 @@ def read_analysis(file: Path) -> dict[str, Any] | None:
 
 
 def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
-    """Yield (name, layer, value) of each number: first those of the model, with layer None, then those of each layer.
+    """Yield (name, layer, value) of each number: first the model's, with layer None, then each layer's.
 
     Lists of lists, such as the tokens per expert, are skipped.
     """
@@ -125,7 +125,7 @@ def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, f
 
 
 def has_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether an analysis file was made with these settings."""
+    """Return whether an analysis file was written with these settings."""
     return with_checksum(content["settings"]) == with_checksum(settings)
 
 
