@@ -104,7 +104,7 @@ def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tm
     (specs["dense"].path / "checkpoints/final.ckpt").unlink()
     orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
     evaluate({"orthogonality": orthogonality}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"skipped: there is no checkpoint {specs['dense'].path}/checkpoints/final.ckpt" in capsys.readouterr().out
+    assert f"skipped: {specs['dense'].path}/checkpoints/final.ckpt does not exist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_glob_in_a_url_is_expanded_and_sorted(keys, memory):
     }.items():
         with pytest.raises(UserError, match=message):
             open_source(keys("files", files=urls)).inputs()
-    with pytest.raises(UserError, match="b.jsonl .*given twice"):
+    with pytest.raises(UserError, match="b.jsonl .*listed twice"):
         open_source(keys("files", files=["memory://folder/*.jsonl", names[1]])).inputs()
 
 

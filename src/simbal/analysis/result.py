@@ -172,4 +172,4 @@ def _read(file: Path, remedy: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{file} is broken ({error}): {remedy}") from None
+        raise UserError(f"{file} is damaged ({error}): {remedy}") from None

@@ -72,7 +72,7 @@ class TrainedRun(Subject):
     precision: str
     places: DataPlaces
     reads: ClassVar[str] = "the run was trained on"
-    precision_note: ClassVar[str] = "The run was trained in {trained} and is analysed in {analysed}."
+    precision_note: ClassVar[str] = "The run was trained in {trained} and is analyzed in {analysed}."
 
     @property
     def model(self) -> Transformer:
@@ -260,11 +260,11 @@ def read_weights(file: Path, config_hash: str) -> dict[str, Tensor]:
     try:
         saved = read(file)
     except FileNotFoundError:
-        raise NotApplicableError(f"there is no checkpoint {file}") from None
+        raise NotApplicableError(f"{file} does not exist") from None
     except DamagedCheckpointError as error:
         raise UserError(f"{file} is damaged or not a checkpoint of simbal ({error})") from None
     if saved["config_hash"] != config_hash:
-        raise UserError(f"{file} belongs to another run than the folder it is in")
+        raise UserError(f"{file} was not saved by the run in this folder")
     return dict(saved["state_dict"])
 
 

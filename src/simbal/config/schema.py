@@ -16,7 +16,7 @@ from simbal.config.schedule import Schedule
 from simbal.config.values import check_name, divisors, not_negative, require_no_credentials
 from simbal.errors import UserError
 
-LAST_SHARD = 2827  # of dclm-pool-400m-1x
+LAST_SHARD = 2827  # last shard of dclm-pool-400m-1x
 LARGEST_VOCABULARY = 2**31  # token ids are stored in four bytes
 LARGEST_SEED = 2**53  # JSON represents integers exactly up to this one
 CL100K_RANKS = 100_256  # tokens of cl100k_base that occur in text
@@ -331,7 +331,7 @@ class Config(Group):
 
     @model_validator(mode="after")
     def check_together(self) -> Self:
-        """Raise `UserError` for groups that do not go together."""
+        """Raise `UserError` for incompatible groups."""
         check_name("name", self.name)
         if not self.model.num_experts and [*self.balancing] != ["none"]:
             raise UserError(
@@ -348,7 +348,7 @@ class Config(Group):
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models of a group, of which a union has several; none for a plain key."""
+    """Return the pydantic models of a group: several for a union, none for a plain key."""
     kinds = get_args(annotation) or (annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
@@ -361,21 +361,21 @@ GROUPS = tuple(
 @cache
 def every_key() -> dict[str, FieldInfo]:
     """Return every group and every dotted key, including the keys of all data sources and loggers."""
-    found = dict(Config.model_fields)
+    fields = dict(Config.model_fields)
     for group in GROUPS:
         for model in models_of(Config.model_fields[group].annotation):
-            found |= {f"{group}.{name}": field for name, field in model.model_fields.items()}
-    return found
+            fields |= {f"{group}.{name}": field for name, field in model.model_fields.items()}
+    return fields
 
 
 def is_hashed(field: FieldInfo) -> bool:
-    """Whether a field is part of the config hash."""
+    """Return whether a field is part of the config hash."""
     return not isinstance(field.json_schema_extra, dict) or field.json_schema_extra.get("hashed") is not False
 
 
 @cache
 def can_change_result(name: str) -> bool:
-    """Whether another value of the dotted key `name` makes another run."""
+    """Return whether a change of the dotted key `name` can change the result of a run."""
     return all(is_hashed(field) or not f"{name}.".startswith(f"{other}.") for other, field in every_key().items())
 
 
