@@ -26,8 +26,8 @@ def work(task: dict[str, Any]) -> int:
     """Train the run of a task, and append all output to its console.log. No exception leaves this function.
 
     Returns:
-        The exit code: 0, or `BUSY` if another process holds the run, 128 + the number of the signal that stopped it,
-        or 1 if it failed; then console.log has the reason.
+        The exit code: 0; `BUSY` if another process has locked the run; 128 + the number of the signal that stopped it;
+        or 1 if it failed, with the reason in console.log.
     """
     os.chdir(task["directory"])
     redirect_output(Path(task["folder"], CONSOLE_FILE))

@@ -81,7 +81,7 @@ class SearchSpace:
     def probes(self) -> Iterator[dict[str, Any]]:
         """Yield points that cover each choice and both ends of each interval.
 
-        All points differ from the first one in at most one key, so an error belongs to that value.
+        Each point differs from the first one in at most one key, so an error is due to that key's value.
         """
         values = {key: _probe_values(distribution) for key, distribution in self.distributions.items()}
         first = {key: of_key[0] for key, of_key in values.items()}
