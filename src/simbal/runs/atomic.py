@@ -73,7 +73,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def describe_write_error(path: Path, error: OSError, key: str = "output_dir") -> str:
-    """Return a sentence that says why `path` cannot be written and how to fix it; the config key `key` sets its folder."""
+    """Return a sentence on why `path` cannot be written and how to fix it; the config key `key` sets its folder."""
     if error.errno in NO_SPACE:
         remedy = f"free some space, or choose another {key}="
     elif error.errno == errno.EFBIG:
