@@ -52,7 +52,7 @@ class Run:
 
         self.path = Path(path)
         if not is_run(self.path):
-            raise UserError(f"{self.path} is not a run: give outputs/<name>/<run>")
+            raise UserError(f"{self.path} is not a run: use outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.status}>"
@@ -116,7 +116,7 @@ class Sweep(Sequence[Run]):
         """Open outputs/<name> or the folder of one run; `UserError` if it contains no run."""
         self.path = Path(path)
         if not self._listed:
-            raise UserError(f"{self.path} contains no runs: give outputs/<name>, or outputs/<name>/<run>")
+            raise UserError(f"{self.path} contains no runs: use outputs/<name>, or outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Sweep {self.path}: {len(self)} runs>"

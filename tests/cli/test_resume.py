@@ -155,16 +155,16 @@ def test_from_takes_nothing_that_cannot_change_the_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "give"),
+    ("before", "after", "key"),
     [
         ("simbal.balancing.weight_losses.SimBal", "evil.SimBal", "balancing="),
         ("model: tiny", "model: mine", "model="),
     ],
 )
-def test_option_that_conf_lacks_must_be_given(before, after, give, tmp_path):
+def test_option_that_conf_lacks_must_be_set(before, after, key, tmp_path):
     path = write_folder((), tmp_path).path
     (path / "config.yaml").write_text((path / "config.yaml").read_text().replace(before, after, 1))
-    with pytest.raises(ConfigError, match=f"give {give}"):
+    with pytest.raises(ConfigError, match=f"set {key}"):
         started_from(path)
 
 

@@ -243,7 +243,7 @@ def read_finished_run(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     """Return the config and the record of a run; `UserError` unless the run is finished."""
     folder = RunFolder(path)
     if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
+        raise UserError(f"{path} is not a run: use outputs/<name>/<run>, or outputs/<name> for all runs in it")
     spec, record = folder.read_spec(), folder.read_record()
     if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
         raise UserError(f"{path} is not finished: rerun the command that started it")
@@ -273,7 +273,7 @@ def find_runs(path: Path) -> list[Path]:
     if (path / "config.yaml").exists():
         return [path]
     if not path.is_dir():
-        raise UserError(f"folder {path} does not exist: give run=outputs/<name>/<run>, or run=outputs/<name>")
+        raise UserError(f"folder {path} does not exist: set run=outputs/<name>/<run>, or run=outputs/<name>")
     folders = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
     finished = [folder for folder in folders if (RunFolder(folder).valid_record() or {}).get("status") == "finished"]
     if not finished:

@@ -42,7 +42,7 @@ def evaluate_composed(cfg: Any) -> None:
 
         config = resolved(cfg)
         if not config.get("analysis"):
-            raise ConfigError("give analysis=NAME; --help lists them")
+            raise ConfigError("set analysis=NAME; --help lists the names")
         inputs = {key: config.get(key) for key in ANALYSIS_INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
         if config["hf"] is not None:

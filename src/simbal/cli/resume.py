@@ -69,7 +69,7 @@ def overrides_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
     defaults = {key: value for group, name in pairs for key, value in option_keys(group, name).items()}
     for name, keys in spec.config.balancing.items() if "balancing" in selected else ():
         if defaults.get(f"balancing.{name}._target_") != keys["_target_"]:
-            raise ConfigError(f"{folder} was trained with {keys['_target_']}, which is not in conf/: give balancing=")
+            raise ConfigError(f"{folder} was trained with {keys['_target_']}, which is not in conf/: set balancing=")
     saved = flatten(spec.written)
     lines = [f"{group}={literal(names) if len(names) > 1 else names[0]}" for group, names in selected.items()]
     for key, value in saved.items():
@@ -89,7 +89,7 @@ def _options_of(spec: RunSpec, group: str, folder: Path) -> list[str]:
         names = [*spec.config.balancing]
     for name in names:
         if name not in options(group):
-            raise ConfigError(f"{folder} was trained with {group}={name}, which is not in conf/: give {group}=")
+            raise ConfigError(f"{folder} was trained with {group}={name}, which is not in conf/: set {group}=")
     return names
 
 

@@ -31,7 +31,7 @@ def typed(model: type[M], plain: Any, prefix: str = "") -> M:
     """Validate plain values; `ConfigError` for the first error. `prefix` is their dotted key with a final dot."""
     for key, value in flatten(plain, prefix).items() if isinstance(plain, dict) else ():
         if isinstance(value, str) and value == MISSING:
-            raise ConfigError(f"{key} has no value: give {key}=VALUE")
+            raise ConfigError(f"{key} has no value: set {key}=VALUE")
     try:
         return TypeAdapter(model).validate_python(plain)
     except ValidationError as error:

@@ -87,7 +87,7 @@ def describe_validation_error(error: ValidationError, prefix: str = "", candidat
         case "extra_forbidden":
             sentence = f"there is no key {key}{suggest(key, candidates or all_keys())}"
         case "missing" | "union_tag_not_found":
-            sentence = f"{key} is missing: give {key}=VALUE"
+            sentence = f"{key} is missing: set {key}=VALUE"
         case "literal_error" | "union_tag_invalid":
             allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected"))))
             sentence = f"{key}={text} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
@@ -132,7 +132,7 @@ def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | N
             return unknown_key(found[1], others, added=text.startswith("Could not append"))
         case HydraException() if text.startswith("You must specify"):
             group = text.split("'")[1]
-            return f"give {group}=NAME: {group} has {', '.join(options(group))}"
+            return f"set {group}=NAME: {group} has {', '.join(options(group))}"
         case HydraException() if text.startswith("Ambiguous value"):
             line = text.split("'")[1]
             key, _, values = line.partition("=")

@@ -204,7 +204,7 @@ class Files(Source):
     def _unexpanded(self) -> list[InputFile]:
         """All files; globs of URLs are not expanded, because that needs a network."""
         if not self.files:
-            raise UserError(f"{self.key} is empty: give a path, a URL, a glob or a list of them")
+            raise UserError(f"{self.key} is empty: set it to a path, a URL, a glob or a list of them")
         return find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])
 
 
@@ -387,6 +387,6 @@ def _retry(url: str, key: str, action: Callable[[Any, str], _Result]) -> _Result
         except Exception as error:  # each filesystem has its own errors
             if pause is None or isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError):
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise UserError(f"{key}: cannot read {url} ({reason}): download it and give its path") from error
+                raise UserError(f"{key}: cannot read {url} ({reason}): download the file and set its path") from error
             time.sleep(pause)
     raise AssertionError

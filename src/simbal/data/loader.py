@@ -244,12 +244,12 @@ class TokenData(LightningDataModule):
             if len(windows_WT) < needed:
                 raise UserError(
                     f"the {split} data have {len(store.tokens(split))} tokens, {len(windows_WT)} windows of "
-                    f"data.seq_len={seq_len}, but a batch needs {needed}: give more text"
+                    f"data.seq_len={seq_len}, but a batch needs {needed}: add text"
                 )
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
             raise UserError(
-                f"{num_windows} validation windows are fewer than trainer.devices={devices}: give more text, or raise "
+                f"{num_windows} validation windows are fewer than trainer.devices={devices}: add text, or raise "
                 "data.validation_tokens"
             )
 

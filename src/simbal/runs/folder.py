@@ -222,10 +222,10 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
             raise UserError(f"there is no folder {path}")
         runs = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         if not runs:
-            raise UserError(f"{path} contains no run: give outputs/<name>/<run>, or outputs/<name>")
+            raise UserError(f"{path} contains no run: use outputs/<name>/<run>, or outputs/<name>")
         for run in runs:
             if run.is_symlink():
-                raise UserError(f"{run} is a symbolic link: give the folder that it points to")
+                raise UserError(f"{run} is a symbolic link: use the folder that it points to")
             RunFolder(run).read_spec()  # another program's folder can contain a config.yaml too
             unique.setdefault(run.resolve(), run)
     return [*unique.values()]
