@@ -1,4 +1,4 @@
-"""The conformance suite: checks that a balancing strategy does what it declares. Use it to test your own strategy:
+"""The conformance suite: checks that a balancing strategy behaves as declared. Use it to test your own strategy:
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     @pytest.mark.parametrize("case", cases_of_file(Path("conf/balancing/mine.yaml")), ids=str)

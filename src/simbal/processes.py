@@ -172,7 +172,7 @@ class Starter(Protocol):
 
 
 class Spawn:
-    """Starts each process as a new Python, which imports what it needs."""
+    """Starts each process as a new Python, which imports its own libraries."""
 
     def __init__(self, program: ModuleType) -> None:
         """Set the module that `python -m` runs; it must get its task from `read_task`."""

@@ -99,7 +99,7 @@ def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tm
     coactivation = {"_target_": "simbal.analysis.coactivation.coactivation", **few}
     with pytest.raises(UserError, match="analysis=coactivation applies to none of the 2 runs"):
         evaluate({"coactivation": coactivation}, str(specs["moe"].path.parent), False, "cpu", "")
-    with pytest.raises(UserError, match=r"analysis=coactivation needs routers, and .* is a dense model"):
+    with pytest.raises(UserError, match=r"analysis=coactivation needs routers, but .* is a dense model"):
         evaluate({"coactivation": coactivation}, str(specs["dense"].path), False, "cpu", "")
     (specs["dense"].path / "checkpoints/final.ckpt").unlink()
     orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}

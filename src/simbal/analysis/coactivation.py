@@ -41,7 +41,7 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
     require_fixed_top_k(subject, "coactivation")
     num_experts, top_k = subject.num_experts, subject.top_k
     if top_k < 2:
-        raise NotApplicableError(f"analysis=coactivation needs two experts per token, and {subject.path} has one")
+        raise NotApplicableError(f"analysis=coactivation needs two experts per token, but {subject.path} has one")
     together_LEE = torch.tensor(0)
     for batch in subject.track_predictions("coactivation", batch_size, tokens):
         together_LEE = together_LEE + torch.stack([count_together(routing) for routing in batch.routings]).cpu()

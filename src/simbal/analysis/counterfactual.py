@@ -33,8 +33,8 @@ DEFINITION = {
     "learned nothing",
     "regret": "loss with the chosen set minus the smallest loss of the chosen and the random sets, mean over tokens "
     "and layers. The minimum is biased: it falls with the number of draws even for the best possible router",
-    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents, each token with "
-    "its own random sets",
+    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents, with fixed random "
+    "sets",
 }
 COLUMNS = {
     "random_loss": ("random loss", ".5f"), "gain": ("gain", ".5f"), "gain_se": ("standard error", ".5f"),
@@ -112,7 +112,7 @@ def counterfactual(
     num_layers, strategy = len(require_fixed_top_k(subject, "counterfactual")), subject.steering
     if subject.num_experts == subject.top_k:
         raise NotApplicableError(
-            f"analysis=counterfactual needs a choice, and each token of {subject.path} gets all experts"
+            f"analysis=counterfactual needs a choice of experts, but each token of {subject.path} gets all experts"
         )
 
     def losses(steering: Steering, title: str) -> tuple[Tensor, Tensor]:

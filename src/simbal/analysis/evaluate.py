@@ -29,7 +29,7 @@ class Requested(Protocol):
     """A Hugging Face model that the user asks to measure; see `simbal.hf.load`."""
 
     def require_results(self) -> Path:
-        """Return the folder of its results; `UserError` if it holds results of another model or text."""
+        """Return the results folder; `UserError` if it contains results of a different model or text."""
 
     def load(self) -> Subject:
         """Load the model."""
@@ -112,7 +112,7 @@ def evaluate(
     if hf is None:
         keep_freed_memory()
     elif run is not None:
-        raise UserError("run= and hf= exclude each other: set one of them")
+        raise UserError("run= and hf= cannot be combined: set one of them")
     checked = _check_analyses(analyses, inputs or {})
     with_model = [analysis for analysis in checked if analysis.measures]
     subjects = _find_subjects(with_model, run, hf, accelerator, places) if with_model else {}

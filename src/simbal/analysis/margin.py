@@ -85,7 +85,9 @@ def margin(
     """
     routers = require_fixed_top_k(subject, "margin")
     if subject.choosable == subject.top_k:
-        raise NotApplicableError(f"analysis=margin needs a choice, and each token of {subject.path} gets all experts")
+        raise NotApplicableError(
+            f"analysis=margin needs a choice of experts, but each token of {subject.path} gets all experts"
+        )
     recorder = MarginRecorder(subject.steering, routers)
     for _ in subject.track_predictions("margin", batch_size, tokens, recorder):
         pass

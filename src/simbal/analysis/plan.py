@@ -251,7 +251,7 @@ def _run_table(recipe: Recipe, device: Hardware, gpus: int, numbers: dict[str, f
         ("share of the peak", f"{numbers['peak_share']:.1%}", "from tokens per second"),
         ("validation tokens", f"{numbers['validation_tokens']:,}",
          f"{recipe.validations:,} x {recipe.validation_tokens:,}, and {recipe.final_validation_tokens:,} at the end"),
-        ("time", format_duration(numbers["days"] * DAY), "training and validation; forward takes a third of training"),
+        ("time", format_duration(numbers["days"] * DAY), "training and validation (forward: a third of training)"),
         ("device hours", _format(numbers["device_hours"]), "time x devices"),
         ("cost, USD", _format(numbers["cost"]), f"assumed: {device.price_per_hour:.2f} USD per device hour"),
         ("a checkpoint, GB", _format(numbers["checkpoint_bytes"] / 1e9), "counted: weights and AdamW's two moments"),

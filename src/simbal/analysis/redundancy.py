@@ -40,7 +40,7 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
         NotApplicableError: the model has fewer than two experts.
     """
     if subject.num_experts < 2:
-        raise NotApplicableError(f"analysis=redundancy needs two experts, and {subject.path} has {subject.num_experts}")
+        raise NotApplicableError(f"analysis=redundancy needs two experts, but {subject.path} has {subject.num_experts}")
     next(subject.predict(batch_size, tokens))  # warm up, so that neither timed pass pays for it
     plain_seconds = _time_pass(subject, tokens, batch_size, "plain pass")
     with subject.similarity() as similarity:

@@ -46,7 +46,7 @@ def numbers_table(
     last: Iterable[Sequence[str]] = (),
     texts: int = 1,
 ) -> Table:
-    """Return a table whose first `texts` columns hold text and whose other columns hold numbers.
+    """Return a table whose first `texts` columns contain text and whose other columns contain numbers.
 
     A line separates the rows of `last` from the others.
     """
@@ -130,7 +130,7 @@ def has_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> boo
 
 
 def is_measured_model(folder: Path) -> bool:
-    """Return whether a folder holds analyses of a Hugging Face model."""
+    """Return whether a folder contains analyses of a Hugging Face model."""
     return (folder / MODEL).is_file()
 
 
@@ -147,7 +147,7 @@ def write_model(folder: Path, content: dict[str, Any]) -> None:
 
 
 def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the folder holds analyses of a different model or text."""
+    """Raise `UserError` if the folder contains analyses of a different model or text."""
     if not is_measured_model(folder):
         return
     existing = read_model(folder)
@@ -155,8 +155,8 @@ def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
         if key in DECIDES and existing[key] != value:
             old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (existing[key], value))
             raise UserError(
-                f"{folder} holds results with another {key} ({str(old)[:16]}, not {str(new)[:16]}): choose another "
-                "name=, or delete the folder"
+                f"{folder} contains results with a different {key} ({str(old)[:16]}, not {str(new)[:16]}): choose a "
+                "different name=, or delete the folder"
             )
 
 

@@ -173,12 +173,12 @@ class RoutingTotals:
 class TokenPairs:
     """A random sample of pairs of different tokens, with their inputs and choices in each layer.
 
-    The sample depends only on the seed and the number of tokens. It holds 4 L D + 8 L K bytes per token.
+    The sample depends only on the seed and the number of tokens. It takes 4 L D + 8 L K bytes per token.
     """
 
     def __init__(self, num_tokens: int, pairs: int, seed: int) -> None:
         if num_tokens < 2:
-            raise UserError(f"pairs need at least 2 tokens, but the validation windows hold {num_tokens}")
+            raise UserError(f"pairs need at least 2 tokens, but the validation windows contain {num_tokens}")
         rng = generator(seed, "routing/pairs")
         first_C = torch.randint(num_tokens, (pairs,), generator=rng)
         step_C = torch.randint(1, num_tokens, (pairs,), generator=rng)
@@ -244,7 +244,7 @@ def _sum_of_seu(routing: Routing, seq_len: int, length: int) -> Tensor:
 def _load_other(subject: Subject, against: str) -> TrainedRun:
     """Load the run or weights at `against`; `UserError` unless its data and shape match `subject`."""
     if not isinstance(subject, TrainedRun):
-        raise UserError(f"analysis.routing.against={against} needs a run, and {subject.path} is not one: remove it")
+        raise UserError(f"analysis.routing.against={against} needs a run, but {subject.path} is not one: remove it")
     other = load(Path(against), subject.device.type, subject.places)
 
     def facts(run: TrainedRun) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Subject(ABC):
 def require_routers(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
     """Return the routers; `NotApplicableError` for a dense model."""
     if not subject.routers:
-        raise NotApplicableError(f"analysis={analysis} needs routers, and {subject.path} is a dense model")
+        raise NotApplicableError(f"analysis={analysis} needs routers, but {subject.path} is a dense model")
     return subject.routers
 
 

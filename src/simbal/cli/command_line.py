@@ -70,7 +70,7 @@ def run(
 
 
 def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
-    """Return the arguments for Hydra, with spans expanded and `from=` replaced, or the run that `run=` names.
+    """Return the arguments for Hydra, with spans expanded and `from=` replaced, or the run that `run=` selects.
 
     Raises:
         ConfigError: an unknown flag, an invalid span, or arguments that contradict each other.
@@ -112,7 +112,7 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
     if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
         raise ConfigError(f"hydra/launcher={launcher} is not installed: pip install 'simbal[{launcher}]'")
     if sweep and not (multirun or args.cfg or "hydra.mode" in given):
-        raise ConfigError(f"sweeps={sweep} asks for several runs: add -m")
+        raise ConfigError(f"sweeps={sweep} defines several runs: add -m")
     lines = [defer(override) if multirun else str(override.input_line) for override in overrides]
     # otherwise the root config's sweeper would override the sweeper of the named sweep
     sweeper = sweeper_of(str(sweep)) if sweep and "hydra/sweeper" not in given else None

@@ -51,8 +51,8 @@ def evaluate_composed(cfg: Any) -> None:
             evaluate(config["analysis"], **keys, inputs=inputs, hf=request)
             return
         if "source" in config["data"]:
-            raise UserError(f"data={config['data']['source']} is for hf=: a run is measured on its own data")
-        _refuse_overrides(HF_KEYS[1:], "is for hf=")
+            raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
+        _refuse_overrides(HF_KEYS[1:], "needs hf=")
         evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
 
 
@@ -132,7 +132,7 @@ def report(argv: list[str]) -> None:
         if flags:
             raise UserError(f"report has no flag {flags[0]}: keys are given as key=value, such as baseline=none")
         if len(others) > 1:
-            raise UserError(f"report takes one folder or two, not {1 + len(others)}")
+            raise UserError(f"report takes one or two folders, not {1 + len(others)}")
         from simbal.report.report import parse_keys, report_both
         from simbal.report.report import report as report_one
 

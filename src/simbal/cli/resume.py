@@ -58,7 +58,7 @@ def overrides_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
     Keys that cannot change the result keep their defaults, and an option that is overridden brings its own keys.
 
     Raises:
-        ConfigError: the run was composed from options that conf/ lacks, or a named sweep is given too.
+        ConfigError: the run was composed with options that conf/ lacks, or a named sweep is given too.
     """
     given = {each.key_or_group: str(each.input_line) for each in overrides if each.key_or_group != "from"}
     if "sweeps" in given:
@@ -83,7 +83,7 @@ def overrides_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
 
 
 def _options_of(spec: RunSpec, group: str, folder: Path) -> list[str]:
-    """Return the options from which the run was composed in a group; `ConfigError` if conf/ lacks one."""
+    """Return the options of a group that the run was composed with; `ConfigError` if conf/ lacks one."""
     names = [spec.choices[group]]
     if group == "balancing" and names[0] not in options(group):  # a list of options
         names = [*spec.config.balancing]

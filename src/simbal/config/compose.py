@@ -19,7 +19,7 @@ M = TypeVar("M")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain dicts without Hydra's own part; `ConfigError` for a bad interpolation."""
+    """Return a composed config as plain dicts without the section `hydra`; `ConfigError` for a bad interpolation."""
     without_hydra = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     with raise_config_errors():
         plain = OmegaConf.to_container(without_hydra, resolve=True)

@@ -56,9 +56,9 @@ def option_keys(group: str, option: str) -> dict[str, Any]:
     for parent in content.get("defaults") or []:
         if isinstance(parent, str) and parent != "_self_":
             keys |= option_keys(group, parent)
-    own = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
+    values = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
     is_global = file.read_text(encoding="utf-8").startswith(GLOBAL_PACKAGE)
-    return keys | flatten(own, "" if is_global else f"{group}.")
+    return keys | flatten(values, "" if is_global else f"{group}.")
 
 
 def default_choices(root: str) -> dict[str, list[str]]:

@@ -258,7 +258,7 @@ KINDS = "tensorboard, mlflow, wandb or none"
 
 
 class PlainLoggerConfig(Group):
-    """A logger without keys of its own, or none."""
+    """A logger without further keys, or none."""
 
     kind: Literal["tensorboard", "none"] = key(KINDS)
 

@@ -218,7 +218,7 @@ class SplitWriter:
     """Appends documents to the files of a split."""
 
     def __init__(self, folder: Path, vocab_size: int, counts: Counter[str], stack: ExitStack) -> None:
-        """Continue after the committed documents and tokens in `counts`; truncate what follows."""
+        """Continue after the committed documents and tokens in `counts`; truncate the rest."""
         folder.mkdir(exist_ok=True)
         documents, self._end = counts[f"{folder.name} documents"], counts[f"{folder.name} tokens"]
         self._dtype = np.dtype(token_dtype(vocab_size))

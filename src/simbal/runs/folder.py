@@ -106,7 +106,7 @@ class RunFolder:
         return record
 
     def valid_record(self) -> dict[str, Any] | None:
-        """Return what `read_record` does, but None for a damaged record."""
+        """Return the result of `read_record`, or None for a damaged record."""
         with suppress(DamagedRecordError):
             return self.read_record()
         return None
@@ -211,7 +211,7 @@ class _WithoutAliases(yaml.SafeDumper):
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among `paths` and those inside folders such as outputs/<name>, each once.
+    """Return the run folders among `paths`, and all run folders inside folders such as outputs/<name>, each once.
 
     Raises:
         UserError: a path is not a run or a folder of runs.

@@ -49,7 +49,7 @@ class RunSpec:
 
     @classmethod
     def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
-        """Resolve and validate a config that Hydra composes, or passes to a job without its own section."""
+        """Resolve and validate a config from Hydra, with or without the section `hydra`."""
         from hydra.core.hydra_config import HydraConfig  # takes 0.1 s, which reading a folder does not need
 
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices

@@ -109,7 +109,7 @@ def launch(jobs: Sequence[Job], run_attempts: Callable[[Sequence[Attempt]], None
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
-    """Return the overrides of each job without those that all jobs share, or its folder name if none is left."""
+    """Return the overrides of each job that not all jobs share, or the name of its folder if none is left."""
     common = set(jobs[0]).intersection(*jobs)
     return [" ".join(line for line in job if line not in common) or job.spec.path.name for job in jobs]
 

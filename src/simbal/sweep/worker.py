@@ -15,9 +15,9 @@ from simbal.runs.spec import RunSpec
 
 
 def make_task(spec: RunSpec, sweep: int | None) -> dict[str, Any]:
-    """Return the task of training `spec`, whose folder is written, as JSON values.
+    """Return the task of training `spec` as JSON values; the run folder must already contain the config.
 
-    The job ends with the process whose id is `sweep`; with None it may outlive the sweep.
+    The job ends when the process with the id `sweep` ends; with None it may outlive the sweep.
     """
     return {"directory": str(Path.cwd()), "folder": str(spec.path), "hash": spec.hash, "sweep": sweep}
 

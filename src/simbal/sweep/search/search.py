@@ -181,7 +181,7 @@ class Search:
             self._queue_trials(config.retry_failed)
 
     def num_done(self) -> int:
-        """Return the number of completed and pruned trials, including those of earlier commands."""
+        """Return the number of completed and pruned trials, including trials of earlier commands."""
         return len(self._trials(TrialState.COMPLETE, TrialState.PRUNED))
 
     def num_missing(self) -> int:
