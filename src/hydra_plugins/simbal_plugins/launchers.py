@@ -115,7 +115,7 @@ class RayConf:
     num_cpus: float | None = None  # per job; null: trainer.devices
     num_gpus: float | None = None  # per job; null: trainer.devices if trainer.accelerator=cuda, else 0
     threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
-    max_retries: int = 3  # of a job whose node is lost; it resumes from its checkpoint
+    max_retries: int = 3  # of a job whose node is lost; each retry resumes from the checkpoint
 
 
 class RayLauncher(PoolLauncher):
@@ -168,7 +168,7 @@ class SlurmConf:
     cpus_per_task: int = 8
     mem_gb: float | None = None  # per job; null: the default of the cluster
     timeout_min: int = 240
-    max_num_timeout: int = 3  # how often a run that ran out of time is requeued; it resumes from its checkpoint
+    max_num_timeout: int = 3  # how often a run that timed out is requeued; it resumes from its checkpoint
     array_parallelism: int = 16  # jobs at once
     threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # options of sbatch, such as {constraint: h200}

@@ -1,6 +1,6 @@
 """The analysis `orthogonality`: how far the rows of each router are from orthonormal, by length and angle.
 
-Reference: arXiv 2506.14038, tables 3, 9 and 10. The digits of these tables imply a product in bf16.
+Reference: arXiv 2506.14038, tables 3, 9 and 10. Their digits suggest a product in bf16.
 Shapes: L MoE layers, E experts, D model width.
 """
 

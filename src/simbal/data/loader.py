@@ -80,7 +80,7 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Tensor]:
         while self._yielded < len(self):
             step, part = divmod(self._yielded, self.accumulation)
-            self._yielded += 1  # before the yield, as Lightning saves the state while the generator is suspended
+            self._yielded += 1  # before the yield, because Lightning saves the state while the generator is suspended
             yield self._batch(step, part)
 
     def micro_batches(self, step: int) -> list[Tensor]:

@@ -62,7 +62,7 @@ def shared_windows(
     parts = [hashes.of(ids_T)[_within_document(ids_T, eot, width)] for ids_T in _chunks(validation_tokens, width)]
     keys_M, counts_M = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_counts=True)
     shift = np.uint64(64 - max(16 * len(keys_M), 2).bit_length())
-    is_candidate = np.zeros(1 << (64 - int(shift)), np.bool_)  # by the first bits, as a search takes 100 ns
+    is_candidate = np.zeros(1 << (64 - int(shift)), np.bool_)  # prefilter: a search takes 100 ns
     is_candidate[keys_M >> shift] = True
     found_M = np.zeros(len(keys_M), np.bool_)
 

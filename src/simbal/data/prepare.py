@@ -313,7 +313,7 @@ def _encode(items: Iterable[Item], encoder: Encoder, threads: int) -> Iterator[l
 
 
 def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield groups of items with about `GROUP_BYTES` of text, as smaller tasks would slow down threads."""
+    """Yield groups of items with about `GROUP_BYTES` of text, because smaller tasks would slow down threads."""
     group, size = list[Item](), 0
     for item in items:
         group.append(item)
@@ -377,6 +377,6 @@ def prepare_or_check(plain: Any, check: bool) -> list[str]:
         encoding = load_tokenizer(data.vocab_size, data.tokenizer_path).encoding
         for split in SPLITS:
             first = store.tokens(split)[: int(store.document_ends(split)[0]) - 1]
-            # repr, as text may contain control characters
+            # repr, because text may contain control characters
             lines.append(f"{split} starts with {encoding.decode(first[:SAMPLE_TOKENS].tolist())!r}")
     return lines

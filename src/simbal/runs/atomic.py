@@ -110,7 +110,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def lock(path: Path, timeout: float = 0.2) -> Iterator[None]:
-    """Hold the lock file `path` within the block; the file remains, as removing it would be a race.
+    """Hold the lock file `path` within the block; the file remains, because removing it would be a race.
 
     Args:
         path: the lock file. File systems without flock get a marker file next to it.

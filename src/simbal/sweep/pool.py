@@ -18,7 +18,7 @@ from simbal.sweep.plan import Attempt, State
 from simbal.sweep.view import View
 from simbal.sweep.worker import make_task
 
-MAX_REFUSALS = 16  # per poll, as each locked folder takes 0.2 s
+MAX_REFUSALS = 16  # per poll, because each locked folder takes 0.2 s
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 PAGE_SECONDS = 30.0  # between updates of index.html, which reloads at the same interval
 

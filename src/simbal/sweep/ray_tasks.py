@@ -30,7 +30,7 @@ class Request:
 
     num_cpus: float
     num_gpus: float
-    max_retries: int  # on another node, if the node or worker of a job is lost
+    max_retries: int  # retries on another node if the node or worker of a job is lost
 
 
 def connect(address: str | None) -> None:

@@ -1,6 +1,6 @@
 """Jobs of Slurm: jobs that are started together form one array, and each element receives the folder of a run.
 
-submitit writes the batch script, and requeues a job that ran out of time or was preempted. `squeue` shows whether a job
+submitit writes the batch script, and requeues a job that timed out or was preempted. `squeue` shows whether a job
 has ended, because many clusters keep no accounting data for `sacct`.
 """
 
@@ -33,7 +33,7 @@ class SlurmStarter:
         Args:
             folder: a folder for scripts and logs on a disk that all nodes share.
             parameters: parameters of the batch script, as submitit names them.
-            max_num_timeout: how often a job that ran out of time is requeued.
+            max_num_timeout: how often a job that timed out is requeued.
 
         Raises:
             UserError: Slurm is not installed, or a parameter is invalid.
