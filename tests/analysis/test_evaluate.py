@@ -93,7 +93,7 @@ def test_of_several_runs_those_that_an_analysis_does_not_apply_to_are_skipped(tm
     few = {"tokens": 160, "batch_size": 4}
     redundancy = {"_target_": "simbal.analysis.redundancy.redundancy", **few}
     evaluate({"redundancy": redundancy}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"skipped: analysis=redundancy needs two experts, and {specs['dense'].path} has 0" in capsys.readouterr().out
+    assert f"skipped: analysis=redundancy needs two experts, but {specs['dense'].path} has 0" in capsys.readouterr().out
     done = {name: (spec.path / "analysis" / "redundancy.json").exists() for name, spec in specs.items()}
     assert done == {"dense": False, "moe": True}
     coactivation = {"_target_": "simbal.analysis.coactivation.coactivation", **few}
