@@ -7,7 +7,7 @@
     sweep.runs, sweep.curves, sweep.analyses, sweep.table      # rows: lists of dicts
     sweep.table.to_pandas(), sweep.curves.to_polars()          # or data frames
 
-Mistakes raise `simbal.errors.UserError` with one sentence. Only `train` and `Run.model` import torch.
+User errors raise `simbal.errors.UserError` with a one-sentence message. Only `train` and `Run.model` import torch.
 """
 
 import os
@@ -52,7 +52,7 @@ class Run:
 
         self.path = Path(path)
         if not is_run(self.path):
-            raise UserError(f"{self.path} is not a run: give outputs/<name>/<run>")
+            raise UserError(f"{self.path} is not a run: use outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.status}>"
@@ -96,7 +96,7 @@ class Run:
 
         Args:
             accelerator: auto, cpu or cuda.
-            data_dir: folder of the prepared tokens, which define the vocabulary; None: the one in the run's config.
+            data_dir: folder of the prepared tokens, which define the vocabulary; None: data.cache_dir of the run.
 
         Raises:
             UserError: the run is not finished, its checkpoint is damaged, or its data are missing.
@@ -116,7 +116,7 @@ class Sweep(Sequence[Run]):
         """Open outputs/<name> or the folder of one run; `UserError` if it contains no run."""
         self.path = Path(path)
         if not self._listed:
-            raise UserError(f"{self.path} contains no runs: give outputs/<name>, or outputs/<name>/<run>")
+            raise UserError(f"{self.path} contains no runs: use outputs/<name>, or outputs/<name>/<run>")
 
     def __repr__(self) -> str:
         return f"<Sweep {self.path}: {len(self)} runs>"
@@ -224,7 +224,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 
 def load(folder: str | Path) -> Sweep:
-    """Open the runs in outputs/<name>, or the one in outputs/<name>/<run>; `UserError` if there is none."""
+    """Open the runs in outputs/<name>, or the single run in outputs/<name>/<run>; `UserError` if it contains none."""
     return Sweep(folder)
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-STARTED_BY_NAME = "SIMBAL_COMMAND"  # an environment variable, which child processes inherit
+STARTED_BY_NAME = "SIMBAL_COMMAND"  # an environment variable, so that child processes inherit it
 NAME = "simbal"
 _PROGRAM = re.compile(r"(?<![\w./-])(?:python )?(train|prepare|evaluate|report|export)\.py(?![\w/])")
 

@@ -1,14 +1,14 @@
-"""The conformance suite: checks that a balancing strategy does what it declares. Use it to test your own strategy:
+"""The conformance suite: checks that a balancing strategy behaves as declared. Use it to test your own strategy:
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     @pytest.mark.parametrize("case", cases_of_file(Path("conf/balancing/mine.yaml")), ids=str)
     def test_it_keeps_what_it_declares(case, check):
         check(case)
 
-A check raises AssertionError if the strategy does not do what it declares. That includes a property that is declared
+A check raises AssertionError if the strategy does not behave as declared. That includes a property that is declared
 False but holds. The checks first look at the loss and the choices on synthetic routings, then at the chosen experts and
-their weights, and finally train a tiny model for a few steps: with micro-batches, on ranks, with activation
-checkpointing.
+their gate weights, and finally train a tiny model for a few steps: with micro-batches, on several ranks, and with
+activation checkpointing.
 Shapes: B sequences, S sequence length, N = B*S tokens, V vocabulary, D model width, E experts, K experts per token, F
 expert width.
 """
@@ -63,12 +63,12 @@ class Case:
 
 
 def cases_of(name: str, keys: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> list[Case]:
-    """Return a case for each gating of a strategy, or for the first one if the strategy only reads router weights.
+    """Return a case for each gating of a strategy, or only for the first one if the strategy reads only router weights.
 
     Args:
-        name: of the strategy.
-        keys: its keys in a YAML file, including `_target_`.
-        changes: other values of some keys, which become part of the case's name.
+        name: name of the strategy.
+        keys: keys of the strategy in a YAML file, including `_target_`.
+        changes: values that override some keys and become part of the case's name.
     """
     changes = changes or {}
     label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
@@ -92,7 +92,7 @@ def route(
     experts: ExpertWeights | None = None,
     tokens_BS: Tensor = TOKENS_BS,
 ) -> Routing:
-    """Return the routing of one layer, in the dtype of the weight, with random experts unless given."""
+    """Return the routing of one layer, in the dtype of the weight; None: random experts."""
     router = Router(weight_ED.shape[1], len(weight_ED), K, case.gating, case.renormalize, layer=0)
     del router.weight_ED
     router.weight_ED = weight_ED  # type: ignore[assignment]  # replaces the parameter
@@ -130,7 +130,7 @@ def it_declares_properties_formula_and_citation(case: Case) -> None:
 
 
 def its_gradient_reaches_the_router(case: Case) -> None:
-    """Check the gradient against a central difference: by each router, and by the experts if the loss reads them.
+    """Check the gradients of each router, and of the experts if the loss reads them, against central differences.
 
     The loss of a strategy with differentiable=False must be 0.
     """
@@ -176,7 +176,7 @@ def it_is_linear_in_its_coefficient(case: Case) -> None:
 
 
 def its_loss_ignores_tokens_only_if_declared(case: Case) -> None:
-    """Check that the loss depends only on router weights if scope=weights, and also on tokens or gating otherwise."""
+    """Check that the loss depends only on router weights if scope=weights, and otherwise also on tokens or gating."""
     strategy = case.make()
     if not strategy.properties.differentiable:
         return
@@ -247,7 +247,7 @@ def a_prefix_is_routed_as_in_the_full_sequence(case: Case) -> None:
 
 
 def weights_match_the_chosen_experts(case: Case) -> None:
-    """Check that weights are the probabilities of the chosen experts, divided by their sum if the router does so.
+    """Check that gate weights are the probabilities of the chosen experts, divided by their sum if the router does so.
 
     The sum includes dropped experts.
     """
@@ -274,12 +274,12 @@ def tiny_model(gating: str = "softmax") -> Transformer:
 
 
 def tiny_module(case: Case) -> LitMoE:
-    """Return the tiny model with the strategy, with coef=1 if it has a loss."""
+    """Return the tiny model with the case's strategy, with coef=1 if the strategy has a loss."""
     return module_of(case.make(), case.gating)
 
 
 def module_of(strategy: Balancing, gating: str = "softmax") -> LitMoE:
-    """Return the tiny model with a strategy, with coef=1 if it has a loss."""
+    """Return the tiny model with a strategy, with coef=1 if the strategy has a loss."""
     if strategy.coef:
         strategy.coef = 1.0
     return composed_module(Composition({"it": strategy}, {}), gating)
@@ -297,14 +297,14 @@ def composed_module(balancing: Composition, gating: str = "softmax") -> LitMoE:
 
 
 def batch_of(step: int) -> Tensor:
-    """Return the windows of tokens of a step."""
+    """Return the token windows of a step, (B, S + 1)."""
     return torch.randint(V, (B, S + 1), generator=torch.Generator().manual_seed(step))
 
 
 def train(module: LitMoE, steps: range, micro_batches: int = 1, rank: int = 0) -> list[StepResult]:
-    """Train with SGD. Sequences are distributed in turn over ranks, and then over micro-batches."""
+    """Train with SGD. Sequences are distributed round-robin over ranks, and then over micro-batches."""
     optimizer = torch.optim.SGD(module.model.parameters(), LR)
-    finished = []
+    results = []
     for step in steps:
         of_rank_BT = batch_of(step)[rank :: world_size()]
         chunks = [of_rank_BT[first::micro_batches] for first in range(micro_batches)]
@@ -318,8 +318,8 @@ def train(module: LitMoE, steps: range, micro_batches: int = 1, rank: int = 0) -
                     parameter.grad.copy_(sum_over_ranks(parameter.grad) / world_size())
         optimizer.step()
         optimizer.zero_grad()
-        finished.append(module.finish_step(step, LR))
-    return finished
+        results.append(module.finish_step(step, LR))
+    return results
 
 
 def outcome(module: LitMoE) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The console and the layout of all tables that programs print."""
+"""The console and the layout of all printed tables."""
 
 import sys
 

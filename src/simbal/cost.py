@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """The number of parameters of all copies."""
+        """The number of parameters in all copies."""
         return self.copies * math.prod(self.size)
 
 
@@ -53,7 +53,7 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Parameters that compute one token."""
+        """Parameters used per token."""
         return self.total - self.ffn + self.ffn_active - self.bias + self.bias_active
 
     @property
@@ -194,29 +194,29 @@ class DeviceMemory:
 
     weights: int
     gradients: int
-    moments: int  # two per weight, of AdamW
+    moments: int  # AdamW's two per weight
     activations: int  # kept by the forward pass of a micro-batch for its backward pass
-    working: int  # temporary memory of the layer, or of the head, that needs the most
+    working: int  # temporary memory of one layer or the head, whichever needs more
     sharing: int  # buffers of ddp or fsdp
     accumulates: bool
 
     @property
     def peak(self) -> int:
-        """The most bytes at any time.
+        """The peak memory in bytes.
 
         With several micro-batches, gradients and activations exist together. Otherwise only the larger of the two
         counts, because the backward pass frees activations while it creates gradients.
         """
-        more = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
-        return self.weights + self.moments + self.working + self.sharing + more
+        backward = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
+        return self.weights + self.moments + self.working + self.sharing + backward
 
 
 def device_memory(shape: TransformerShape, step: Step, strategy: str = "one device", gpus: int = 1) -> DeviceMemory:
     """Return the memory of one of `gpus` devices, without balancing strategies, which need little.
 
-    ddp: DistributedDataParallel sums gradients in buckets that are together as large as all gradients. fsdp: each
-    device holds its shard of every parameter, gradient and moment, and in addition the full weights and gradients of
-    everything but the feed-forwards, and of two feed-forwards (the current and the next one); see
+    ddp: DistributedDataParallel sums gradients in buckets, which together are as large as all gradients. fsdp: each
+    device holds its shard of every parameter, gradient and moment. It also holds the full weights and gradients of two
+    feed-forwards (the current and the next one) and of everything outside the feed-forwards; see
     simbal.training.strategies.
     """
     weights = weights_of(shape)

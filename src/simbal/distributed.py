@@ -24,7 +24,7 @@ def rank() -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process is rank zero, which writes the run's files; true without a process group."""
+    """Return whether this process is rank zero, which writes the run's files; True without a process group."""
     return rank() == 0
 
 
@@ -46,7 +46,7 @@ def max_over_ranks(number: int) -> int:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor; any other tensor is returned as it is. A collective: every rank must call it."""
+    """Gather a sharded tensor; return any other tensor unchanged. A collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

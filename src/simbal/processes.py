@@ -1,4 +1,4 @@
-"""Processes of jobs: the slots that they run in, how they start, and how they end with the process that started them.
+"""Processes of jobs: their slots, how they start, and how they end together with the process that started them.
 
 A job starts in a new Python, or in a fork of a server that has imported its libraries: importing torch and Lightning
 takes 3 s of CPU time. Either way it leads a process group, which Ctrl-C in a terminal does not reach.
@@ -27,12 +27,12 @@ from typing import Any, Protocol
 
 from simbal.errors import UserError
 
-Task = dict[str, Any]  # what a job's process has to do, as JSON values
+Task = dict[str, Any]  # input of a job's process, as JSON values
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS, WATCH_SECONDS = 0.1, 0.5
 GRACE_SECONDS = 5.0  # between SIGTERM, on which a run saves a checkpoint, and SIGKILL
-START_ATTEMPTS, RETRY_SECONDS = 5, 0.2  # if the fork server dies while it starts a process
+START_ATTEMPTS, RETRY_SECONDS = 5, 0.2  # retries if the fork server dies while it starts a process
 # parameters and values of mallopt(3) in bytes: never shrink the heap; map only blocks of at least 1 GiB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**30)
 
@@ -108,16 +108,16 @@ class Process(Protocol):
     """A started process, on this machine or another."""
 
     def begun(self) -> bool:
-        """Return whether it is running; a cluster can queue it for hours, and again after a preemption."""
+        """Return whether the process is running; a cluster can queue it for hours, and again after a preemption."""
 
     def poll(self) -> int | None:
-        """Return its exit code, or None while it runs; a negative one is the signal that killed it."""
+        """Return the exit code, or None while the process runs; a negative code is the signal that killed it."""
 
     def wait(self) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait for the process to end and return its exit code."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and its descendants, even after it has ended."""
+        """Send a signal to the process and its descendants, even after the process has ended."""
 
 
 class LocalProcess:
@@ -128,15 +128,15 @@ class LocalProcess:
         self.process, self.pid = process, process.pid
 
     def begun(self) -> bool:
-        """Return True."""
+        """Return True, because a local process starts immediately."""
         return True
 
     def poll(self) -> int | None:
-        """Return its exit code, or None while it runs; a negative one is the signal that killed it."""
+        """Return the exit code, or None while the process runs; a negative code is the signal that killed it."""
         return self.process.poll() if isinstance(self.process, subprocess.Popen) else self.process.exitcode
 
     def wait(self) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait for the process to end and return its exit code."""
         if isinstance(self.process, subprocess.Popen):
             return self.process.wait()
         self.process.join()
@@ -144,10 +144,10 @@ class LocalProcess:
         return self.process.exitcode
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its group."""
+        """Send a signal to the process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        if self.poll() is None:  # a fork that does not lead its group yet
+        if self.poll() is None:  # a fork that does not lead a group yet
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -172,10 +172,10 @@ class Starter(Protocol):
 
 
 class Spawn:
-    """Starts each process as a new Python, which imports what it needs."""
+    """Starts each process as a new Python, which imports its own libraries."""
 
     def __init__(self, program: ModuleType) -> None:
-        """Set the module that `python -m` runs and that gets its task from `read_task`."""
+        """Set the module that `python -m` runs; it must get its task from `read_task`."""
         self.program = program
 
     def start(self, task: Task, environment: Mapping[str, str]) -> LocalProcess:
@@ -254,8 +254,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def ends_with(parent: int, grace: float = GRACE_SECONDS) -> Iterator[None]:
     """End this process and its group when the process `parent` ends within the block.
 
-    A thread watches `parent`. The kernel's parent-death signal would not do: it comes when the thread that started a
-    process ends, not the process.
+    A thread watches `parent`. The kernel's parent-death signal is unsuitable: it is sent when the thread that started
+    the process ends, not when the parent process ends.
 
     Args:
         parent: the id of a process on this machine.
@@ -299,7 +299,7 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed memory for reuse; with another libc, do nothing.
 
     glibc returns large blocks to the kernel, which maps and clears their pages again at the next use: 8,600 page faults
-    a step at `model=tiny`, a fifth of its time on a virtual machine.
+    per step with `model=tiny`, a fifth of the step's time on a virtual machine.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

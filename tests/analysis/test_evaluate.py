@@ -93,18 +93,18 @@ def test_runs_that_an_analysis_does_not_apply_to_are_skipped(tmp_path, cache_dir
     few = {"tokens": 160, "batch_size": 4}
     redundancy = {"_target_": "simbal.analysis.redundancy.redundancy", **few}
     evaluate({"redundancy": redundancy}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"skipped: analysis=redundancy needs two experts, and {specs['dense'].path} has 0" in capsys.readouterr().out
+    assert f"skipped: analysis=redundancy needs two experts, but {specs['dense'].path} has 0" in capsys.readouterr().out
     done = {name: (spec.path / "analysis" / "redundancy.json").exists() for name, spec in specs.items()}
     assert done == {"dense": False, "moe": True}
     coactivation = {"_target_": "simbal.analysis.coactivation.coactivation", **few}
     with pytest.raises(UserError, match="analysis=coactivation applies to none of the 2 runs"):
         evaluate({"coactivation": coactivation}, str(specs["moe"].path.parent), False, "cpu", "")
-    with pytest.raises(UserError, match=r"analysis=coactivation needs routers, and .* is a dense model"):
+    with pytest.raises(UserError, match=r"analysis=coactivation needs routers, but .* is a dense model"):
         evaluate({"coactivation": coactivation}, str(specs["dense"].path), False, "cpu", "")
     (specs["dense"].path / "checkpoints/final.ckpt").unlink()
     orthogonality = {"_target_": "simbal.analysis.orthogonality.orthogonality"}
     evaluate({"orthogonality": orthogonality}, str(specs["moe"].path.parent), False, "cpu", "")
-    assert f"skipped: there is no checkpoint {specs['dense'].path}/checkpoints/final.ckpt" in capsys.readouterr().out
+    assert f"skipped: {specs['dense'].path}/checkpoints/final.ckpt does not exist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_from_ignores_keys_that_cannot_change_the_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "give"),
+    ("before", "after", "key"),
     [
         ("simbal.balancing.weight_losses.SimBal", "evil.SimBal", "balancing="),
         ("model: tiny", "model: mine", "model="),
@@ -164,7 +164,7 @@ def test_from_ignores_keys_that_cannot_change_the_result(tmp_path):
 def test_option_missing_from_conf_must_be_given(before, after, give, tmp_path):
     path = write_folder((), tmp_path).path
     (path / "config.yaml").write_text((path / "config.yaml").read_text().replace(before, after, 1))
-    with pytest.raises(ConfigError, match=f"give {give}"):
+    with pytest.raises(ConfigError, match=f"set {key}"):
         started_from(path)
 
 

@@ -165,7 +165,7 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
         ("{tmp}/*.jsonl.zst", "data.files: no file matches"),
         ("{tmp}", "data.files: .* is a folder"),
         ([], "data.files is empty"),
-        (["{tmp}/a.jsonl", "{tmp}/*.jsonl"], "given twice"),
+        (["{tmp}/a.jsonl", "{tmp}/*.jsonl"], "listed twice"),
     ],
 )
 def test_names_without_text_are_refused(keys, jsonl, tmp_path, files, message):

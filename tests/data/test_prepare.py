@@ -204,7 +204,7 @@ def test_one_of_two_processes_prepares_without_torch_and_the_other_waits(corpus,
     with start() as first:
         assert first.stdout.readline() == "building\n"
         with start() as second:
-            assert second.stderr.readline().startswith("waiting for another process that prepares files-")
+            assert second.stderr.readline().startswith("waiting for another process to prepare files-")
             fingerprint, errors = first.communicate("\n")
             assert second.communicate() == (fingerprint, "")
     assert (errors, first.returncode, second.returncode) == ("", 0, 0)

@@ -86,7 +86,7 @@ def test_a_glob_in_a_url_is_expanded_and_sorted(keys, memory):
     }.items():
         with pytest.raises(UserError, match=message):
             open_source(keys("files", files=urls)).inputs()
-    with pytest.raises(UserError, match="b.jsonl .*given twice"):
+    with pytest.raises(UserError, match="b.jsonl .*listed twice"):
         open_source(keys("files", files=["memory://folder/*.jsonl", names[1]])).inputs()
 
 
@@ -104,7 +104,7 @@ def test_a_lost_connection_or_a_short_copy_is_retried_three_times(read_url, flak
     flaky(failure, failure, failure)
     assert read_url("flaky://a.jsonl") == TEXTS
     flaky(*[failure] * 4)
-    with pytest.raises(UserError, match="cannot read flaky://a.jsonl .*give its path"):
+    with pytest.raises(UserError, match="cannot read flaky://a.jsonl .*set its path"):
         read_url("flaky://a.jsonl")
 
 

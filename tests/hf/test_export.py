@@ -195,7 +195,7 @@ def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
     with pytest.raises(UserError, match="final.ckpt"):
         export(str(run), str(target), overwrite=False)
     checkpoint.write_bytes((run_of(*DENSE).path / "checkpoints" / "final.ckpt").read_bytes())
-    with pytest.raises(UserError, match="belongs to another run"):
+    with pytest.raises(UserError, match="was not saved by the run"):
         export(str(run), str(target), overwrite=False)
     RunFolder(run).write_record(RunFolder(run).read_record() | {"status": "killed"})
     with pytest.raises(UserError, match="is not finished"):

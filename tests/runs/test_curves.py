@@ -21,5 +21,5 @@ def test_a_truncated_last_line_is_ignored(tmp_path):
 def test_a_broken_line_is_an_error_that_names_the_file_and_the_line(tmp_path, line):
     good = '{"step": 1, "tokens": 10}\n'
     (tmp_path / "metrics.jsonl").write_bytes(f"{good}{line}\n{good}".encode("latin-1"))
-    with pytest.raises(UserError, match=f"{tmp_path / 'metrics.jsonl'} is broken: line 2"):
+    with pytest.raises(UserError, match=f"{tmp_path / 'metrics.jsonl'} is damaged: line 2"):
         rows(tmp_path)

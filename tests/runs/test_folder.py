@@ -124,7 +124,7 @@ def test_sums_by_document_are_read_and_a_damaged_file_is_named(tmp_path, line):
     assert ([*found.nats], [*found.tokens]) == ([3.5, 0.0, 2.0], [2, 0, 1])
     if line:
         file.write_text('{"nats": [1.0, 2.0], "tokens": [1]}' if line == "short" else line)
-        with pytest.raises(UserError, match=f"{file} is broken"):
+        with pytest.raises(UserError, match=f"{file} is damaged"):
             document_sums(tmp_path)
 
 

@@ -52,17 +52,17 @@ class ArmSweeper(Sweeper):
         return [*map(_restore, spans.parse(lines, integer_keys(), OverridesParser.create(self.loader)))]
 
     def print_replaced(self, arms: list[str], arguments: list[str]) -> None:
-        """Print which overrides of the arms the command line replaces."""
+        """Print the overrides of the arms that the command line replaces."""
         from simbal.console import console
 
         given = {override.key_or_group: override for override in self.parse(arguments)}
         replaced: dict[str, dict[str, None]] = {}
         for override in (override for arm in arms for override in self.parse(split_arm(arm))):
-            own = given.get(override.key_or_group)
-            if own and own.value() != override.value():
-                replaced.setdefault(str(own.input_line), {})[str(override.input_line)] = None
-        for own_line, lines in replaced.items():
-            console().print(f"{own_line} replaces {', '.join(lines)} of the sweep's arms", soft_wrap=True)
+            argument = given.get(override.key_or_group)
+            if argument and argument.value() != override.value():
+                replaced.setdefault(str(argument.input_line), {})[str(override.input_line)] = None
+        for line, lines in replaced.items():
+            console().print(f"{line} replaces {', '.join(lines)} of the sweep's arms", soft_wrap=True)
 
 
 class GridSweeper(ArmSweeper):
@@ -103,7 +103,7 @@ class GridSweeper(ArmSweeper):
         return returns
 
     def _compose(self, arguments: list[str]) -> list[Job]:
-        """Return each run once, composed and checked; `ConfigError` if one is invalid."""
+        """Compose and check the jobs, one per distinct run; `ConfigError` if one is invalid."""
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
         lines = [job for arm in arms for job in combinations(self.parse(arm))]
@@ -112,7 +112,7 @@ class GridSweeper(ArmSweeper):
         return [*{job.spec.path: job for job in jobs}.values()]
 
     def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
-        """Run jobs and return how they ended. `all_jobs` also has those of earlier looks."""
+        """Run jobs and return how they ended. `all_jobs` also includes the jobs of earlier looks."""
         from simbal.sweep.checks import prepare_launch
         from simbal.sweep.plan import write_sweep_json
 
@@ -123,7 +123,7 @@ class GridSweeper(ArmSweeper):
         return self.launcher.launch(jobs, initial_job_idx=len(all_jobs) - len(jobs))
 
     def _run_until_decided(self, arguments: list[str], jobs: list[Job]) -> tuple[list[Job], list[JobReturn]]:
-        """Run the jobs, then add equally many seeds at a time until all arms are decided.
+        """Run the jobs, then add the same number of seeds at a time until all arms are decided.
 
         Returns:
             All jobs, and how they ended.
@@ -177,7 +177,7 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
 
 
 def _restore(override: Override) -> Override:
-    """Return `key=choice(value)`, by which the command line defers a value to the sweeper, as `key=value`."""
+    """Return `key=choice(value)`, with which the command line defers a value to the sweeper, as `key=value`."""
     value = override.value()
     if isinstance(value, ChoiceSweep) and len(value.list) == 1 and not value.shuffle:
         return spans.read(f"{override.get_key_element()}={next(override.sweep_string_iterator())}")

@@ -33,7 +33,7 @@ class PoolLauncher(Launcher):
     here: ClassVar[bool] = False  # whether the jobs run on this machine
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what is needed to compose a job."""
+        """Store Hydra's context and config, which compose jobs."""
         self.hydra_context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -59,11 +59,11 @@ class PoolLauncher(Launcher):
 
     @abstractmethod
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
-        """Return the environment variables of each job that may run at once; `UserError` if a device is missing."""
+        """Return the environment variables of each slot, which runs one job at a time; `UserError` without a device."""
 
     @abstractmethod
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
-        """Return what starts the processes of the jobs, given the environment of one slot."""
+        """Return the starter of the jobs' processes, given the environment of one slot."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class ProcsLauncher(PoolLauncher):
         return processes.cpu_slots(processes.usable_cores(), self.n_jobs, self.threads)
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
-        """Return a fork server for CPUs. With GPUs each job is a new Python, as imports may initialize a GPU."""
+        """Return a fork server for CPUs. With GPUs each job is a new Python, because imports may initialize a GPU."""
         from simbal.sweep import worker
 
         if self.preload is None or processes.VISIBLE in slot:
@@ -115,7 +115,7 @@ class RayConf:
     num_cpus: float | None = None  # per job; null: trainer.devices
     num_gpus: float | None = None  # per job; null: trainer.devices if trainer.accelerator=cuda, else 0
     threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
-    max_retries: int = 3  # of a job whose node is lost; it resumes from its checkpoint
+    max_retries: int = 3  # of a job whose node is lost; each retry resumes from the checkpoint
 
 
 class RayLauncher(PoolLauncher):
@@ -142,7 +142,7 @@ class RayLauncher(PoolLauncher):
         return processes.remote_slots(count_slots(request), self.n_jobs, self.threads, request.num_gpus > 0)
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
-        """Return what submits tasks to Ray."""
+        """Return the starter that submits tasks to Ray."""
         from simbal.sweep.ray_tasks import RayStarter
 
         return RayStarter(self._request(jobs))
@@ -168,7 +168,7 @@ class SlurmConf:
     cpus_per_task: int = 8
     mem_gb: float | None = None  # per job; null: the default of the cluster
     timeout_min: int = 240
-    max_num_timeout: int = 3  # how often a run that ran out of time is requeued; it resumes from its checkpoint
+    max_num_timeout: int = 3  # how often a run that timed out is requeued; it resumes from its checkpoint
     array_parallelism: int = 16  # jobs at once
     threads: int | None = None  # per job; null: one on a CPU, the default of each library on a GPU
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # options of sbatch, such as {constraint: h200}
@@ -181,11 +181,11 @@ class SlurmLauncher(PoolLauncher):
         self.max_num_timeout, self.threads, self.parameters = max_num_timeout, threads, parameters
 
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
-        """Return one slot per job, as all of them are queued at once."""
+        """Return one slot per job, because all jobs are queued at once."""
         return processes.remote_slots(len(jobs), None, self.threads, self.parameters["gpus_per_node"] > 0)
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
-        """Return what submits jobs to Slurm; `UserError` if Slurm is not installed."""
+        """Return the starter that submits jobs to Slurm; `UserError` if Slurm is not installed."""
         from simbal.sweep.slurm_jobs import SlurmStarter
 
         options = {"requeue": True} | dict(self.parameters["additional_parameters"])  # JobRequeue=0 may be the default

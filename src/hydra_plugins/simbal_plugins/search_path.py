@@ -11,7 +11,7 @@ SCHEME = "simbal-sweeps"
 
 
 class SweepsSource(FileConfigSource):
-    """A folder of which Hydra sees only sweeps/. Any other folder, such as seed/, would become a config group."""
+    """A folder in which Hydra sees only sweeps/. Otherwise any folder, such as seed/, would become a config group."""
 
     @staticmethod
     def scheme() -> str:
@@ -38,7 +38,7 @@ class SweepsSource(FileConfigSource):
 
 
 class ProjectSearchPath(SearchPathPlugin):
-    """The search path of simbal's programs. Other programs with Hydra keep theirs."""
+    """The search path of simbal's programs. Other Hydra programs are not affected."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append conf/ and sweeps/ of the current folder."""

@@ -1,1 +1,1 @@
-"""Analyses, one file per study: each is a function from the keys of its YAML file to a `Result`."""
+"""Analyses, one module each: a function takes the keys of its YAML file and returns a `Result`."""

@@ -1,6 +1,6 @@
 """The analysis `coactivation`: which experts of a layer are chosen together.
 
-Reference: arXiv 2409.02060 (OLMoE). The number `companion` is ours.
+Reference: arXiv 2409.02060 (OLMoE). The metric `companion` is ours.
 Shapes: N tokens, L MoE layers, E experts, K experts per token.
 """
 
@@ -15,7 +15,7 @@ from simbal.analysis.subject import NotApplicableError, Subject, require_fixed_t
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Routing
 
-MAX_COUNTS = 1 << 20  # more counts of pairs would make the file too large
+MAX_COUNTS = 1 << 20  # more pair counts would make the file too large
 DEFINITION = {
     "coactivation": "A_ij = tokens that chose both i and j / tokens that chose i. With K experts per token, the A_ij "
     "of an expert i sum to K - 1 over j != i, so their mean is (K-1)/(E-1) for any router",
@@ -32,8 +32,8 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
 
     Raises:
         NotApplicableError: the model is dense, has one expert per token, or the number of experts varies by token.
@@ -41,7 +41,7 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
     require_fixed_top_k(subject, "coactivation")
     num_experts, top_k = subject.num_experts, subject.top_k
     if top_k < 2:
-        raise NotApplicableError(f"analysis=coactivation needs two experts per token, and {subject.path} has one")
+        raise NotApplicableError(f"analysis=coactivation needs two experts per token, but {subject.path} has one")
     together_LEE = torch.tensor(0)
     for batch in subject.track_predictions("coactivation", batch_size, tokens):
         together_LEE = together_LEE + torch.stack([count_together(routing) for routing in batch.routings]).cpu()
@@ -62,11 +62,11 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "layers": layers | {"largest_pair": [[i, j] for _, i, j in pairs], "tokens_per_expert": tokens_per_expert},
     }
     notes = [
-        f"{record['tokens']:,} tokens. A_ij: share of the tokens that chose i which also chose j. With random choices "
-        f"of {top_k} of {num_experts} experts it is {record['chance']:.4f}. Experts with many tokens are companions of "
-        "all others.",
-        "companion: share of choices whose token also chose the most frequent companion. The last row holds the "
-        "largest A_ij of all layers and the mean companion share.",
+        f"{record['tokens']:,} tokens. A_ij: share of expert i's tokens that also chose expert j. With random choices "
+        f"of {top_k} of {num_experts} experts it is {record['chance']:.4f}. Popular experts are frequent companions "
+        "of all others.",
+        "companion: share of choices whose token also chose the most frequent companion. The last row shows the "
+        "largest A_ij over all layers and the mean companion share.",
     ]
     if len(pairs) * num_experts * (num_experts + 1) // 2 <= MAX_COUNTS:
         record["together"] = [
@@ -78,17 +78,17 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "largest": ("largest A_ij", ".4f"), "companion": ("companion", ".4f"), "i": ("i", "d"), "j": ("j", "d"),
         "tokens_of_i": ("tokens of i", ",d"),
     }  # fmt: skip
-    of_pairs = {
+    pair_columns = {
         "i": [i for _, i, _ in pairs],
         "j": [j for _, _, j in pairs],
         "tokens_of_i": [counts[i] for counts, (_, i, _) in zip(tokens_per_expert, pairs, strict=True)],
     }
-    table = layer_table("experts chosen together", columns, layers | of_pairs, {"all": metrics})
+    table = layer_table("experts chosen together", columns, layers | pair_columns, {"all": metrics})
     return Result([table], notes, record)
 
 
 def count_together(routing: Routing) -> Tensor:
-    """Return the number of tokens that chose both of two experts, (E, E) int64; the diagonal counts single experts."""
+    """Return how many tokens chose each pair of experts, (E, E) int64; the diagonal counts tokens per expert."""
     num_experts = routing.logits_NE.shape[-1]
     chosen_NE = chosen_experts(routing.topk_experts_NK, num_experts).double()  # exact up to 2^53 tokens
     return (chosen_NE.T @ chosen_NE).long()

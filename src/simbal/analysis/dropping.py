@@ -18,9 +18,8 @@ from simbal.metrics.definitions import perplexity
 from simbal.model.router import Candidates, Steering, SteeringWrapper, topk_indices
 
 DEFINITION = {
-    "dropping": "in all layers, the d experts that a token would choose first are masked, and it goes to the K largest "
-    "scores of the rest (no replacement if the number of experts varies by token); the router's own rule gives the "
-    "weights of the chosen experts",
+    "dropping": "in all layers, the d best experts of each token are masked, and the token goes to the K best of the "
+    "rest (no replacement if the number of experts varies by token); the router computes the gate weights as usual",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_drop_<d>": "exp of the loss with d experts masked; d = 0 is the unchanged model",
 }
@@ -28,7 +27,7 @@ DEFINITION = {
 
 @dataclass(frozen=True)
 class Dropping(SteeringWrapper):
-    """A `Steering` that masks the `drop` best experts of each token, according to another `strategy`."""
+    """A `Steering` that masks the `drop` experts of each token with the highest scores of `strategy`."""
 
     strategy: Steering
     drop: int
@@ -48,8 +47,8 @@ def dropping(
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
         drops: numbers of experts to drop, at most E - K; None: 0 to E - K.
 
     Raises:

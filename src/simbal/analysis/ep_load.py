@@ -1,7 +1,7 @@
 """The analysis `ep_load`: how unevenly expert parallelism loads the devices.
 
-In each step all devices wait for the busiest one, so the load is counted in steps made of validation sequences. The
-numbers are ours; with one expert per device, overload is MaxVio + 1 (arXiv 2408.15664).
+In each step all devices wait for the busiest one, so load is counted per step, which is a group of validation
+sequences. The metrics are ours; with one expert per device, overload equals MaxVio + 1 (arXiv 2408.15664).
 Shapes: B sequences, S sequence length, T steps, L MoE layers, E experts.
 """
 
@@ -20,11 +20,11 @@ from simbal.model.router import Routing
 
 MAX_DEVICES = 64  # largest number of devices by default
 DEFINITION = {
-    "ep_load": "E experts on a number of devices, E / devices neighbors on each; c: tokens sent to each expert in a "
-    "step, which consists of validation sequences sampled without replacement; overload: largest sum of c on a device "
-    "divided by the mean over devices",
-    "overload_<devices>": "overload of a step and layer, mean over steps and layers",
-    "overload_max_<devices>": "overload of a step and layer, maximum over steps and layers",
+    "ep_load": "each device holds E / devices consecutive experts; c: tokens sent to each expert in a step, which "
+    "consists of validation sequences sampled without replacement; overload: load of the busiest device (the sum of c "
+    "over its experts) divided by the mean load of all devices",
+    "overload_<devices>": "overload, mean over steps and layers",
+    "overload_max_<devices>": "overload, maximum over steps and layers",
     "overload_total_<devices>": "overload of c summed over all steps, mean over layers: the part that no order of the "
     "sequences can balance",
 }
@@ -42,11 +42,11 @@ def ep_load(
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
         step: sequences per step.
         devices: numbers of devices, each a divisor of E; None: all divisors from 2 to 64.
-        seed: of the order of the sequences.
+        seed: seed of the sequence order.
 
     Raises:
         UserError: the model is dense, a number of devices does not divide E, or there are too few sequences.
@@ -116,7 +116,7 @@ def sequence_counts(routings: Sequence[Routing]) -> Tensor:
 
 
 def step_counts(counts_BLE: Tensor, step: int, seed: int) -> Tensor:
-    """Return the sums over `step` sequences each, in random order, (T, L, E). An incomplete step is dropped."""
+    """Sum the counts of each step, (T, L, E): `step` sequences in random order. An incomplete step is dropped."""
     order_B = torch.randperm(len(counts_BLE), generator=generator(seed, "ep_load/order"))
     used_B = order_B[: len(order_B) // step * step]
     return counts_BLE[used_B].view(-1, step, *counts_BLE.shape[1:]).sum(1)

@@ -20,7 +20,7 @@ from simbal.console import console
 from simbal.errors import UserError
 from simbal.processes import keep_freed_memory
 
-# the parameter that receives what an analysis measures: either kind of model, a trained run, or a Hugging Face model
+# the parameter that receives the model: `subject` accepts both kinds, `trained` a run, `hf` a Hugging Face model
 MEASURED = (EITHER, TRAINED, HF) = ("subject", "trained", "hf")
 GIVE = {TRAINED: "a trained run: set run=outputs/<name>/<run>", HF: "a Hugging Face model: set hf=FOLDER"}
 
@@ -29,7 +29,7 @@ class Requested(Protocol):
     """A Hugging Face model that the user asks to measure; see `simbal.hf.load`."""
 
     def require_results(self) -> Path:
-        """Return the folder of its results; `UserError` if it holds results of another model or text."""
+        """Return the results folder; `UserError` if it contains results of a different model or text."""
 
     def load(self) -> Subject:
         """Load the model."""
@@ -52,7 +52,7 @@ class Analysis:
     def run(self, folder: Path, load_subject: Callable[[], Subject] | None, overwrite: bool) -> None:
         """Run the analysis, print its result and write it to <folder>/analysis/<name>.json.
 
-        Unless `overwrite`, a file that was made with the same settings is kept.
+        Without `overwrite`, keep a file with the same settings.
         """
         out, file = console(), folder / "analysis" / f"{self.name}.json"
         if not overwrite and (existing := read_analysis(file)) is not None and has_settings(existing, self.settings):
@@ -64,16 +64,16 @@ class Analysis:
             arguments |= {str(self.measures): subject}
         start = time.perf_counter()
         result = self.function(**arguments)
-        # what a number depends on besides its settings; the order of a sum depends on the number of threads
-        circumstances = {
+        # these affect the numbers too: the order of a sum depends on the number of threads
+        conditions = {
             "seconds": time.perf_counter() - start,
             "threads": torch.get_num_threads(),
             "versions": {name: importlib.metadata.version(name) for name in ("simbal", "torch")},
         }
         if subject is not None:
-            circumstances["precision"] = subject.precisions
+            conditions["precision"] = subject.precisions
         try:
-            write_analysis(file, {"analysis": self.name, "settings": self.settings, **result.record, **circumstances})
+            write_analysis(file, {"analysis": self.name, "settings": self.settings, **result.record, **conditions})
         finally:  # a result that cannot be written is still printed
             if subject is not None:
                 out.print(f"{self.name} of {folder}", soft_wrap=True)
@@ -107,12 +107,12 @@ def evaluate(
 
     Raises:
         UserError: a setting is invalid, a model is missing, no analysis has an input as a parameter, or a result cannot
-            be written. Of several runs, those that an analysis does not apply to are skipped.
+            be written. With several runs, an analysis skips the runs that it does not apply to.
     """
     if hf is None:
         keep_freed_memory()
     elif run is not None:
-        raise UserError("run= and hf= exclude each other: set one of them")
+        raise UserError("run= and hf= cannot be combined: set one of them")
     checked = _check_analyses(analyses, inputs or {})
     with_model = [analysis for analysis in checked if analysis.measures]
     subjects = _find_subjects(with_model, run, hf, accelerator, places) if with_model else {}
@@ -120,8 +120,8 @@ def evaluate(
         if not analysis.measures:
             analysis.run(Path(str(output_dir)), None, overwrite=True)
     applied = set()
-    for folder, load_it in subjects.items():
-        load_once = cache(load_it)  # not called if all results exist
+    for folder, load_subject in subjects.items():
+        load_once = cache(load_subject)  # not called if all results exist
         for analysis in with_model:
             try:
                 analysis.run(folder, load_once, overwrite)
@@ -135,11 +135,11 @@ def evaluate(
 
 
 def _check_analyses(analyses: dict[str, dict[str, Any]], inputs: Mapping[str, Any]) -> list[Analysis]:
-    """Return the analyses with their inputs; `UserError` for an invalid setting or an input that none uses."""
+    """Return the analyses with their inputs; `UserError` for an invalid setting or an unused input."""
     functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
     parameters = {name: inspect.signature(function).parameters for name, function in functions.items()}
     for key, value in inputs.items():
-        if value is not None and not any(key in of_one for of_one in parameters.values()):
+        if value is not None and not any(key in names for names in parameters.values()):
             raise UserError(f"{key}= does not apply to analysis={','.join(analyses)}: remove it")
     checked = []
     for name, settings in analyses.items():
@@ -153,10 +153,10 @@ def _check_analyses(analyses: dict[str, dict[str, Any]], inputs: Mapping[str, An
 def _find_subjects(
     analyses: list[Analysis], run: str | None, hf: Requested | None, accelerator: str, places: DataPlaces
 ) -> dict[Path, Callable[[], Subject]]:
-    """Return a function that loads each model, by the folder of its results.
+    """Return a function that loads each model, keyed by the folder of its results.
 
     Raises:
-        UserError: the user gives no model, or one that an analysis does not measure.
+        UserError: no model is given, or an analysis cannot measure this kind of model.
     """
     if run is None and hf is None:
         names = ",".join(analysis.name for analysis in analyses)

@@ -19,7 +19,7 @@ from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 
 DEFINITION = {
-    "active": "parameters that compute a token: K of the E experts, and everything else",
+    "active": "parameters used per token: K of the E experts, and everything else",
     "6NT": "6 N T, where N is the active parameters without the input embedding (unless it is tied to the head), and T "
     "the training tokens",
     "forward": "FLOPs per token: 2 M + 2 L H P (S + 1), where M is the active parameters without embedding and norms, "
@@ -33,14 +33,14 @@ NUMBERS = (
 
 
 class Printed(NamedTuple):
-    """The paper's numbers of one model: table 1, and the tokens and 6 N T of the text."""
+    """The paper's numbers for one model: table 1, and the tokens and 6 N T given in the text."""
 
     embedding: int
     active: int
     total: int
-    tokens: int  # of training, rounded as in the text
+    tokens: int  # training tokens, rounded as in the text
     flops: float
-    steps: int  # of 2^20 tokens; inferred from 19.9B and 78.6B tokens
+    steps: int  # training steps of 2^20 tokens, inferred from 19.9B and 78.6B tokens
 
 
 _M, _B = 10**6, 10**9
@@ -59,9 +59,9 @@ def flops(
 
     Args:
         preset: name of a file in conf/model.
-        vocab_size: token ids; 100277 in the paper.
-        seq_len: tokens of a sequence.
-        steps: of training; None: the paper's, for its four models.
+        vocab_size: number of token ids; 100277 in the paper.
+        seq_len: tokens per sequence.
+        steps: training steps; None: the paper's, for its four models.
         batch_tokens: tokens per step.
 
     Raises:
@@ -97,7 +97,7 @@ def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
 
 
 def shape_of(model: dict[str, Any], vocab_size: int) -> TransformerShape:
-    """Return the shape of a model with these keys of conf/model. Its gating does not affect the cost."""
+    """Return the shape of a model with these keys of conf/model. Cost does not depend on the gating."""
     numbers = {key: value for key, value in model.items() if key != "init_std"}
     return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
 
@@ -140,7 +140,7 @@ def _notes(counted: Parameters, printed: Printed | None) -> list[str]:
         f"input embedding{tied}."
     ]
     if counted.router:
-        notes.append(f"A pass through all experts uses {counted.every_expert:.2f} times the parameters N.")
+        notes.append(f"A pass through all experts uses {counted.every_expert:.2f} times as many parameters as N.")
     if printed:
         notes.append("Paper: arXiv 2506.14038, table 1. Its 6 N T uses rounded N and T.")
         if _abbreviate(counted.total) != _abbreviate(printed.total):

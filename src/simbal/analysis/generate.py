@@ -1,6 +1,6 @@
 """The analysis `generate`: text sampled from a model.
 
-Shapes: B samples, S tokens so far, T sampled tokens, Q new tokens of a pass, N tokens, E experts, V vocabulary.
+Shapes: B samples, S tokens so far, T sampled tokens, Q new tokens in a pass, N tokens, E experts, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -74,12 +74,12 @@ def generate(
 
     Args:
         subject: the model.
-        prompt: start of the text; empty: sample from the end of a text.
-        tokens: most tokens per sample. Prompt and sample must fit the sequence length.
+        prompt: start of the text; if empty, start after an end of text.
+        tokens: maximum tokens per sample. Prompt and sample must fit in the sequence length.
         samples: number of continuations.
         temperature: divides the logits; 0: always take the most probable token.
         top_p: share of the probability to sample from, most probable tokens first.
-        seed: of the sampling.
+        seed: seed of the sampling.
 
     Raises:
         UserError: the model has no text, or the text is longer than its sequence length.
@@ -121,7 +121,7 @@ def generate(
     }
     note = f"Sampled with temperature {temperature:g}, top_p {top_p:g}, seed {seed}."
     if temperature == 0:
-        note = "temperature=0 takes the most probable token, so all samples are equal."
+        note = "temperature=0 takes the most probable token, so all samples are identical."
     return Result([table], [note], record)
 
 
@@ -148,12 +148,12 @@ def continue_tokens(
 class PrefixSteering(SteeringWrapper):
     """A `Steering` for decoding with a cache: `strategy` sees all tokens so far and scores the new ones.
 
-    So choices that depend on earlier tokens, such as a hash of the sequence so far, equal those of a forward pass over
-    the whole sequence. Later tokens must not affect earlier ones, which holds for every strategy in evaluation.
+    Choices that depend on earlier tokens, such as a hash of the prefix, are then the same as in a forward pass over the
+    whole sequence. Later tokens must not affect earlier ones, which holds for every strategy in evaluation mode.
     """
 
     def __init__(self, strategy: Steering, cache: KeyValueCache) -> None:
-        """Wrap `strategy`; `cache` is the one of the same forward passes."""
+        """Wrap `strategy`; `cache` must belong to the same forward passes."""
         self.strategy, self.cache = strategy, cache
         self._past: dict[int, Tensor] = {}  # logits and probabilities of each layer, (2, B, S, E)
 

@@ -1,6 +1,6 @@
 """The analysis `margin`: how close each token's choice was, and how often rounding to bf16 would have changed it.
 
-The numbers are ours.
+The metrics are ours.
 Shapes: N tokens, L MoE layers, E experts, K experts per token, Q quantiles.
 """
 
@@ -18,7 +18,7 @@ from simbal.analysis.subject import LayerRouter, NotApplicableError, Subject, re
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringWrapper, apply_gating, topk_indices
 
-BF16_STEP = 2.0**-8  # smallest relative distance of two bf16 numbers; the largest is twice as large
+BF16_STEP = 2.0**-8  # smallest relative gap between neighboring bf16 numbers; the largest is 2^-7
 DEFINITION = {
     "margin": "g = K-th largest minus (K+1)-th largest of the scores that choose a token's experts: the logits, or the "
     "scores of the model's strategy or rule, such as biased scores",
@@ -31,13 +31,13 @@ DEFINITION = {
 
 
 class MarginRecorder(SteeringWrapper):
-    """A `Steering` that chooses as `strategy` does, and records the margin and the bf16 flips of every choice."""
+    """A `Steering` that follows `strategy`, and records the margin and the bf16 flips of every choice."""
 
     def __init__(self, strategy: Steering, routers: Sequence[LayerRouter]) -> None:
         self.strategy, self.routers = strategy, routers
-        self.margins: list[list[Tensor]] = [[] for _ in routers]  # of each layer, (N,) of each batch
-        self.near, self.flips = [0] * len(routers), [0] * len(routers)  # tokens, by layer
-        self.by_logits = True  # whether all choices were by the logits themselves
+        self.margins: list[list[Tensor]] = [[] for _ in routers]  # by layer, one (N,) per batch
+        self.near, self.flips = [0] * len(routers), [0] * len(routers)  # number of tokens by layer
+        self.by_logits = True  # whether the logits were the scores of all choices
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores, (N, E)."""
@@ -60,7 +60,7 @@ def margins(scores_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def differ(scores_NE: Tensor, others_NE: Tensor, top_k: int) -> Tensor:
-    """Return whether the K largest of the two scores belong to different sets of experts, (N,) bool."""
+    """Return whether the K largest scores of each token belong to different experts in the two inputs, (N,) bool."""
     chosen_NE, other_NE = (chosen_experts(topk_indices(each, top_k), each.shape[1]) for each in (scores_NE, others_NE))
     return (chosen_NE != other_NE).any(1)
 
@@ -71,21 +71,23 @@ def margin(
     batch_size: PositiveInt,
     quantiles: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)],
 ) -> Result:
-    """Measure the margin of every choice, and how many choices change by rounding to bf16.
+    """Measure the margin of every choice, and how many choices change when the logits are rounded to bf16.
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
-        quantiles: of the margin.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
+        quantiles: quantiles of the margin.
 
     Raises:
         UserError: the model is dense, the number of experts varies by token, every token gets all experts, or the
-            model's rule of choice cannot be recorded.
+            model's rule for choosing experts cannot be recorded.
     """
     routers = require_fixed_top_k(subject, "margin")
     if subject.choosable == subject.top_k:
-        raise NotApplicableError(f"analysis=margin needs a choice, and each token of {subject.path} gets all experts")
+        raise NotApplicableError(
+            f"analysis=margin needs a choice of experts, but each token of {subject.path} gets all experts"
+        )
     recorder = MarginRecorder(subject.steering, routers)
     for _ in subject.track_predictions("margin", batch_size, tokens, recorder):
         pass
@@ -108,8 +110,8 @@ def margin(
     } | {"near": ("near\n(bf16)", ".4f"), "flips": ("flips\n(bf16)", ".4f")}
     scores = "the logits" if recorder.by_logits else "scores of the model's strategy or rule, not its logits"
     note = (
-        f"{counted:,} tokens, chosen by {scores}. margin: its quantiles over tokens; near: margin below 2^-8 of the "
-        "K-th score; flips: rounding the logits to bf16 changes the set of experts."
+        f"{counted:,} tokens; experts are chosen by {scores}. margin: quantiles over tokens; near: margin below 2^-8 "
+        "of the K-th score; flips: rounding the logits to bf16 changes the set of experts."
     )
     return Result([layer_table("margin of the choice by layer", columns, layers, {"all": metrics})], [note], record)
 

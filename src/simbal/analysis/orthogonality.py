@@ -1,6 +1,6 @@
-"""The analysis `orthogonality`: how far the rows of each router are from orthonormal, by lengths and angles.
+"""The analysis `orthogonality`: how far the rows of each router are from orthonormal, by length and angle.
 
-Reference: arXiv 2506.14038, tables 3, 9 and 10. That their products are in bf16 is inferred from their digits.
+Reference: arXiv 2506.14038, tables 3, 9 and 10. Their digits suggest a product in bf16.
 Shapes: L MoE layers, E experts, D model width.
 """
 
@@ -58,7 +58,7 @@ def orthogonality(subject: Subject) -> Result:
 
 @torch.no_grad()
 def measure_router(weight_ED: Tensor) -> dict[str, float]:
-    """Return the numbers of one router by name."""
+    """Return the metrics of one router by name."""
     norms_E = row_norms(weight_ED)
     numbers = {
         "gram_deviation": mean_squared_deviation(weight_ED, torch.bfloat16),

@@ -1,4 +1,4 @@
-"""The analysis `orthogonalization`: how far from orthonormal a bf16 router is if trained, parametrized or initialized.
+"""The analysis `orthogonalization`: distance of a trained, parametrized or initialized bf16 router from orthonormality.
 
 Reference: arXiv 2506.14038, section 4.1 and table 2.
 Shapes: T trials, E experts, D model width.
@@ -63,10 +63,10 @@ def orthogonalization(
         num_experts: at most d_model; 32 in the paper.
         d_model: 1536 in the paper.
         trials: routers of each kind.
-        steps: of Trained.
-        lr: of Trained at its first step; decays along a cosine.
-        final_lr: end of the cosine, at most lr.
-        seed: of all random numbers; each trial has its own generators.
+        steps: training steps of Trained.
+        lr: initial learning rate of Trained, followed by a cosine decay.
+        final_lr: learning rate at the end of the cosine, at most lr.
+        seed: seed of all random numbers; each trial has its own generators.
 
     Raises:
         UserError: num_experts or final_lr is too large.
@@ -136,7 +136,7 @@ def parametrize(num_experts: int, d_model: int, generators: Sequence[torch.Gener
 def train_routers(initial_TED: Tensor, steps: int, lr: float, final_lr: float) -> Tensor:
     """Return Trained routers, (T, E, D): SimBal's loss sum_ij |W W^T - I|_ij minimized in bf16 by AdamW.
 
-    There is no weight decay. AdamW is elementwise, so training all trials together does not change any of them.
+    Without weight decay. AdamW is elementwise, so training all trials together does not change their results.
     """
     weight_TED = nn.Parameter(initial_TED.clone())
     optimizer = torch.optim.AdamW([weight_TED], lr=lr, weight_decay=0)

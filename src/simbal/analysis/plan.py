@@ -1,4 +1,4 @@
-"""The analysis `plan`: time, memory and price of training a model on given hardware; nothing is run.
+"""The analysis `plan`: estimated time, memory and price of training a model on given hardware. Nothing is trained.
 
 Reference: arXiv 2506.14038 for the paper's runs. FLOPs are counted as in the analysis `flops`.
 """
@@ -23,26 +23,27 @@ from simbal.model.transformer import TransformerShape
 
 DAY = 86_400  # seconds
 UNITS = {"days": DAY, "hours": 3_600, "minutes": 60, "seconds": 1}
-# the trainer of models with this number of layers and this width; all others use trainer=default
+# trainer by (num_layers, d_model); all other models use trainer=default
 TRAINERS = {(2, 64): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
-# tokens of the whole validation split, on which the final validation runs: the windows in the first 2,048 tokens of
-# each of the 82 held-out documents of pysource; one shard of DCLM
+# tokens of the final validation, which uses the whole split. pysource: the windows in the first 2,048 tokens of each
+# of 82 held-out documents; dclm: one shard
 HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
 DEFINITION = {
-    "tokens_per_second": "of all devices: given, or utilisation * peak FLOP/s * devices / training FLOPs per token",
+    "tokens_per_second": "speed of all devices: given, or utilisation * peak FLOP/s * devices / training FLOPs per "
+    "token",
     "days": "(training tokens + validation_tokens / 3) / tokens_per_second, because a forward pass is a third of the "
-    "training FLOPs; without PES, checkpoints and data preparation",
-    "validation_tokens": "of all validations; the final one uses the whole split",
+    "training FLOPs; excludes PES, checkpoints and data preparation",
+    "validation_tokens": "tokens of all validations; the final one uses the whole split",
     "peak_share": "tokens_per_second * training FLOPs per token / (peak FLOP/s * devices)",
     "device_hours": "24 * days * devices",
     "cost": "USD, device_hours * price_per_hour",
-    "sweep_days": "days * ceil(runs / at_once), each run at tokens_per_second; without starting the processes",
+    "sweep_days": "days * ceil(runs / at_once), each run at tokens_per_second; excludes process startup",
     "sweep_cost": "USD, cost * runs",
-    "checkpoint_bytes": "weights and AdamW's two moments, in their stored precision",
-    "final_bytes": "weights",
-    "memory": "bytes of a device by purpose; activations: kept by autograd for one micro-batch; working: temporary "
-    "memory of the layer, or of the head, that needs the most; sharing: buckets of gradients (ddp), or gathered "
-    "weights and gradients (fsdp)",
+    "checkpoint_bytes": "bytes of the weights and AdamW's two moments, in their stored precision",
+    "final_bytes": "bytes of the weights",
+    "memory": "bytes per device by purpose; activations: kept by autograd for one micro-batch; working: temporary "
+    "memory of one layer or the head, whichever needs more; sharing: gradient buckets (ddp), or gathered weights and "
+    "gradients (fsdp)",
 }
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -55,7 +56,7 @@ class Hardware(Group):
     bf16_flops: float | None = Field(gt=0)  # peak FLOP/s of dense products; None: no bf16
     fp32_flops: float = Field(gt=0)
     memory_bytes: float = Field(gt=0)
-    price_per_hour: float = Field(ge=0)  # USD, an assumption
+    price_per_hour: float = Field(ge=0)  # USD, assumed
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Recipe:
     micro_batch: int  # sequences
     precision: str
     seq_len: int
-    validations: int  # before the first step, at every `val_every` steps, after the last, and early ones
-    validation_tokens: int  # of each of them
+    validations: int  # before the first step, every `val_every` steps, after the last step, and early ones
+    validation_tokens: int  # per validation except the final one
     final_validation_tokens: int
 
     @property
@@ -104,16 +105,16 @@ def plan(
         model: keys of conf/model.
         hardware: keys of conf/hardware.
         gpus: devices per run; None: one.
-        runs: of a sweep.
-        at_once: runs that train at the same time.
-        steps: of training. None, here and in the next seven, means the default of the model's trainer and data.
-        global_batch: sequences of a step, over all devices.
+        runs: number of runs in the sweep.
+        at_once: number of runs that train at the same time.
+        steps: training steps. Here and in the next seven, None means the default of the model's trainer and data.
+        global_batch: sequences per step, over all devices.
         micro_batch: sequences per device at a time.
-        precision: of the training.
-        seq_len: tokens of a sequence.
-        vocab_size: token ids.
+        precision: training precision.
+        seq_len: tokens per sequence.
+        vocab_size: number of token ids.
         val_every: steps between validations.
-        validation_tokens: of each validation before the final one.
+        validation_tokens: tokens per validation, except the final one.
         tokens_per_second: measured speed of a run on these devices; None: estimate it from `utilisation`.
         utilisation: share of the peak FLOP/s.
         memory_share: share of a device's memory that a step may use.
@@ -165,20 +166,22 @@ def plan(
     memory = {strategy: device_memory(recipe.shape, step, strategy, gpus) for strategy in strategies}
     limit = memory_share * device.memory_bytes
     notes = [
-        "The time excludes PES, checkpoints, data preparation and starting processes. Change a device's numbers with, "
-        "for example, hardware.price_per_hour=2."
+        "The time excludes PES, checkpoints, data preparation and process startup. Override a device's numbers with "
+        "keys such as hardware.price_per_hour=2."
     ]
     basis = "given"
     if not tokens_per_second:
         basis = f"assumed: {utilisation:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
-        notes.insert(0, "The utilisation is assumed. Set analysis.plan.tokens_per_second to the speed of a short run.")
+        notes.insert(
+            0, "The utilisation is assumed. Set analysis.plan.tokens_per_second to the speed measured in a short run."
+        )
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),
         "hardware": device.model_dump(),
         "devices": gpus,
         "metrics": metrics,
-        "memory": {name: asdict(of) | {"peak": of.peak, "fits": of.peak <= limit} for name, of in memory.items()},
+        "memory": {name: asdict(use) | {"peak": use.peak, "fits": use.peak <= limit} for name, use in memory.items()},
     }
     tables = [_run_table(recipe, device, gpus, metrics, basis), _memory_table(recipe, memory, limit)]
     return Result(tables, notes, record)
@@ -248,7 +251,7 @@ def _run_table(recipe: Recipe, device: Hardware, gpus: int, numbers: dict[str, f
         ("share of the peak", f"{numbers['peak_share']:.1%}", "from tokens per second"),
         ("validation tokens", f"{numbers['validation_tokens']:,}",
          f"{recipe.validations:,} x {recipe.validation_tokens:,}, and {recipe.final_validation_tokens:,} at the end"),
-        ("time", format_duration(numbers["days"] * DAY), "training and validation; forward takes a third of training"),
+        ("time", format_duration(numbers["days"] * DAY), "training and validation (forward: a third of training)"),
         ("device hours", _format(numbers["device_hours"]), "time x devices"),
         ("cost, USD", _format(numbers["cost"]), f"assumed: {device.price_per_hour:.2f} USD per device hour"),
         ("a checkpoint, GB", _format(numbers["checkpoint_bytes"] / 1e9), "counted: weights and AdamW's two moments"),
@@ -272,13 +275,14 @@ def _memory_table(recipe: Recipe, memory: dict[str, DeviceMemory], limit: float)
         "activations": "activations", "working memory of a layer": "working", "buffers of ddp or fsdp": "sharing",
         "peak": "peak",
     }  # fmt: skip
-    rows = [[label, *(_format(getattr(of, part) / 1e9) for of in memory.values())] for label, part in parts.items()]
-    rows.append([f"fits into {_format(limit / 1e9)}", *("yes" if of.peak <= limit else "no" for of in memory.values())])
+    uses = memory.values()
+    rows = [[label, *(_format(getattr(use, part) / 1e9) for use in uses)] for label, part in parts.items()]
+    rows.append([f"fits into {_format(limit / 1e9)}", *("yes" if use.peak <= limit else "no" for use in uses)])
     return numbers_table(title, ["", *memory], rows[:-2], rows[-2:])
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time in the largest unit that is at least 2."""
+    """Format a duration in the largest unit of which it has at least two, such as `3.0 hours`."""
     unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
     return f"{seconds / UNITS[unit]:,.1f} {unit}"
 

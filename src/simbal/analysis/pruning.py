@@ -1,8 +1,8 @@
 """The analysis `pruning`: loss and time when chosen experts with small weights are not computed.
 
 Reference: dynamic-k pruning, arXiv 2506.14038, section 4.4 and table 6.
-Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, R rows, D model width, G
-documents.
+Shapes: B sequences, S sequence length, N = B*S tokens, L MoE layers, K experts per token, R computed rows, D model
+width, G documents.
 """
 
 import math
@@ -33,7 +33,7 @@ DEFINITION = {
     "experts_prune_<threshold>": "experts computed per token, mean over tokens and layers",
     "seconds_prune_<threshold>": "wall time of a pass over all tokens, including head and loss; median",
     "time_ratio_prune_<threshold>": "time of a pass divided by the time of the adjacent plain pass, geometric mean",
-    "time_ratio_low_prune_<threshold>": "lower end of its 95% interval, from Student's t of the logarithms",
+    "time_ratio_low_prune_<threshold>": "lower end of the ratio's 95% interval, from Student's t of the logarithms",
     "time_ratio_high_prune_<threshold>": "upper end of the same interval",
     "loss": "cross-entropy in nats, mean over tokens; no auxiliary loss, no z-loss",
     "ppl_prune_<threshold>": "exp of the loss; plain computes every chosen expert with the same code",
@@ -42,10 +42,10 @@ DEFINITION = {
 
 @dataclass(frozen=True)
 class Pruning:
-    """The rule that decides which chosen experts are computed, from their weights w divided by the token's sum.
+    """The rule that decides which chosen experts are computed, from the gate weights w divided by the token's sum.
 
-    Experts with w_k >= threshold are kept, or with w_k >= threshold * max_k w_k. With `renorm_after` the kept weights
-    are scaled to the sum before pruning.
+    Experts with w_k >= threshold are kept (rule `absolute`), or with w_k >= threshold * max_k w_k (rule `relative`).
+    With `renorm_after` the kept weights are rescaled to the sum before pruning.
     """
 
     threshold: float
@@ -54,7 +54,7 @@ class Pruning:
     allow_none: bool  # whether a token may lose all its experts; otherwise it keeps the one with the largest weight
 
     def kept(self, weights_NK: Tensor) -> Tensor:
-        """Return which choices are computed, (N, K) bool."""
+        """Return a mask of the chosen experts to compute, (N, K) bool."""
         sum_N1 = weights_NK.sum(1, keepdim=True)
         shares_NK = weights_NK / sum_N1.where(sum_N1 > 0, 1)  # sigmoids can all be 0
         largest_N1 = shares_NK.amax(1, keepdim=True)
@@ -65,12 +65,12 @@ class Pruning:
         return kept_NK.scatter(1, first_N1, True)
 
     def weights(self, weights_NK: Tensor, kept_NK: Tensor) -> Tensor:
-        """Return the weights of the experts' outputs, (N, K), with 0 for experts that are not computed."""
-        left_NK = weights_NK.masked_fill(~kept_NK, 0)
+        """Return the gate weights, (N, K), with 0 for experts that are not computed."""
+        masked_NK = weights_NK.masked_fill(~kept_NK, 0)
         if not self.renorm_after:
-            return left_NK
-        left_N1 = left_NK.sum(1, keepdim=True)
-        return left_NK * (weights_NK.sum(1, keepdim=True) / left_N1.where(left_N1 > 0, 1))
+            return masked_NK
+        masked_N1 = masked_NK.sum(1, keepdim=True)
+        return masked_NK * (weights_NK.sum(1, keepdim=True) / masked_N1.where(masked_N1 > 0, 1))
 
 
 @dataclass
@@ -81,9 +81,9 @@ class Arm:
     pruning: Pruning
     tokens: int = 0
     loss: float = 0.0
-    experts_L: list[float] = field(default_factory=list)  # per token
+    experts_L: list[float] = field(default_factory=list)  # computed experts per token, by layer
     seconds: list[float] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)  # seconds divided by those of the adjacent plain pass
+    ratios: list[float] = field(default_factory=list)  # seconds divided by the seconds of the adjacent plain pass
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -123,16 +123,16 @@ def pruning(
 ) -> Result:
     """Measure perplexity, experts per token and time at each threshold.
 
-    The speed of a machine varies by 5 to 10% from minute to minute. So each pass is timed next to a plain pass, in
-    alternating order, and the ratios of their times are compared.
+    A machine's speed varies by 5 to 10% from minute to minute, so each pass is timed next to a plain pass, in
+    alternating order, and the ratio of the two times is reported.
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
+        tokens: validation tokens to sample; None: the whole split.
         batch_size: sequences per batch; affects the times only.
-        thresholds: of the weights.
+        thresholds: thresholds of the gate weights.
         rule: whether a threshold applies to the weight itself, or to its ratio to the token's largest weight.
-        renorm_after: whether the kept weights are scaled to the sum before pruning.
+        renorm_after: whether the kept weights are rescaled to the sum before pruning.
         allow_none: whether a token may lose all its experts.
         repeats: timed passes of each threshold, each paired with a plain pass.
 
@@ -188,9 +188,9 @@ def run_pass(subject: Subject, tokens: int | None, batch_size: int, arm: Arm) ->
 
 
 def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_experts: int) -> RoutingPlan:
-    """Return a plan with rows for the kept choices only, for a forward pass. `weights_NK` are 0 for the others.
+    """Return a plan for a forward pass with rows for the kept choices only. `weights_NK` is 0 for all other choices.
 
-    A choice without a row refers to an arbitrary row, which its weight 0 cancels. So backends need no special case.
+    A choice without a row points to an arbitrary row with weight 0, so backends need no special case.
     """
     plan = RoutingPlan.build(experts_NK.masked_fill(~kept_NK, num_experts), weights_NK, num_experts)
     rows = int(plan.ends_E[-1])  # choices that are not kept are sorted behind the last expert
@@ -199,7 +199,7 @@ def kept_plan(experts_NK: Tensor, weights_NK: Tensor, kept_NK: Tensor, num_exper
 
 @contextmanager
 def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruned) -> Iterator[list[int]]:
-    """Prune experts within the block, for inference only; yield how many choices each layer has computed so far."""
+    """Prune experts within the block, for inference only; yield the (token, expert) pairs computed so far by layer."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
     kept_L = [0] * len(layers)
     for index, layer in enumerate(layers):

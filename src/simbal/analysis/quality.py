@@ -1,6 +1,6 @@
 """The analysis `quality`: loss, perplexity and bits per byte on the validation split, with standard errors.
 
-Shapes: B sequences, S sequence length, N tokens, G documents, C numbers per document, R resamples, V vocabulary.
+Shapes: B sequences, S sequence length, N tokens, G documents, C values per document, R resamples, V vocabulary.
 """
 
 import math
@@ -35,10 +35,10 @@ def quality(
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
+        resamples: bootstrap resamples.
+        seed: seed of the bootstrap.
     """
     sums_G3 = document_sums(subject, tokens, batch_size)
     nats, counted, num_bytes = sums_G3.sum(0).tolist()
@@ -97,5 +97,5 @@ def resampled_sums(values_GC: Tensor, resamples: int, seed: int) -> Tensor:
 
 def few_documents_note(documents: int) -> list[str]:
     """Return a note if the number of documents is too small for the bootstrap."""
-    note = f"Standard errors over {documents} documents are too small: use at least {FEW_DOCUMENTS} (more tokens)."
+    note = f"Standard errors over {documents} documents are too small: use at least {FEW_DOCUMENTS} (raise tokens)."
     return [note] if documents < FEW_DOCUMENTS else []

@@ -18,8 +18,8 @@ from simbal.analysis.subject import NotApplicableError, Subject
 DEFINITION = {
     "pes": "mean cosine over all pairs of experts of their outputs on a layer's input, mean over tokens; an output of "
     "length 0 counts as cosine 0",
-    "min_pes": "smallest PES of the layers",
-    "mean_pes": "mean PES of the layers",
+    "min_pes": "PES, minimum over layers",
+    "mean_pes": "PES, mean over layers",
     "<number>_se": "standard error: standard deviation over tokens divided by the square root of their number, which "
     "assumes independent tokens",
     "cost.seconds": "time of a pass with all experts divided by the time of a plain pass over the same tokens, "
@@ -33,24 +33,24 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
 
     Raises:
         NotApplicableError: the model has fewer than two experts.
     """
     if subject.num_experts < 2:
-        raise NotApplicableError(f"analysis=redundancy needs two experts, and {subject.path} has {subject.num_experts}")
+        raise NotApplicableError(f"analysis=redundancy needs two experts, but {subject.path} has {subject.num_experts}")
     next(subject.predict(batch_size, tokens))  # warm up, so that neither timed pass pays for it
     plain_seconds = _time_pass(subject, tokens, batch_size, "plain pass")
-    with subject.similarity() as seen:
+    with subject.similarity() as similarity:
         seconds = _time_pass(subject, tokens, batch_size, "all experts")
-    pes_L, se_L, metrics = summarize(seen.similarity_LN)
+    pes_L, se_L, metrics = summarize(similarity.similarity_LN)
     ratios = {"seconds": seconds / plain_seconds, "flops": subject.every_expert_flops()}
-    layers: dict[str, Sequence[float]] = {"pes": pes_L, "pes_se": se_L, "zero_outputs": seen.zero_outputs_L}
+    layers: dict[str, Sequence[float]] = {"pes": pes_L, "pes_se": se_L, "zero_outputs": similarity.zero_outputs_L}
     record = {
         "definition": DEFINITION,
-        "tokens": seen.similarity_LN.shape[1],
+        "tokens": similarity.similarity_LN.shape[1],
         "metrics": metrics,
         "layers": layers,
         "cost": ratios | {"plain_seconds": plain_seconds},
@@ -64,7 +64,7 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
         f"{record['tokens']:,} tokens, each computed by all experts of every layer.",
         f"Cost: {ratios['seconds']:.2f} times the time and {ratios['flops']:.2f} times the FLOPs of a plain pass.",
     ]
-    if zeros := sum(seen.zero_outputs_L):
+    if zeros := sum(similarity.zero_outputs_L):
         notes.append(f"{zeros:,} outputs have length 0; their pairs count as cosine 0.")
     return Result([layer_table("pairwise expert similarity (PES)", columns, layers, last)], notes, record)
 

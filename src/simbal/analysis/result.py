@@ -1,6 +1,6 @@
-"""The result of an analysis: tables for people, numbers for programs, and the JSON files that hold the numbers.
+"""The result of an analysis: tables to print, and numbers to store in a JSON file.
 
-Imports no torch, because `report.py` reads these files.
+No torch here: `report.py` reads these files without it.
 """
 
 import importlib.metadata
@@ -46,7 +46,7 @@ def numbers_table(
     last: Iterable[Sequence[str]] = (),
     texts: int = 1,
 ) -> Table:
-    """Return a table whose first `texts` columns hold text and whose other columns hold numbers.
+    """Return a table whose first `texts` columns contain text and whose other columns contain numbers.
 
     A line separates the rows of `last` from the others.
     """
@@ -70,10 +70,10 @@ def layer_table(
     """Return a table with one row per layer and one row for each entry of `last`.
 
     Args:
-        title: of the table.
+        title: title of the table.
         columns: heading and format of each number.
-        layers: the values of each number by layer. Columns that it lacks are omitted.
-        last: label and numbers of each row below the line. A number that it lacks leaves its cell empty.
+        layers: the values of each number by layer. Columns without values are omitted.
+        last: label and numbers of each row below the line. Cells without a number stay empty.
     """
     columns = {name: column for name, column in columns.items() if name in layers}
 
@@ -111,7 +111,7 @@ def read_analysis(file: Path) -> dict[str, Any] | None:
 
 
 def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, float]]:
-    """Yield (name, layer, value) of each number: first those of the model, with layer None, then those of each layer.
+    """Yield (name, layer, value) of each number: first the model's, with layer None, then each layer's.
 
     Lists of lists, such as the tokens per expert, are skipped.
     """
@@ -125,12 +125,12 @@ def numbers_of(analysis: Mapping[str, Any]) -> Iterator[tuple[str, int | None, f
 
 
 def has_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether an analysis file was made with these settings."""
+    """Return whether an analysis file was written with these settings."""
     return with_checksum(content["settings"]) == with_checksum(settings)
 
 
 def is_measured_model(folder: Path) -> bool:
-    """Return whether a folder holds analyses of a Hugging Face model."""
+    """Return whether a folder contains analyses of a Hugging Face model."""
     return (folder / MODEL).is_file()
 
 
@@ -147,7 +147,7 @@ def write_model(folder: Path, content: dict[str, Any]) -> None:
 
 
 def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the folder holds analyses of a different model or text."""
+    """Raise `UserError` if the folder contains analyses of a different model or text."""
     if not is_measured_model(folder):
         return
     existing = read_model(folder)
@@ -155,8 +155,8 @@ def require_same_model(folder: Path, decides: Mapping[str, Any]) -> None:
         if key in DECIDES and existing[key] != value:
             old, new = (v.get("tokens", v.get("weights")) if isinstance(v, dict) else v for v in (existing[key], value))
             raise UserError(
-                f"{folder} holds results with another {key} ({str(old)[:16]}, not {str(new)[:16]}): choose another "
-                "name=, or delete the folder"
+                f"{folder} contains results with a different {key} ({str(old)[:16]}, not {str(new)[:16]}): choose a "
+                "different name=, or delete the folder"
             )
 
 
@@ -172,4 +172,4 @@ def _read(file: Path, remedy: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{file} is broken ({error}): {remedy}") from None
+        raise UserError(f"{file} is damaged ({error}): {remedy}") from None

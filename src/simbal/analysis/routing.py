@@ -1,9 +1,9 @@
-"""The analysis `routing`: use of experts, certainty of the routers, and whether similar tokens get similar experts.
+"""The analysis `routing`: expert usage, router entropy, and whether similar tokens choose similar experts.
 
 Reference: arXiv 2506.14038, section 4.1 and table 3 (SEU, entropy); arXiv 2408.15664 (MaxVio); arXiv 2409.02060
 (OLMoE, router saturation).
-Shapes: B sequences, S sequence length, N tokens, R tokens of all pieces, C pairs, Q tokens in pairs, q of them in a
-batch, L MoE layers, E experts, K experts per token, D model width.
+Shapes: B sequences, S sequence length, N tokens, R tokens in all pieces, C pairs, Q tokens that occur in pairs, q such
+tokens in a batch, L MoE layers, E experts, K experts per token, D model width.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from simbal.model.init import generator
 from simbal.model.router import Routing
 
 SAME_SHAPE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that saturation requires to be equal
-PIECES = (128, 512)  # tokens; SEU grows with the length, so it is also measured at lengths that many runs share
+PIECES = (128, 512)  # tokens; SEU grows with length, so it is also measured at lengths common to many runs
 SUMMED = ("unique_experts", "dead_experts", "near_dead_experts")  # over layers; all others are means over layers
 CONSTANT = 1e-12  # smaller differences of cosines are rounding errors of fp64
 DEFINITION = {
     "seu": "distinct experts chosen in a sequence / E, mean over sequences",
-    "seu_<length>": "SEU of whole pieces of this many tokens",
+    "seu_<length>": "SEU of complete pieces of this many tokens",
     "unique_experts": "experts chosen at least once; summed over layers",
     "unique_experts_min": "experts chosen at least once, in the layer with the fewest",
     "dead_experts": "experts never chosen (c = 0); summed over layers",
@@ -48,8 +48,8 @@ DEFINITION = {
     "mutual_information": "H(mean p) - mean H(p) in nats, p over all E experts, means over tokens",
     "similarity_correlation": "Pearson correlation, over pairs of tokens, of cos(x, x') and cos(xW^T, x'W^T), where x "
     "is a layer's input",
-    "choice_overlap": "shared experts of the two top-K sets of a pair / K, mean over the pairs in a bin of cos(x, x')",
-    "saturation": "shared experts of this run's and the other run's top-K sets of a token / K, mean over tokens",
+    "choice_overlap": "experts that both tokens of a pair choose / K, mean over the pairs in a bin of cos(x, x')",
+    "saturation": "experts that both runs choose for a token / K, mean over tokens",
     "metrics": "mean over layers unless summed over layers",
 }
 USE = {
@@ -78,13 +78,13 @@ def routing(
 
     Args:
         subject: the model.
-        tokens: size of the sample of the validation split; None: all of it.
-        batch_size: sequences per batch; does not affect the numbers.
+        tokens: validation tokens to sample; None: the whole split.
+        batch_size: sequences per batch; does not affect results.
         pairs: random pairs of tokens.
-        bins: equal parts of [-1, 1] for cos(x, x').
-        seed: of the pairs.
-        against: path of a run on the same data with the same shape, or of weights kept by trainer.keep_every. Measures
-            saturation; None: skip it.
+        bins: number of equal bins of [-1, 1] for cos(x, x').
+        seed: seed of the pairs.
+        against: path of a run with the same data and model shape, or of weights kept by trainer.keep_every, for
+            saturation; None: do not measure saturation.
 
     Raises:
         UserError: the model is dense, or it cannot be compared with `against`.
@@ -111,7 +111,7 @@ def routing(
 
 
 class RoutingTotals:
-    """Sums of the routing of each layer over batches."""
+    """Routing statistics of each layer, summed over batches."""
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len, self.tokens, self.sequences = seq_len, 0, 0
@@ -120,7 +120,7 @@ class RoutingTotals:
         self._sums_L: dict[str, Tensor] = {}
 
     def add(self, routings: Sequence[Routing], others: Sequence[Routing] | None = None) -> None:
-        """Add one batch: the routing of each layer, and another run's routing of the same tokens."""
+        """Add one batch: the routing of each layer and, optionally, another run's routing of the same tokens."""
         self.sequences += routings[0].num_sequences
         self.tokens += len(routings[0].logits_NE)
         self._counts_LE = self._counts_LE + torch.stack([r.tokens_per_expert_E for r in routings]).cpu()
@@ -138,7 +138,7 @@ class RoutingTotals:
             self._add("saturation", overlaps)
 
     def layers(self) -> dict[str, list[float]]:
-        """Return the values of each number by layer."""
+        """Return the values of each metric by layer."""
         counts_LE, entropy_L = self._counts_LE, self._sums_L["entropy_full"] / self.tokens
         tensors = {
             name: self._sums_L[name] / (self.sequences * (self.seq_len // length))
@@ -173,12 +173,12 @@ class RoutingTotals:
 class TokenPairs:
     """A random sample of pairs of different tokens, with their inputs and choices in each layer.
 
-    The sample depends only on the seed and the number of tokens. It holds 4 L D + 8 L K bytes per token.
+    The sample depends only on the seed and the number of tokens. It takes 4 L D + 8 L K bytes per token.
     """
 
     def __init__(self, num_tokens: int, pairs: int, seed: int) -> None:
         if num_tokens < 2:
-            raise UserError(f"pairs need at least 2 tokens, but the validation windows hold {num_tokens}")
+            raise UserError(f"pairs need at least 2 tokens, but the validation windows contain {num_tokens}")
         rng = generator(seed, "routing/pairs")
         first_C = torch.randint(num_tokens, (pairs,), generator=rng)
         step_C = torch.randint(1, num_tokens, (pairs,), generator=rng)
@@ -212,7 +212,7 @@ class TokenPairs:
 
 
 def over_layers(layers: dict[str, list[float]]) -> dict[str, float]:
-    """Return the sum over layers of numbers of experts, and the mean over layers of all others."""
+    """Reduce each metric over layers: sum the counts of experts, and average all others."""
     over = {name: sum(values) / (1 if name in SUMMED else len(values)) for name, values in layers.items()}
     return over | {"unique_experts_min": float(min(layers["unique_experts"]))}
 
@@ -234,7 +234,7 @@ def mean_in_bins(cosines_C: Tensor, values_C: Tensor, bins: int) -> tuple[list[i
 
 
 def _sum_of_seu(routing: Routing, seq_len: int, length: int) -> Tensor:
-    """Return SEU summed over whole pieces of `length` tokens; the rest of each sequence is dropped."""
+    """Return SEU summed over complete pieces of `length` tokens; the remainder of each sequence is dropped."""
     pieces, num_experts = seq_len // length, routing.logits_NE.shape[-1]
     experts_BSK = routing.topk_experts_NK.view(routing.num_sequences, seq_len, -1)
     experts_BRK = experts_BSK[:, : pieces * length]
@@ -242,9 +242,9 @@ def _sum_of_seu(routing: Routing, seq_len: int, length: int) -> Tensor:
 
 
 def _load_other(subject: Subject, against: str) -> TrainedRun:
-    """Return the run or weights at `against`; `UserError` unless it has the data and the shape of `subject`."""
+    """Load the run or weights at `against`; `UserError` unless its data and shape match `subject`."""
     if not isinstance(subject, TrainedRun):
-        raise UserError(f"analysis.routing.against={against} needs a run, and {subject.path} is not one: remove it")
+        raise UserError(f"analysis.routing.against={against} needs a run, but {subject.path} is not one: remove it")
     other = load(Path(against), subject.device.type, subject.places)
 
     def facts(run: TrainedRun) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _load_other(subject: Subject, against: str) -> TrainedRun:
     for key, value in facts(subject).items():
         if theirs[key] != value:
             raise UserError(f"analysis.routing.against={against} has {key}={theirs[key]}, {subject.path} has {value}")
-    return replace(other, validation=subject.validation)  # the same windows, even if its data.seed differs
+    return replace(other, validation=subject.validation)  # the same windows, even if the data.seed of the runs differs
 
 
 def _record(totals: RoutingTotals, sample: TokenPairs, routers: Sequence[LayerRouter], bins: int) -> dict[str, Any]:
@@ -297,11 +297,11 @@ def _bins_table(overlap: dict[str, Any]) -> Any:
 def _notes(record: dict[str, Any], lengths: dict[str, int], against: str | None) -> list[str]:
     num_experts, top_k, seq_len = record["num_experts"], record["top_k"], record["seq_len"]
     per_token = "any number" if record["ragged"] else str(top_k)
-    largest = log(num_experts if record["ragged"] else top_k)
+    max_entropy = log(num_experts if record["ragged"] else top_k)
     by_chance = "" if record["ragged"] else f" Random choices overlap by {top_k / num_experts:.3f}."
     notes = [
         f"{record['tokens']:,} tokens in {record['sequences']:,} sequences, {record['pairs']:,} pairs of tokens. "
-        f"{num_experts} experts, {per_token} per token: the largest possible entropies are {largest:.3f} (top-K) and "
+        f"{num_experts} experts, {per_token} per token: the maximum entropies are {max_entropy:.3f} (top-K) and "
         f"{log(num_experts):.3f} nats (full).{by_chance}",
         "Last row: experts used, dead and near-dead (below a tenth of the mean load) are summed over layers; all other "
         "numbers are means over layers.",
@@ -315,6 +315,6 @@ def _notes(record: dict[str, Any], lengths: dict[str, int], against: str | None)
         notes.append("The similarity correlation is undefined if all pairs have the same cosine.")
     if against is not None:
         notes.append(
-            f"Saturation against {against}. It is meaningful only if both started from the same initial weights."
+            f"Saturation against {against}. It is meaningful only if both runs started from the same initial weights."
         )
     return notes

@@ -1,4 +1,4 @@
-"""The interface that analyses measure: a trained run or a Hugging Face model, with its validation split.
+"""The model that an analysis measures: a trained run or a Hugging Face model, with its validation split.
 
 Shapes: B sequences, S sequence length, T = S + 1, N tokens, Q new tokens, L MoE layers, E experts, K experts per token,
 D model width, V vocabulary.
@@ -23,7 +23,7 @@ from simbal.model.router import Groups, Routing, Steering
 
 
 class NotApplicableError(UserError):
-    """An analysis does not apply to a model, whatever its keys are; of several models it skips this one."""
+    """The analysis cannot measure this model with any settings. With several models, this one is skipped."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Predicted:
     windows_BT: Tensor
     documents_BS: Tensor  # index of the document that each target belongs to
     nll_BS: Tensor  # -log p of each target, in nats
-    routings: list[Routing]  # of each MoE layer; empty for a dense model
+    routings: list[Routing]  # one per MoE layer; empty for a dense model
 
 
 class LayerRouter(Protocol):
-    """What analyses read of the router of an MoE layer."""
+    """The attributes of a router that analyses read."""
 
     @property
     def weight_ED(self) -> Tensor:
-        """The weight, one row per expert."""
+        """The router weight, one row per expert."""
 
     @property
     def top_k(self) -> int:
@@ -56,44 +56,44 @@ class Pruned(Protocol):
     """A rule that decides which of the chosen experts are computed."""
 
     def kept(self, weights_NK: Tensor) -> Tensor:
-        """Return which choices are computed, (N, K) bool."""
+        """Return a mask of the chosen experts to compute, (N, K) bool."""
 
     def weights(self, weights_NK: Tensor, kept_NK: Tensor) -> Tensor:
-        """Return the weights of the experts' outputs, (N, K), with 0 for experts that are not computed."""
+        """Return the gate weights, (N, K), with 0 for experts that are not computed."""
 
 
 class Subject(ABC):
     """A model in evaluation mode with its validation split."""
 
-    path: Path  # names the model in messages
+    path: Path  # identifies the model in messages
     device: torch.device
     validation: ValidationSplit
-    reads: ClassVar[str]  # completes "`seq_len` tokens that ...", such as "the run was trained on"
+    reads: ClassVar[str]  # precedes "`seq_len` tokens" in messages, such as "the run was trained on"
     precision_note: ClassVar[str]  # printed if the two `precisions` differ
 
     @property
     @abstractmethod
     def precisions(self) -> dict[str, str]:
-        """The precision in which the model was `trained`, and the one in which it is `analysed` on this device."""
+        """The precision in training (`trained`) and in analyses on this device (`analysed`)."""
 
     @property
     @abstractmethod
     def seq_len(self) -> int:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
 
     @property
     @abstractmethod
     def bytes_of_token_V(self) -> Tensor | None:
-        """UTF-8 bytes of each id, or None if they are unknown."""
+        """UTF-8 bytes of each token id, or None if unknown."""
 
     @property
     @abstractmethod
     def steering(self) -> Steering:
-        """The `Steering` by which the model's routers choose."""
+        """The `Steering` that chooses the experts in all layers."""
 
     @property
     def ragged(self) -> bool:
-        """Whether tokens may have different numbers of experts."""
+        """Whether the number of experts varies by token."""
         return False
 
     @property
@@ -104,11 +104,11 @@ class Subject(ABC):
     @property
     @abstractmethod
     def routers(self) -> Sequence[LayerRouter]:
-        """The router of each MoE layer; empty for a dense model. `UserError` if their kind is unknown."""
+        """The router of each MoE layer; empty for a dense model. `UserError` for an unknown kind of router."""
 
     @abstractmethod
     def inference(self) -> AbstractContextManager[None]:
-        """Return a context that disables gradients and sets the precision of the device."""
+        """Return a context manager that disables gradients and sets the device's precision."""
 
     @abstractmethod
     def predict(
@@ -118,15 +118,15 @@ class Subject(ABC):
 
     @abstractmethod
     def inputs(self) -> AbstractContextManager[list[Tensor]]:
-        """Return a context that yields a list with the last input (N, D) of each MoE layer."""
+        """Return a context manager that yields a list with the last input (N, D) of each MoE layer."""
 
     @abstractmethod
     def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
-        """Return a context that measures the similarity of the experts in each forward pass."""
+        """Return a context manager that measures expert similarity in each forward pass."""
 
     @abstractmethod
     def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
-        """Return a context that prunes experts, and yields how many choices each layer has computed so far."""
+        """Return a context manager that prunes experts and yields the (token, expert) pairs computed by each layer."""
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer | HubTokenizer:
@@ -138,11 +138,11 @@ class Subject(ABC):
 
     @abstractmethod
     def every_expert_flops(self) -> float:
-        """Return the FLOPs of a forward pass that also computes all experts, divided by those of a plain pass."""
+        """Return the FLOPs of a forward pass that also computes all experts, as a multiple of a plain forward pass."""
 
     @property
     def num_experts(self) -> int:
-        """Experts in a layer; 0 for a dense model."""
+        """Experts per layer; 0 for a dense model."""
         return len(self.routers[0].weight_ED) if self.routers else 0
 
     @property
@@ -152,16 +152,16 @@ class Subject(ABC):
 
     @property
     def groups(self) -> Groups | None:
-        """The groups of experts that limit a token's choice, or None."""
+        """The expert groups that restrict each token's choice, or None."""
         return None
 
     @property
     def choosable(self) -> int:
-        """The number of experts that a token can choose from, after the limit to its best groups."""
+        """The number of experts that a token can choose from, all within its best groups."""
         return self.num_experts * self.groups.chosen // self.groups.count if self.groups else self.num_experts
 
     def sequences(self, batch_size: int) -> int:
-        """Return the sequences per batch for a requested `batch_size`."""
+        """Return the actual number of sequences per batch for a requested `batch_size`."""
         return batch_size
 
     def batches(self, batch_size: int, tokens: int | None = None) -> Iterator[ValidationBatch]:
@@ -172,19 +172,19 @@ class Subject(ABC):
     def track_predictions(
         self, title: str, batch_size: int, tokens: int | None = None, steering: Steering | None = None
     ) -> Iterator[Predicted]:
-        """Yield what `predict` yields, and show a progress bar."""
+        """Call `predict` and show a progress bar."""
         num_batches = len(self.validation.batches(tokens, self.sequences(batch_size)))
         yield from track(self.predict(batch_size, tokens, steering), title, num_batches, transient=True)
 
     def num_sequences(self, tokens: int | None = None) -> int:
-        """Return the number of validation windows in a sample of `tokens` tokens, or in all of the split."""
+        """Return the number of validation windows in a sample of `tokens` tokens, or in the whole split if None."""
         return len(self.validation.sample(tokens))
 
 
 def require_routers(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
     """Return the routers; `NotApplicableError` for a dense model."""
     if not subject.routers:
-        raise NotApplicableError(f"analysis={analysis} needs routers, and {subject.path} is a dense model")
+        raise NotApplicableError(f"analysis={analysis} needs routers, but {subject.path} is a dense model")
     return subject.routers
 
 

@@ -41,7 +41,7 @@ FINAL = "final.ckpt"
 
 
 class DataPlaces(Group):
-    """Locations of data that the user gives, or None. They take precedence over those in a run's config."""
+    """Data locations that the user sets, or None. They override the locations in a run's config."""
 
     cache_dir: str | None = None
     tokenizer_path: str | None = None
@@ -51,7 +51,7 @@ class DataPlaces(Group):
 
     @classmethod
     def of(cls, keys: Any) -> "DataPlaces":
-        """Return the locations in the keys `data` of a command line; `UserError` for a value of the wrong type."""
+        """Return the locations in the `data` keys of a command line; `UserError` for a value of the wrong type."""
         return typed(cls, keys, "data.")
 
 
@@ -72,7 +72,7 @@ class TrainedRun(Subject):
     precision: str
     places: DataPlaces
     reads: ClassVar[str] = "the run was trained on"
-    precision_note: ClassVar[str] = "The run was trained in {trained} and is analysed in {analysed}."
+    precision_note: ClassVar[str] = "The run was trained in {trained} and is analyzed in {analysed}."
 
     @property
     def model(self) -> Transformer:
@@ -81,17 +81,17 @@ class TrainedRun(Subject):
 
     @property
     def precisions(self) -> dict[str, str]:
-        """The precision in which the run was `trained`, and the one in which it is `analysed` on this device."""
+        """The precision in training (`trained`) and in analyses on this device (`analysed`)."""
         return {"trained": self.record["precision"], "analysed": self.precision}
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
         return self.spec.config.data.seq_len
 
     @property
     def bytes_of_token_V(self) -> Tensor:
-        """UTF-8 bytes of each id."""
+        """UTF-8 bytes of each token id."""
         return self.module.bytes_of_token_V
 
     @property
@@ -101,12 +101,12 @@ class TrainedRun(Subject):
 
     @property
     def ragged(self) -> bool:
-        """Whether tokens may have different numbers of experts."""
+        """Whether the number of experts varies by token."""
         return self.steering.ragged
 
     @property
     def groups(self) -> Groups | None:
-        """The groups of experts that limit a token's choice, or None."""
+        """The expert groups that restrict each token's choice, or None."""
         chooser = self.module.balancing.parts.get(self.module.balancing.chooser or "")
         return chooser.groups if isinstance(chooser, BiasController) else None
 
@@ -153,11 +153,11 @@ class TrainedRun(Subject):
             yield inputs
 
     def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
-        """Return a context that measures the similarity of the experts in each forward pass."""
+        """Return a context manager that measures expert similarity in each forward pass."""
         return record_similarity(self.model.feed_forwards)
 
     def pruned(self, pruning: Pruned) -> AbstractContextManager[list[int]]:
-        """Return a context that prunes experts, and yields how many choices each layer has computed so far."""
+        """Return a context manager that prunes experts and yields the (token, expert) pairs computed by each layer."""
         return pruned(self.model.feed_forwards, pruning)
 
     def tokenizer(self) -> Tokenizer:
@@ -172,7 +172,7 @@ class TrainedRun(Subject):
         return cached_decoder(self.model, self.steering)
 
     def every_expert_flops(self) -> float:
-        """Return the FLOPs of a forward pass that also computes all experts, divided by those of a plain pass."""
+        """Return the FLOPs of a forward pass that also computes all experts, as a multiple of a plain forward pass."""
         counts = parameters(self.model.shape)
         return 1 + 2 * counts.ffn_routed / counts.forward_flops(self.seq_len)
 
@@ -186,7 +186,7 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) ->
         places: locations of the data.
 
     Raises:
-        UserError: the run is not finished, its data are missing, or the checkpoint is damaged or of another run.
+        UserError: the run is not finished, its data are missing, or the checkpoint is damaged or from another run.
     """
     checkpoint = path / "checkpoints" / FINAL
     if path.suffix == ".ckpt":
@@ -203,18 +203,18 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) ->
 
 
 def find_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> Store:
-    """Return the tokens that a run was trained on, found by their fingerprint in the user's or the run's cache.
+    """Find the tokens that a run was trained on, by their fingerprint, in the user's or the run's cache.
 
-    If neither cache has them, they are prepared from the text that the user gives.
+    If neither cache has them, prepare them from the user's text.
 
     Args:
         path: the run's folder.
-        data: from its config.
-        tokens: fingerprint, from its record.
-        places: locations that the user gives.
+        data: the data config of the run.
+        tokens: fingerprint of the tokens, from the run's record.
+        places: locations that the user sets.
 
     Raises:
-        UserError: the tokens are missing, or the text that the user gives has other tokens.
+        UserError: the tokens are missing, or the user's text has different tokens.
     """
     for folder, remember in ((places.cache_dir, True), (data.cache_dir, False)):
         if folder is not None and (store := find(Path(folder), tokens, remember)):
@@ -243,7 +243,7 @@ def read_finished_run(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     """Return the config and the record of a run; `UserError` unless the run is finished."""
     folder = RunFolder(path)
     if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run: give outputs/<name>/<run>, or outputs/<name> for all runs in it")
+        raise UserError(f"{path} is not a run: use outputs/<name>/<run>, or outputs/<name> for all runs in it")
     spec, record = folder.read_spec(), folder.read_record()
     if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
         raise UserError(f"{path} is not finished: rerun the command that started it")
@@ -260,11 +260,11 @@ def read_weights(file: Path, config_hash: str) -> dict[str, Tensor]:
     try:
         saved = read(file)
     except FileNotFoundError:
-        raise NotApplicableError(f"there is no checkpoint {file}") from None
+        raise NotApplicableError(f"{file} does not exist") from None
     except DamagedCheckpointError as error:
         raise UserError(f"{file} is damaged or not a checkpoint of simbal ({error})") from None
     if saved["config_hash"] != config_hash:
-        raise UserError(f"{file} belongs to another run than the folder it is in")
+        raise UserError(f"{file} was not saved by the run in this folder")
     return dict(saved["state_dict"])
 
 
@@ -273,7 +273,7 @@ def find_runs(path: Path) -> list[Path]:
     if (path / "config.yaml").exists():
         return [path]
     if not path.is_dir():
-        raise UserError(f"folder {path} does not exist: give run=outputs/<name>/<run>, or run=outputs/<name>")
+        raise UserError(f"folder {path} does not exist: set run=outputs/<name>/<run>, or run=outputs/<name>")
     folders = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
     finished = [folder for folder in folders if (RunFolder(folder).valid_record() or {}).get("status") == "finished"]
     if not finished:

@@ -30,14 +30,14 @@ def run(
 ) -> None:
     """Call `main` with the config that `argv` describes, or with each config of a sweep, as `hydra.main` does.
 
-    A mistake in `argv` or in a config file prints one sentence and exits with 2; HYDRA_FULL_ERROR=1 shows a traceback.
+    An error in `argv` or in a config file prints one sentence and exits with 2; HYDRA_FULL_ERROR=1 shows a traceback.
 
     Args:
-        main: takes the composed config.
+        main: a function of the composed config.
         about: a summary and examples for the top of the help page.
         argv: the arguments of the command line.
         root: the root config, Hydra's `config_name`.
-        resume: called with the run that `run=` names, in place of `main`.
+        resume: called instead of `main`, with the run that `run=` selects.
     """
     if {"-h", "--help"} & {*argv}:
         from simbal.cli.help import help_page
@@ -70,7 +70,7 @@ def run(
 
 
 def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
-    """Return the arguments for Hydra, with spans expanded and `from=` replaced, or the run that `run=` names.
+    """Return the arguments for Hydra, with spans expanded and `from=` replaced, or the run that `run=` selects.
 
     Raises:
         ConfigError: an unknown flag, an invalid span, or arguments that contradict each other.
@@ -112,9 +112,9 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
     if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
         raise ConfigError(f"hydra/launcher={launcher} is not installed: pip install 'simbal[{launcher}]'")
     if sweep and not (multirun or args.cfg or "hydra.mode" in given):
-        raise ConfigError(f"sweeps={sweep} asks for several runs: add -m")
+        raise ConfigError(f"sweeps={sweep} defines several runs: add -m")
     lines = [defer(override) if multirun else str(override.input_line) for override in overrides]
-    # the root config's choice of a sweeper would win over that of a named sweep
+    # otherwise the root config's sweeper would override the sweeper of the named sweep
     sweeper = sweeper_of(str(sweep)) if sweep and "hydra/sweeper" not in given else None
     return [*flags, *lines, *([f"hydra/sweeper={sweeper}"] if sweeper else [])]
 
@@ -122,7 +122,7 @@ def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":
 def defer(override: "Override") -> str:
     """Return `balancing.lbl.coef=1` as `balancing.lbl.coef=choice(1)`, which Hydra leaves to the sweeper.
 
-    Hydra would set it before it calls the sweeper, in a config with the default option, which has no such key.
+    Hydra would set the key before it calls the sweeper, in a config whose default option lacks the key.
     """
     is_plain = override.type.name == "CHANGE" and not override.is_sweep_override()
     group, _, key = override.key_or_group.partition(".")

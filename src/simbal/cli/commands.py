@@ -42,17 +42,17 @@ def evaluate_composed(cfg: Any) -> None:
 
         config = resolved(cfg)
         if not config.get("analysis"):
-            raise ConfigError("give analysis=NAME; --help lists them")
+            raise ConfigError("set analysis=NAME; --help lists the names")
         inputs = {key: config.get(key) for key in ANALYSIS_INPUTS}
         keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
         if config["hf"] is not None:
-            _refuse_overrides(TRAINING_KEYS, "has no effect on hf=, where context= sets the tokens per window")
+            _refuse_overrides(TRAINING_KEYS, "has no effect with hf=, where context= sets the tokens per window")
             request = HFRequest(**{key: config[key] for key in (*HF_KEYS, "data", "accelerator", "output_dir")})
             evaluate(config["analysis"], **keys, inputs=inputs, hf=request)
             return
         if "source" in config["data"]:
-            raise UserError(f"data={config['data']['source']} is for hf=: a run is measured on its own data")
-        _refuse_overrides(HF_KEYS[1:], "is for hf=")
+            raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
+        _refuse_overrides(HF_KEYS[1:], "needs hf=")
         evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
 
 
@@ -122,7 +122,7 @@ def report(argv: list[str]) -> None:
         python report.py outputs/default outputs/changed                          # compare the runs of two folders
         python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # choose columns; the paper's numbers
     """
-    gc.disable()  # the records of a thousand runs are not garbage, but looking through them takes a fifth of the time
+    gc.disable()  # the garbage collector would scan the records of a thousand runs for a fifth of the time
     parser = _parser(report)
     parser.add_argument("folder", help="outputs/<name>, which holds one folder per run")
     parser.add_argument("more", nargs="*", metavar="key=value", help="as above; or another folder to compare with")
@@ -132,7 +132,7 @@ def report(argv: list[str]) -> None:
         if flags:
             raise UserError(f"report has no flag {flags[0]}: keys are given as key=value, such as baseline=none")
         if len(others) > 1:
-            raise UserError(f"report takes one folder or two, not {1 + len(others)}")
+            raise UserError(f"report takes one or two folders, not {1 + len(others)}")
         from simbal.report.report import parse_keys, report_both
         from simbal.report.report import report as report_one
 
@@ -149,7 +149,7 @@ def runs(argv: list[str]) -> None:
     Examples:
         simbal runs                                        # all runs in outputs/, newest first
         simbal runs outputs/default --sort loss --limit 5  # the five best runs of a sweep
-        simbal runs --json                                 # everything that is known of each run, for scripts
+        simbal runs --json                                 # all values of each run, for scripts
         simbal runs delete RUN ...
 
     The status is finished, failed, diverged, pruned, killed, running, unfinished or damaged.
@@ -170,21 +170,21 @@ def runs(argv: list[str]) -> None:
         from simbal.console import console
         from simbal.report.runs import list_runs, print_runs
 
-        found = _sort_runs([run.values for run in list_runs(args.folders)], args.sort, args.reverse)
-        shown = found[: args.limit]
+        listed = _sort_runs([run.values for run in list_runs(args.folders)], args.sort, args.reverse)
+        shown = listed[: args.limit]
         if args.json:
             try:
                 print(json.dumps(shown, indent=1), flush=True)
             except BrokenPipeError:  # a reader such as head has closed the pipe
                 console().on_broken_pipe()
         elif shown:
-            print_runs(shown, len(found) - len(shown), console())
+            print_runs(shown, len(listed) - len(shown), console())
         else:
             print("no runs")
 
 
-def _sort_runs(found: list[dict[str, Any]], name: str | None, reverse: bool) -> list[dict[str, Any]]:
-    """Return runs sorted by a value, or newest first without a name; runs without the value come last.
+def _sort_runs(rows: list[dict[str, Any]], name: str | None, reverse: bool) -> list[dict[str, Any]]:
+    """Return runs sorted by the value `name`, or newest first if None. Runs without the value come last.
 
     Raises:
         UserError: no run has such a value.
@@ -193,14 +193,14 @@ def _sort_runs(found: list[dict[str, Any]], name: str | None, reverse: bool) -> 
     from simbal.runs.record import is_number
 
     key = SORT_ALIASES.get(name, name) if name else "when"
-    if found and not any(key in run for run in found):
-        raise UserError(f"runs have no {name}{suggest(str(name), [*found[0], *SORT_ALIASES])}")
+    if rows and not any(key in run for run in rows):
+        raise UserError(f"runs have no {name}{suggest(str(name), [*rows[0], *SORT_ALIASES])}")
 
     def order(run: dict[str, Any]) -> tuple[bool, float, str]:
         return (False, run[key], "") if is_number(run[key]) else (True, 0.0, str(run[key]))
 
-    known = [run for run in found if run.get(key) is not None]
-    unknown = [run for run in found if run.get(key) is None]
+    known = [run for run in rows if run.get(key) is not None]
+    unknown = [run for run in rows if run.get(key) is None]
     return sorted(known, key=order, reverse=reverse != (name is None)) + unknown
 
 

@@ -46,7 +46,7 @@ def help_page(about: str, root: str, words: Iterable[str] = ()) -> str:
 
 
 def describe_type(annotation: Any) -> str:
-    """Describe a type in words, such as `integer or null`."""
+    """Describe a type for users, such as `integer or null`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, inner))

@@ -34,7 +34,7 @@ PROGRAMS = {
 
 def main() -> None:
     """Run the subcommand in `sys.argv`, or list all subcommands."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # programs that this one starts import nothing from the current folder
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import modules from the current folder
     name, *argv = sys.argv[1:] or [""]
     if name in ("", "-h", "--help"):
         print(usage())
@@ -69,13 +69,13 @@ def usage() -> str:
 
 
 def _complete(argv: list[str]) -> None:
-    """Install Hydra's shell completion, or answer its query without the subcommand, which Hydra does not know."""
+    """Install Hydra's shell completion, or answer a completion query without the subcommand, unknown to Hydra."""
     words = re.split(r"\s+", os.environ.get("COMP_LINE", ""), maxsplit=2)
     is_query = bool(argv) and argv[0].startswith("query=")
     if is_query and len(words) < 3:
         print(" ".join(PROGRAMS))
         return
-    name = words[1] if is_query else "train"  # the lines that install completion are the same for all programs
+    name = words[1] if is_query else "train"  # the installation is the same for all programs
     if name in PROGRAMS and PROGRAMS[name].uses_hydra:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
         run_program(name, ["-sc", *argv])

@@ -22,7 +22,7 @@ def new(argv: list[str]) -> None:
         simbal new papers/myproject
     """
     parser = ArgumentParser(description=inspect.getdoc(new), formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the new folder; the package gets its name")
+    parser.add_argument("folder", type=Path, help="the new folder, which also names the package")
     args = parser.parse_args(argv)
     with exit_on_user_error():
         write_project(args.folder)
@@ -33,7 +33,7 @@ def write_project(folder: Path) -> None:
     """Write all files of a new project, or none.
 
     Raises:
-        UserError: the folder exists, its name cannot be that of a new package, or it cannot be written.
+        UserError: the folder exists or cannot be written, or a new package cannot have its name.
     """
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):

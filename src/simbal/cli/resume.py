@@ -1,4 +1,4 @@
-"""Resumes a run with `run=FOLDER`, or starts a new run with the config of another one with `from=FOLDER`."""
+"""Resumes a run with `run=FOLDER`, or starts a new run from another run's config with `from=FOLDER`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def run_to_resume(folder: Path, overrides: Sequence[Override]) -> RunSpec:
     """Return the run in `folder` with the values of the other overrides, which must not change its results.
 
     Raises:
-        ConfigError: an override would make another run, or does not set a key.
+        ConfigError: an override would change the results, or does not set a key.
     """
     spec = RunFolder(folder).read_spec()
     given = {override.key_or_group: override for override in overrides if override.key_or_group != "run"}
@@ -48,7 +48,7 @@ def run_to_resume(folder: Path, overrides: Sequence[Override]) -> RunSpec:
     resumed = replace(spec, config=config, written=written)
     if resumed.hash != spec.hash:
         lines = " ".join(str(override.input_line) for override in given.values())
-        raise ConfigError(f"{lines} makes another run of {folder}: start that with from={folder} {lines}")
+        raise ConfigError(f"{lines} changes the results of {folder}: start a new run with from={folder} {lines}")
     return resumed
 
 
@@ -58,38 +58,38 @@ def overrides_from(folder: Path, overrides: Sequence[Override]) -> list[str]:
     Keys that cannot change the result keep their defaults, and an option that is overridden brings its own keys.
 
     Raises:
-        ConfigError: the run was composed from options that conf/ lacks, or a named sweep is given too.
+        ConfigError: the run was composed with options that conf/ lacks, or a named sweep is given too.
     """
-    own = {override.key_or_group: str(override.input_line) for override in overrides if override.key_or_group != "from"}
-    if "sweeps" in own:
-        raise ConfigError(f"from={folder} and {own['sweeps']} both define what to train: leave one out")
+    given = {each.key_or_group: str(each.input_line) for each in overrides if each.key_or_group != "from"}
+    if "sweeps" in given:
+        raise ConfigError(f"from={folder} and {given['sweeps']} both define what to train: leave one out")
     spec = RunFolder(folder).read_spec()
-    selected = {group: _options_of(spec, group, folder) for group in GROUPS if group not in (*own, "logger")}
+    selected = {group: _options_of(spec, group, folder) for group in GROUPS if group not in (*given, "logger")}
     pairs = [(group, name) for group, names in selected.items() for name in names]
     defaults = {key: value for group, name in pairs for key, value in option_keys(group, name).items()}
     for name, keys in spec.config.balancing.items() if "balancing" in selected else ():
         if defaults.get(f"balancing.{name}._target_") != keys["_target_"]:
-            raise ConfigError(f"{folder} was trained by {keys['_target_']}, which conf/ does not have: give balancing=")
+            raise ConfigError(f"{folder} was trained with {keys['_target_']}, which is not in conf/: set balancing=")
     saved = flatten(spec.written)
     lines = [f"{group}={literal(names) if len(names) > 1 else names[0]}" for group, names in selected.items()]
     for key, value in saved.items():
         group, _, name = key.partition(".")
-        is_kept = key not in own and can_change_result(key) and (group in selected or not name)
+        is_kept = key not in given and can_change_result(key) and (group in selected or not name)
         if is_kept and defaults.get(key, ...) != value:
             is_new = name and key not in defaults  # of a mapping, such as a package of data=pysource
             lines.append(f"{'++' * bool(is_new)}{key}={literal(value)}")
     lines += [f"~{key}" for key in defaults if key.partition(".")[0] in selected and key not in saved]
-    return [*lines, *own.values()]
+    return [*lines, *given.values()]
 
 
 def _options_of(spec: RunSpec, group: str, folder: Path) -> list[str]:
-    """Return the options from which the run was composed in a group; `ConfigError` if conf/ lacks one."""
+    """Return the options of a group that the run was composed with; `ConfigError` if conf/ lacks one."""
     names = [spec.choices[group]]
     if group == "balancing" and names[0] not in options(group):  # a list of options
         names = [*spec.config.balancing]
     for name in names:
         if name not in options(group):
-            raise ConfigError(f"{folder} was composed of {group}={name}, which is not in conf/: give {group}=")
+            raise ConfigError(f"{folder} was trained with {group}={name}, which is not in conf/: set {group}=")
     return names
 
 

@@ -19,19 +19,19 @@ M = TypeVar("M")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain dicts without Hydra's own part; `ConfigError` for a bad interpolation."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    """Return a composed config as plain dicts without the section `hydra`; `ConfigError` for a bad interpolation."""
+    without_hydra = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     with raise_config_errors():
-        plain = OmegaConf.to_container(own, resolve=True)
+        plain = OmegaConf.to_container(without_hydra, resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def typed(model: type[M], plain: Any, prefix: str = "") -> M:
-    """Validate plain values; `ConfigError` for the first wrong one. `prefix` is their dotted key with a final dot."""
+    """Validate plain values; `ConfigError` for the first error. `prefix` is their dotted key with a final dot."""
     for key, value in flatten(plain, prefix).items() if isinstance(plain, dict) else ():
         if isinstance(value, str) and value == MISSING:
-            raise ConfigError(f"{key} has no value: give {key}=VALUE")
+            raise ConfigError(f"{key} has no value: set {key}=VALUE")
     try:
         return TypeAdapter(model).validate_python(plain)
     except ValidationError as error:
@@ -39,7 +39,7 @@ def typed(model: type[M], plain: Any, prefix: str = "") -> M:
 
 
 def checked(plain: Any) -> Config:
-    """Return the config of a run that is about to be trained.
+    """Validate the config of a run before training.
 
     Raises:
         ConfigError: a key is missing, unknown or has a wrong value, values contradict each other, a strategy does not
@@ -59,6 +59,6 @@ def _is_installed(module: str) -> bool:
 
 
 def checked_data(plain: Any) -> DataConfig:
-    """Return the group `data`; `ConfigError` as in `checked`."""
+    """Validate the group `data`; `ConfigError` as in `checked`."""
     data: DataConfig = typed(Data, plain, "data.")  # type: ignore[arg-type]
     return data

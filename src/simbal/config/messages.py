@@ -14,7 +14,7 @@ from simbal.config.schema import GROUPS, every_key
 from simbal.errors import ConfigError, UserError
 
 COULD_NOT = re.compile(r"Could not (?:override|append to config|delete from config)\S*.*?'?([\w./@-]+)'")
-# names for our keys in other tools and papers, which are too different for difflib
+# names of our keys in other tools and papers, too different for difflib to match
 ALIASES = {
     "output_dir": "out output save_dir log_dir",
     "run": "resume resume_from checkpoint ckpt_path",
@@ -82,28 +82,28 @@ def describe_validation_error(error: ValidationError, prefix: str = "", candidat
         value = context.get("tag")
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     more = f" (and {len(others)} more)" if others else ""
-    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+    text = json.dumps(value) if value is None or isinstance(value, bool) else value
     match kind:
         case "extra_forbidden":
             sentence = f"there is no key {key}{suggest(key, candidates or all_keys())}"
         case "missing" | "union_tag_not_found":
-            sentence = f"{key} is missing: give {key}=VALUE"
+            sentence = f"{key} is missing: set {key}=VALUE"
         case "literal_error" | "union_tag_invalid":
             allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected"))))
-            sentence = f"{key}={shown} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
+            sentence = f"{key}={text} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
         case "int_type":
             remedy = f": write {key}={int(value)}" if isinstance(value, float) and value.is_integer() else ""
-            sentence = f"{key}={shown} must be an integer{remedy}"
+            sentence = f"{key}={text} must be an integer{remedy}"
         case "float_type":
-            sentence = f"{key}={shown} must be a number"
+            sentence = f"{key}={text} must be a number"
         case "bool_type":
             sentence = f"{key}={value} must be true or false"
         case "string_type":
-            sentence = f"{key}={shown} must be text; quote it twice, as in '{key}=\"{shown}\"'"
+            sentence = f"{key}={text} must be text; quote it twice, as in '{key}=\"{text}\"'"
         case _:
             reason = re.sub(r"^(Value error, must |Value error, |\w+ should )", "", first["msg"])
             reason = reason.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-            sentence = f"{key} must {reason}" if isinstance(value, dict) else f"{key}={shown} must {reason}"
+            sentence = f"{key} must {reason}" if isinstance(value, dict) else f"{key}={text} must {reason}"
     return sentence + more
 
 
@@ -132,7 +132,7 @@ def describe_hydra_error(error: Exception, words: Sequence[str] = ()) -> str | N
             return unknown_key(found[1], others, added=text.startswith("Could not append"))
         case HydraException() if text.startswith("You must specify"):
             group = text.split("'")[1]
-            return f"give {group}=NAME: {group} has {', '.join(options(group))}"
+            return f"set {group}=NAME: {group} has {', '.join(options(group))}"
         case HydraException() if text.startswith("Ambiguous value"):
             line = text.split("'")[1]
             key, _, values = line.partition("=")
@@ -171,8 +171,8 @@ def _describe_syntax_error(word: str, words: Sequence[str]) -> str:
     """Describe an argument that does not follow Hydra's grammar."""
     before = words[words.index(word) - 1] if word in words[1:] else ""
     before = "" if before.startswith("-") else before
-    is_cut = word.endswith((",", "=")) or before.endswith((",", "="))
-    if is_cut or any(word.count(opening) != word.count(closing) for opening, closing in ("[]", "()")):
+    is_incomplete = word.endswith((",", "=")) or before.endswith((",", "="))
+    if is_incomplete or any(word.count(opening) != word.count(closing) for opening, closing in ("[]", "()")):
         return f"{before} {word} is incomplete: write values without spaces, such as seed=1,2".lstrip()
     if "=" not in word:
         groups = [f"{group}={word}" for group in (*GROUPS, SWEEPS) if word in options(group)]
@@ -197,10 +197,10 @@ def all_keys() -> dict[str, str]:
     """Return every dotted key with the `group=option` that it needs; "" for a key that every option has."""
     keys = dict.fromkeys([*every_key(), "run", "from", "hydra/launcher", "hydra/sweeper", "hydra.launcher.n_jobs"], "")
     for group in ("data", "logger", "balancing", "analysis"):
-        owned = {option: {*option_keys(group, option)} for option in options(group)}
-        shared = set.intersection(*owned.values())
-        for option, own in owned.items():
-            for key in own - shared:
+        by_option = {option: {*option_keys(group, option)} for option in options(group)}
+        shared = set.intersection(*by_option.values())
+        for option, names in by_option.items():
+            for key in names - shared:
                 if not key.endswith("._target_") and (option in key or not keys.get(key)):
                     keys[key] = f"{group}={option}"
     return keys

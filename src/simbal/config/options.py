@@ -21,7 +21,7 @@ def conf_here() -> list[Path]:
 
 
 def sweeps_here() -> list[Path]:
-    """Return sweeps/ of the current folder, which adds named sweeps; [] if it is missing or the one of `CONF`."""
+    """Return sweeps/ of the current folder, which adds named sweeps; [] if it is missing or belongs to `CONF`."""
     return _unless_same(Path(SWEEPS), CONF / SWEEPS)
 
 
@@ -29,7 +29,7 @@ def options(group: str) -> dict[str, Path]:
     """Return the file of each option in a group; options of the current folder come last.
 
     Raises:
-        ConfigError: a file is hidden by an earlier one with the same name and other content.
+        ConfigError: a file is hidden by an earlier one with the same name and different content.
     """
     folders = [folder / group for folder in (CONF, *conf_here())] + (sweeps_here() if group == SWEEPS else [])
     files: dict[str, Path] = {}
@@ -56,9 +56,9 @@ def option_keys(group: str, option: str) -> dict[str, Any]:
     for parent in content.get("defaults") or []:
         if isinstance(parent, str) and parent != "_self_":
             keys |= option_keys(group, parent)
-    own = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
+    values = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
     is_global = file.read_text(encoding="utf-8").startswith(GLOBAL_PACKAGE)
-    return keys | flatten(own, "" if is_global else f"{group}.")
+    return keys | flatten(values, "" if is_global else f"{group}.")
 
 
 def default_choices(root: str) -> dict[str, list[str]]:
@@ -116,5 +116,5 @@ def read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _unless_same(folder: Path, own: Path) -> list[Path]:
-    return [folder] if folder.is_dir() and not folder.samefile(own) else []
+def _unless_same(folder: Path, other: Path) -> list[Path]:
+    return [folder] if folder.is_dir() and not folder.samefile(other) else []

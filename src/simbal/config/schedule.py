@@ -1,4 +1,4 @@
-"""The schedule of a strategy's coefficient. It imports no torch, as a sweep checks it before its first job."""
+"""The schedule of a strategy's coefficient. It imports no torch, because a sweep checks it before the first job."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ class Schedule:
         """Build a schedule from a config value: null (the factor is always 1) or [[step, factor], ...].
 
         Raises:
-            UserError: the value is not such a list, the steps do not rise, or the last step is after `max_steps`.
+            UserError: the value is not such a list, the steps do not increase, or the last step is after `max_steps`.
         """
         if value is None:
             return cls()

@@ -16,7 +16,7 @@ from simbal.config.schedule import Schedule
 from simbal.config.values import check_name, divisors, not_negative, require_no_credentials
 from simbal.errors import UserError
 
-LAST_SHARD = 2827  # of dclm-pool-400m-1x
+LAST_SHARD = 2827  # last shard of dclm-pool-400m-1x
 LARGEST_VOCABULARY = 2**31  # token ids are stored in four bytes
 LARGEST_SEED = 2**53  # JSON represents integers exactly up to this one
 CL100K_RANKS = 100_256  # tokens of cl100k_base that occur in text
@@ -243,7 +243,7 @@ class TrainerConfig(Group):
     skip_nonfinite: int = key("skip up to this many steps with a NaN or infinite loss or gradient, then fail", ge=0)
     keep_every: int = key("steps between copies of the weights kept for analyses; 0: none", ge=0)
     pes_every: int = key("steps between measurements of expert similarity (PES); 0: never", ge=0)
-    pes_tokens: int = key("tokens per measurement of PES, from the validation split", ge=1)
+    pes_tokens: int = key("validation tokens per measurement of PES", ge=1)
     progress_bar: bool = key("true: show progress bars on a terminal", hashed=False)
 
     @model_validator(mode="after")
@@ -264,7 +264,7 @@ KINDS = "tensorboard, mlflow, wandb or none"
 
 
 class PlainLoggerConfig(Group):
-    """A logger without keys of its own, or none."""
+    """A logger without further keys, or none."""
 
     kind: Literal["tensorboard", "none"] = key(KINDS)
 
@@ -330,7 +330,7 @@ class Config(Group):
     data: Data = key("the text to train on")
     optim: OptimConfig = key("the optimizer and its schedule")
     trainer: TrainerConfig = key("length, batches, precision, devices and intervals")
-    logger: Logger = key("where curves are written in addition to metrics.jsonl", hashed=False)
+    logger: Logger = key("where to write curves in addition to metrics.jsonl", hashed=False)
 
     @property
     def data_seed(self) -> int:
@@ -339,7 +339,7 @@ class Config(Group):
 
     @model_validator(mode="after")
     def check_together(self) -> Self:
-        """Raise `UserError` for groups that do not go together."""
+        """Raise `UserError` for incompatible groups."""
         check_name("name", self.name)
         if not self.model.num_experts and [*self.balancing] != ["none"]:
             raise UserError(
@@ -356,7 +356,7 @@ class Config(Group):
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models of a group, of which a union has several; none for a plain key."""
+    """Return the pydantic models of a group: several for a union, none for a plain key."""
     kinds = get_args(annotation) or (annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
@@ -369,21 +369,21 @@ GROUPS = tuple(
 @cache
 def every_key() -> dict[str, FieldInfo]:
     """Return every group and every dotted key, including the keys of all data sources and loggers."""
-    found = dict(Config.model_fields)
+    fields = dict(Config.model_fields)
     for group in GROUPS:
         for model in models_of(Config.model_fields[group].annotation):
-            found |= {f"{group}.{name}": field for name, field in model.model_fields.items()}
-    return found
+            fields |= {f"{group}.{name}": field for name, field in model.model_fields.items()}
+    return fields
 
 
 def is_hashed(field: FieldInfo) -> bool:
-    """Whether a field is part of the config hash."""
+    """Return whether a field is part of the config hash."""
     return not isinstance(field.json_schema_extra, dict) or field.json_schema_extra.get("hashed") is not False
 
 
 @cache
 def can_change_result(name: str) -> bool:
-    """Whether another value of the dotted key `name` makes another run."""
+    """Return whether a change of the dotted key `name` can change the result of a run."""
     return all(is_hashed(field) or not f"{name}.".startswith(f"{other}.") for other, field in every_key().items())
 
 

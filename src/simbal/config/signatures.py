@@ -49,8 +49,8 @@ def check_strategy(name: str, keys: Mapping[str, Any]) -> None:
     If the parameters cannot be read from its source, the keys are checked when the run builds the class.
     """
     if model := parameters_of(str(keys["_target_"])):
-        own = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
-        _validate(f"balancing.{name}.", model, own)
+        arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
+        _validate(f"balancing.{name}.", model, arguments)
 
 
 @cache
@@ -61,12 +61,12 @@ def parameters_of(target: str) -> type[BaseModel] | None:
     """
     module, _, name = target.rpartition(".")
     tree = _parse_module(module)
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    if found is None:
+    node = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if node is None:
         return None
-    init = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:
-        return _inherited_parameters(module, tree, found)
+        return _inherited_parameters(module, tree, node)
     if init.args.kwarg or init.args.vararg:
         return None
     positional = init.args.args[1:]
@@ -92,14 +92,14 @@ def _parse_module(module: str) -> ast.Module:
     return ast.parse(text)
 
 
-def _inherited_parameters(module: str, tree: ast.Module, found: ast.ClassDef) -> type[BaseModel] | None:
+def _inherited_parameters(module: str, tree: ast.Module, subclass: ast.ClassDef) -> type[BaseModel] | None:
     """Return the parameters of the first base class of a class without `__init__`."""
-    base = found.bases[0].id if found.bases and isinstance(found.bases[0], ast.Name) else None
+    base = subclass.bases[0].id if subclass.bases and isinstance(subclass.bases[0], ast.Name) else None
     modules = {
         alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     if base in (None, "Module"):
-        return create_model(found.name, __config__=STRICT)
+        return create_model(subclass.name, __config__=STRICT)
     return parameters_of(f"{modules.get(base, module)}.{base}")
 
 

@@ -56,7 +56,7 @@ def whole_number(key: str, value: Any, least: int, most: int | None = None) -> i
 
 
 def check_name(key: str, name: str) -> None:
-    """Raise `UserError` unless `name` can be the name of a folder inside another one."""
+    """Raise `UserError` unless `name` is a plain folder name."""
     if not _PLAIN_NAME.fullmatch(name) or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise UserError(
             f"{key}={ascii(name)[1:-1][:60]} must be a plain name: no slash or backslash, no leading dot, at most "

@@ -22,10 +22,10 @@ from simbal.errors import UserError
 EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 GOOD_PER_BAD = 1000  # records, with data.on_bad_record=skip
 BLANK_LINES = re.compile(r"\n(?:[ \t\r\v\f]*\n)+")
-ROWS = 1024  # of Parquet, decoded at once
-CHUNK = 1 << 18  # bytes, decompressed at once
+ROWS = 1024  # Parquet rows decoded at once
+CHUNK = 1 << 18  # bytes decompressed at once
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --ultra --long=31` writes
-RETRY_SECONDS = (1.0, 2.0, 4.0)  # before each further attempt to download
+RETRY_SECONDS = (1.0, 2.0, 4.0)  # before each retry of a download
 HTTP_TIMEOUTS = {"sock_connect": 10, "sock_read": 60}  # seconds
 _Result = TypeVar("_Result")
 
@@ -81,7 +81,7 @@ class Files(Source):
     def identity(self) -> dict[str, Any]:
         """Return the keys that determine the documents, and each file with its size and modification time."""
         keys = ("text_key", "encoding", "txt_split", "on_bad_record", "validation_one_in")
-        files = [[*file] if file.mtime is not None else [file.split, file.location] for file in self._found]
+        files = [[*file] if file.mtime is not None else [file.split, file.location] for file in self._unexpanded]
         return {"files": files} | {key: getattr(self, key) for key in keys}
 
     def inputs(self, splits: Sequence[str] = SPLITS) -> list[str]:
@@ -115,7 +115,7 @@ class Files(Source):
             raise UserError(f"{name}: the file is empty or contains no text")
 
     def _parts(self, content: bytes, split: str) -> list[tuple[str, bytes]]:
-        """Return (split, content) of a document, split "" if its hash decides; of both parts if its end is held out."""
+        """Return (split, content) of a document, or of its two parts if the end is held out; "": the hash decides."""
         if self.holds_out_ends:
             return [*zip(SPLITS, cut_end(content, self.validation_one_in), strict=False)]
         return [(split if self.validation_files else "", content)]
@@ -192,26 +192,26 @@ class Files(Source):
     def _files(self) -> dict[str, InputFile]:
         """All files by location, with globs of URLs expanded."""
         files: dict[str, InputFile] = {}
-        for found in self._found:
-            urls = expand_url(found.location, self.key) if found.is_url_glob else [found.location]
-            for file in (_with_known_extension(found._replace(location=url)) for url in urls):
+        for given in self._unexpanded:
+            urls = expand_url(given.location, self.key) if given.is_url_glob else [given.location]
+            for file in (_with_known_extension(given._replace(location=url)) for url in urls):
                 if file.location in files:
-                    raise UserError(f"{self.key}: {file.location} is given twice")
+                    raise UserError(f"{self.key}: {file.location} is listed twice")
                 files[file.location] = file
         return files
 
     @cached_property
-    def _found(self) -> list[InputFile]:
-        """All files; globs of URLs are not expanded, as that needs a network."""
+    def _unexpanded(self) -> list[InputFile]:
+        """All files; globs of URLs are not expanded, because that needs a network."""
         if not self.files:
-            raise UserError(f"{self.key} is empty: give a path, a URL, a glob or a list of them")
+            raise UserError(f"{self.key} is empty: set it to a path, a URL, a glob or a list of them")
         return find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])
 
 
 def open_dclm(data: Any) -> Files:
     """Return the source of `num_shards` shards of DCLM from `first_shard`, and one more shard for validation.
 
-    The text is under Common Crawl's terms of use. DCLM marks this route as deprecated, as some of its files are broken
+    Common Crawl's terms of use apply to the text. DCLM deprecates this download, because some of its files are broken
     (mlfoundations/dclm issue 110).
     """
     shards = [*range(data.first_shard, data.first_shard + data.num_shards), data.validation_shard]
@@ -227,11 +227,11 @@ def open_dclm(data: Any) -> Files:
 
 def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
     """Return the files that match a path, a URL, a glob or a list of them; globs of URLs are returned unexpanded."""
-    found = []
+    files = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if "://" in pattern and not pattern.startswith("file://"):
             file = InputFile(split, pattern)
-            found.append(file if file.is_url_glob else _with_known_extension(file))
+            files.append(file if file.is_url_glob else _with_known_extension(file))
             continue
         path = os.path.abspath(os.path.expanduser(pattern.removeprefix("file://")))  # noqa: PTH100, PTH111
         matches = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))  # noqa: PTH110, PTH207
@@ -241,8 +241,8 @@ def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
             if os.path.isdir(match):  # noqa: PTH112 - a Path takes longer to create than its file to look up
                 raise UserError(f"data.files: {match} is a folder: name its files, as in {match}/*.jsonl")
             status = os.stat(match)  # noqa: PTH116
-            found.append(_with_known_extension(InputFile(split, match, status.st_size, status.st_mtime_ns)))
-    return found
+            files.append(_with_known_extension(InputFile(split, match, status.st_size, status.st_mtime_ns)))
+    return files
 
 
 def _with_known_extension(file: InputFile) -> InputFile:
@@ -341,8 +341,8 @@ def expand_url(pattern: str, key: str) -> list[str]:
     """Return the URLs of the files that match a glob, sorted."""
 
     def find(filesystem: Any, path: str) -> list[str]:
-        found = filesystem.glob(path, detail=True)
-        return sorted(filesystem.unstrip_protocol(name) for name, info in found.items() if info["type"] == "file")
+        matches = filesystem.glob(path, detail=True)
+        return sorted(filesystem.unstrip_protocol(name) for name, info in matches.items() if info["type"] == "file")
 
     urls = _retry(pattern, key, find)
     if not urls:
@@ -387,6 +387,6 @@ def _retry(url: str, key: str, action: Callable[[Any, str], _Result]) -> _Result
         except Exception as error:  # each filesystem has its own errors
             if pause is None or isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError):
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise UserError(f"{key}: cannot read {url} ({reason}): download it and give its path") from error
+                raise UserError(f"{key}: cannot read {url} ({reason}): download the file and set its path") from error
             time.sleep(pause)
     raise AssertionError

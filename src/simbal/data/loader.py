@@ -1,7 +1,7 @@
 """Batches of tokens. Training batch s depends on (seed, s) only, not on the number of ranks or micro-batches.
 
-A window is a sequence and its last target: window i of a split has its tokens [i*S, i*S + S + 1). Sequences cross
-documents.
+A window is a sequence and its last target: window i of a split consists of tokens [i*S, i*S + S + 1). Sequences may
+span several documents.
 
 Shapes: B sequences of a micro-batch, G of an optimizer step, W windows of a split, S sequence length, T = S + 1.
 """
@@ -80,7 +80,7 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Tensor]:
         while self._yielded < len(self):
             step, part = divmod(self._yielded, self.accumulation)
-            self._yielded += 1  # before the yield, as Lightning saves the state while the generator is suspended
+            self._yielded += 1  # before the yield, because Lightning saves the state while the generator is suspended
             yield self._batch(step, part)
 
     def micro_batches(self, step: int) -> list[Tensor]:
@@ -103,7 +103,7 @@ class TrainBatches:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the finished optimizer steps, the micro-batches of the next one, and what determines the batches."""
+        """Return the finished optimizer steps, the micro-batches of the next step, and the identity of the batches."""
         step, part = divmod(self._yielded, self.accumulation)
         return {"step": step, "part": part, **self._identity}
 
@@ -124,7 +124,7 @@ class TrainBatches:
 class ValidationBatch(NamedTuple):
     """A batch of validation windows, (B, T), and the document of each target, (B, S); int64.
 
-    If a rank has fewer batches than others, its last one has no documents and counts for nothing.
+    If a rank has fewer batches than the others, its last batch has no documents and is not counted.
     """
 
     windows_BT: Tensor
@@ -133,11 +133,11 @@ class ValidationBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ValidationSplit:
-    """The windows of the validation split, of which a sample can be used.
+    """The windows of the validation split, and random samples of them.
 
-    Windows beyond the first `document_tokens` of their document are excluded, as a few long documents would dominate a
-    mean over tokens. The sample is random and depends on the seed of the data only, so every arm has the same one. A
-    smaller sample is a subset of a larger one.
+    Windows beyond the first `document_tokens` of their document are excluded, because a few long documents would
+    dominate a mean over tokens. A sample depends only on the data seed, so all arms use the same sample. A smaller
+    sample is a subset of a larger one.
     """
 
     windows_WT: NDArray[Any]
@@ -153,7 +153,7 @@ class ValidationSplit:
 
     @property
     def seq_len(self) -> int:
-        """Targets of a window."""
+        """Targets per window."""
         return int(self.windows_WT.shape[1]) - 1
 
     @cached_property
@@ -175,7 +175,7 @@ class ValidationSplit:
         if tokens is None:
             return self.included
         num_windows = max(1, tokens // self.seq_len)
-        # three numbers, as the seed of a training epoch has two
+        # three numbers: the seed of a training epoch has two, so the two never coincide
         order = np.random.Generator(np.random.PCG64([self.seed, 0, 1])).permutation(len(self.included))
         return self.included[np.sort(order[:num_windows])]
 
@@ -244,12 +244,12 @@ class TokenData(LightningDataModule):
             if len(windows_WT) < needed:
                 raise UserError(
                     f"the {split} data have {len(store.tokens(split))} tokens, {len(windows_WT)} windows of "
-                    f"data.seq_len={seq_len}, but a batch needs {needed}: give more text"
+                    f"data.seq_len={seq_len}, but a batch needs {needed}: add text"
                 )
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
             raise UserError(
-                f"{num_windows} validation windows are fewer than trainer.devices={devices}: give more text, or raise "
+                f"{num_windows} validation windows are fewer than trainer.devices={devices}: add text, or raise "
                 "data.validation_tokens"
             )
 
@@ -273,7 +273,7 @@ class TokenData(LightningDataModule):
         return self.validation.batches(tokens, self._train["micro_batch"], *self._rank())
 
     def validation_batches_of_all_ranks(self, tokens: int) -> ValidationBatches:
-        """Return all validation batches for `tokens`."""
+        """Return the validation batches of all ranks together for `tokens`."""
         return self.validation.batches(tokens, self._train["micro_batch"])
 
     def _rank(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Counts how much of validation also occurs in train: whole documents, and windows of 13 tokens.
+"""Counts how much of the validation split also occurs in the train split: whole documents, and 13-token windows.
 
-Shapes: N windows of a chunk, M of validation, T tokens of a chunk, V ids.
+Shapes: N windows in a chunk, M distinct validation windows, T tokens in a chunk, V ids.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 WINDOW = 13  # tokens; longer than common phrases, as in GPT-3's search for test items (arXiv:2005.14165, appendix C)
 CHUNK = 1 << 15  # tokens hashed at once, so that the arrays stay in a core's cache
-SAMPLE = 1 << 22  # validation tokens whose windows are searched, the first ones: 80 MB of memory
+SAMPLE = 1 << 22  # only the windows of the first validation tokens are searched, which takes 80 MB of memory
 DIGEST_BYTES = 32
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
@@ -62,7 +62,7 @@ def shared_windows(
     parts = [hashes.of(ids_T)[_within_document(ids_T, eot, width)] for ids_T in _chunks(validation_tokens, width)]
     keys_M, counts_M = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_counts=True)
     shift = np.uint64(64 - max(16 * len(keys_M), 2).bit_length())
-    is_candidate = np.zeros(1 << (64 - int(shift)), np.bool_)  # by the first bits of a hash: a search takes 100 ns
+    is_candidate = np.zeros(1 << (64 - int(shift)), np.bool_)  # prefilter: a search takes 100 ns
     is_candidate[keys_M >> shift] = True
     found_M = np.zeros(len(keys_M), np.bool_)
 
@@ -97,7 +97,7 @@ class _WindowHashes:
     """Hashes of windows modulo 2^64: the sum over i of mix[id_i] * BASE^i, with 64 random bits `mix` for each id."""
 
     def __init__(self, max_id: int, width: int) -> None:
-        """Create `mix` up to validation's largest id; larger ids share an entry, as validation does not have them."""
+        """Create `mix` up to validation's largest id; larger ids share an entry, because validation lacks them."""
         self._width, size = width, CHUNK + width
         self._mix_V = np.random.default_rng(0).integers(1 << 64, size=max_id + 2, dtype=np.uint64)
         self._powers_T = np.full(size, BASE, np.uint64).cumprod()

@@ -43,11 +43,11 @@ from simbal.runs.atomic import (
 )
 from simbal.runs.record import with_checksum
 
-FORMAT = 4  # increase it when the same config would give other files
+FORMAT = 4  # increase it when the same config would produce different files
 PROGRESS, DIGESTS = "progress.json", "digests.bin"  # removed when the build is complete
 GROUP_BYTES = 1 << 20  # text that a thread encodes at once
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk
-SAMPLE_TOKENS = 64  # of each split, which check=true shows
+SAMPLE_TOKENS = 64  # tokens of each split that check=true prints
 
 
 class Encoded(NamedTuple):
@@ -55,7 +55,7 @@ class Encoded(NamedTuple):
 
     document: Document
     ids: NDArray[np.uint32]
-    num_bytes: int  # of text that the ids encode
+    num_bytes: int  # bytes of text that the ids encode
 
 
 Item = Document | Counter[str]  # a Counter at the end of each input, with the counts to add
@@ -64,13 +64,13 @@ EncodedItem = Encoded | Counter[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """The store that a config's group `data` asks for."""
+    """The store that a config's `data` group describes."""
 
     data: DataConfig
     source: Source
     description: dict[str, Any]  # of the source
-    path: Path  # named by everything that determines the files
-    encoder: Encoder | None = None  # replaces the config's; the store then contains the validation split only
+    path: Path  # its name contains a hash of everything that determines the files
+    encoder: Encoder | None = None  # replaces the config's encoder; the store then has only the validation split
 
     @property
     def splits(self) -> Sequence[str]:
@@ -79,7 +79,7 @@ class Plan:
 
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
-        """Return the plan of `data`, from the names, sizes and versions of its inputs; `UserError` for a bad one."""
+        """Return the plan of `data`, from the names, sizes and versions of its inputs; `UserError` for a bad input."""
         source = open_source(data)
         description = {"name": data.source, **source.identity()}
         facts: list[Any] = [FORMAT, data.vocab_size, description]
@@ -111,7 +111,7 @@ def open_encoder(data: DataConfig) -> Encoder:
 
 
 def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) -> Store:
-    """Return the store that the config group `data` asks for; build it first if it does not exist.
+    """Return the store that the config group `data` describes; build it first if it does not exist.
 
     Args:
         data: what to prepare, and where.
@@ -119,20 +119,20 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
         encoder: replaces the encoder of `data`; only the validation split is then prepared.
 
     Raises:
-        UserError: for bad input, a disk that rejects writes, and a damaged store. A later call resumes after the inputs
-            that were finished.
+        UserError: for bad input, a disk that rejects writes, and a damaged store. A later call resumes after the last
+            finished input.
     """
     plan = Plan.of(data, encoder)
     try:
         if not plan.path.exists():
             plan.path.parent.mkdir(parents=True, exist_ok=True)
             lock_file = plan.path.with_name(f".{plan.path.name}.lock")
-            with ExitStack() as held:
+            with ExitStack() as stack:
                 try:
-                    held.enter_context(lock(lock_file))
+                    stack.enter_context(lock(lock_file))
                 except LockedError:
-                    print(f"waiting for another process that prepares {plan.path.name}", file=sys.stderr)
-                    held.enter_context(lock(lock_file, timeout=-1))
+                    print(f"waiting for another process to prepare {plan.path.name}", file=sys.stderr)
+                    stack.enter_context(lock(lock_file, timeout=-1))
                 if not plan.path.exists():
                     _build(plan, progress)
     except OSError as error:
@@ -141,13 +141,13 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
 
 
 def _build(plan: Plan, progress: bool) -> None:
-    """Build the store in a folder of its own and rename it, so that it appears complete."""
+    """Build the store in a separate folder and rename that, so that the store appears only when it is complete."""
     partial = plan.path.with_name(f"{plan.path.name}.partial")
     encoder, splits = plan.encoder or open_encoder(plan.data), plan.splits
     try:
         counts = write_documents(partial, plan.source, encoder, plan.data.threads, progress, splits)
         by_ends, ends_held_out = plan.source.with_ends_held_out(), False
-        if by_ends and not all(counts[f"{split} documents"] for split in splits):  # too few to hold out a whole one
+        if by_ends and not all(counts[f"{split} documents"] for split in splits):  # too few documents
             counts = write_documents(partial, by_ends, encoder, plan.data.threads, progress, splits)
             ends_held_out = True
     except BaseException:
@@ -158,7 +158,7 @@ def _build(plan: Plan, progress: bool) -> None:
     if empty:
         shutil.rmtree(partial)
         raise UserError(
-            f"the {empty[0]} split gets no documents: give more documents, or set data.validation_files or "
+            f"the {empty[0]} split has no documents: add documents, or set data.validation_files or "
             "data.validation_one_in"
         )
     if Plan.of(plan.data, plan.encoder).path != plan.path:
@@ -218,7 +218,7 @@ class SplitWriter:
     """Appends documents to the files of a split."""
 
     def __init__(self, folder: Path, vocab_size: int, counts: Counter[str], stack: ExitStack) -> None:
-        """Continue after the committed documents and tokens in `counts`; truncate what follows."""
+        """Continue after the committed documents and tokens in `counts`; truncate the rest."""
         folder.mkdir(exist_ok=True)
         documents, self._end = counts[f"{folder.name} documents"], counts[f"{folder.name} tokens"]
         self._dtype = np.dtype(token_dtype(vocab_size))
@@ -313,7 +313,7 @@ def _encode(items: Iterable[Item], encoder: Encoder, threads: int) -> Iterator[l
 
 
 def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield groups of items with about `GROUP_BYTES` of text, as smaller tasks would slow down threads."""
+    """Yield groups of items with about `GROUP_BYTES` of text, because smaller tasks would slow down threads."""
     group, size = list[Item](), 0
     for item in items:
         group.append(item)
@@ -377,6 +377,6 @@ def prepare_or_check(plain: Any, check: bool) -> list[str]:
         encoding = load_tokenizer(data.vocab_size, data.tokenizer_path).encoding
         for split in SPLITS:
             first = store.tokens(split)[: int(store.document_ends(split)[0]) - 1]
-            # repr, as text may contain control characters
+            # repr, because text may contain control characters
             lines.append(f"{split} starts with {encoding.decode(first[:SAMPLE_TOKENS].tolist())!r}")
     return lines

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simbal.errors import UserError
 
 SPLITS = TRAIN, VALIDATION = ("train", "validation")
-MIN_BYTES = 64  # of a pysource file; smaller ones are `__init__.py` with a line or none
+MIN_BYTES = 64  # smallest pysource file; smaller files are mostly an empty `__init__.py`
 SKIPPED_FILES = {  # reason: pattern
     "tests or vendored code": re.compile(r"(^|/)(tests?|testing|_?vendor|vendored)/"),
     "differs between builds": re.compile(r"torch/version\.py$|numpy/(__config__|version)\.py$|numpy/distutils/"),
@@ -78,9 +78,9 @@ class Source:
 class PySource(Source):
     """Python files of installed packages (name -> expected version), verified against each package's RECORD.
 
-    It is code, not web text: it checks the machinery and ranks methods at toy scale. The expected versions have the
-    same files in every wheel (CPU and CUDA, Linux and macOS), so the corpus is reproducible. 12.0% of the 13-token
-    windows of validation also occur in train (licence headers, boilerplate).
+    It is code, not web text: use it to test the pipeline and to rank methods at toy scale. The expected versions have
+    the same files in every wheel (CPU and CUDA, Linux and macOS), so the corpus is reproducible. 12.0% of the 13-token
+    windows of validation also occur in train (license headers, boilerplate).
     """
 
     packages: dict[str, str]
@@ -91,7 +91,7 @@ class PySource(Source):
         """Return each package's version and the sha256 of its RECORD, which lists the sha256 of every file.
 
         Raises:
-            UserError: a package is missing, or with `strict` has another version than expected.
+            UserError: a package is missing or, with `strict`, does not have the expected version.
         """
         installed = {}
         for name, expected in self.packages.items():
@@ -171,8 +171,8 @@ def _source_files(name: str, package: Distribution, skipped: Counter[str]) -> It
 class Synthetic(Source):
     """A Markov chain in which each symbol has `branching` successors of equal probability.
 
-    Its entropy rate is exactly ln(branching) nats. Document i is a function of (chain_seed, i). Training has the first
-    `documents`, validation the next few.
+    The entropy rate is exactly ln(branching) nats per symbol. Document i is a function of (chain_seed, i). The first
+    `documents` are the train split, and the next few are the validation split.
     """
 
     vocab_size: int  # the last id is end of text, the others are the symbols

@@ -43,7 +43,7 @@ class Store:
         Args:
             path: the folder of the store.
             rehash: hash the files even if this machine has hashed them since their last change.
-            remember: note in the folder that this machine has hashed them.
+            remember: record in the folder that this machine has hashed them.
 
         Raises:
             UserError: a file is missing or damaged.
@@ -55,7 +55,7 @@ class Store:
                 for name, expected in meta["files"].items():
                     file = path / name
                     if hash_file(file) != expected:
-                        raise ValueError("its sha256 is wrong")
+                        raise ValueError("its sha256 does not match")
                 if remember:
                     write_verified(path)
         except PermissionError as error:
@@ -100,10 +100,10 @@ class Store:
         )
 
     def describe_held_out_ends(self) -> str:
-        """Return the sentence on validation data that are the ends of documents."""
+        """Return a sentence that explains that validation uses the ends of documents."""
         percent = 100 / self.meta["source"]["validation_one_in"]
         return (
-            f"too few documents to hold out a whole one: validation has the last {percent:.2g}% of each "
+            f"too few documents to hold out whole ones: validation uses the last {percent:.2g}% of each "
             "(data.validation_one_in)"
         )
 
@@ -152,7 +152,7 @@ def read_verified(folder: Path) -> dict[str, Any]:
 
 
 def write_verified(folder: Path) -> None:
-    """Note that this machine has hashed the files; in a read-only folder they are hashed each time."""
+    """Record that this machine has hashed the files; in a read-only folder they are hashed each time."""
     with suppress(OSError):
         states = read_verified(folder) | {socket.gethostname(): _file_states(folder)}
         (folder / VERIFIED).write_text(json.dumps(states))

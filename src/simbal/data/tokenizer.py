@@ -1,7 +1,7 @@
-"""Tokenizers: cl100k_base or its first ids, the tokenizer of a Hugging Face model, and symbols that are ids already.
+"""Tokenizers: cl100k_base or its first ids, the tokenizer of a Hugging Face model, and synthetic symbols.
 
 Every rank of cl100k_base from 256 on merges two earlier ranks, so each prefix of its table is a complete byte-pair
-encoding. Shapes: V ids.
+encoding. Shapes: V token ids.
 """
 
 import binascii
@@ -52,7 +52,7 @@ class Encoder(Protocol):
 
 
 class SymbolEncoder:
-    """Encoder of synthetic documents, which contain ids; each symbol counts as one byte."""
+    """Encoder of synthetic documents, which already contain ids; each symbol counts as one byte."""
 
     table_sha256: str | None = None
 
@@ -67,7 +67,7 @@ class SymbolEncoder:
 
 
 class Tokenizer:
-    """The byte-pair encoding with ids below `vocab_size`, including `eot`; no text becomes a special token."""
+    """cl100k_base restricted to ids below `vocab_size`, including `eot`. Text never becomes a special token."""
 
     def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
         self.vocab_size, self.eot = vocab_size, eot
@@ -105,10 +105,10 @@ class Tokenizer:
 
 
 def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
-    """Return the first `vocab_size` - 1 ranks and end of text (257 to 100257), or all of cl100k_base (100277).
+    """Return a tokenizer with `vocab_size` ids: the first ranks and end of text, or all of cl100k_base (100277 ids).
 
     Raises:
-        UserError: the token table cannot be read, or is a different one.
+        UserError: the token table cannot be read, or is not the table of cl100k_base.
     """
     table = read_token_table(path)
     eot = CL100K_RANKS + 1 if vocab_size == CL100K_IDS else vocab_size - 1
@@ -142,7 +142,7 @@ class HubTokenizer:
     """
 
     def __init__(self, backend: "Backend", eot: int) -> None:
-        """Set the fast tokenizer of a model and its end-of-text id."""
+        """Wrap a model's fast tokenizer, given its end-of-text id."""
         self.eot = eot
         self.table_sha256: str | None = sha256(f"{eot} {backend.to_str()}".encode()).hexdigest()
         backend.no_truncation()
@@ -159,7 +159,7 @@ class HubTokenizer:
         """Return the ids of UTF-8 `content`, without `eot`; `UserError` if ordinary text contains `eot`."""
         ids = np.array(self._backend.encode(content.decode(), add_special_tokens=False).ids, np.uint32)
         if (ids == self.eot).any():
-            raise UserError("the model's tokenizer encodes ordinary text as end of text, which has to end documents")
+            raise UserError("the model's tokenizer encodes ordinary text as end of text, which must only end documents")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -177,10 +177,10 @@ class HubTokenizer:
         return can_generate_V
 
     def _byte_lengths(self) -> NDArray[np.uint16] | None:
-        """Return the UTF-8 bytes of each id, or None if the tokens do not determine them, as PROBES show.
+        """Return the UTF-8 bytes of each id, (V,), or None if the tokens do not determine them, as PROBES show.
 
         Byte-level BPE has one letter per byte; SentencePiece tokens are text with U+2581 for spaces. A space that the
-        tokenizer puts before every text counts.
+        tokenizer adds before every text counts too.
         """
         decoders = {*_decoder_types(json.loads(self._backend.to_str())["decoder"])}
         if not decoders & {"ByteLevel", "Metaspace", "ByteFallback"}:
@@ -227,11 +227,13 @@ def load_hub_tokenizer(folder: Path) -> HubTokenizer:
     except Exception as error:  # each kind of tokenizer has its own errors
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"transformers cannot read a tokenizer in {folder} ({reason}): copy the model's there"
+            f"transformers cannot read a tokenizer in {folder} ({reason}): copy the model's tokenizer files there"
         ) from None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"the tokenizer in {folder} is a {type(tokenizer).__name__}: only tokenizer.json is supported")
+        raise UserError(
+            f"the tokenizer in {folder} is a {type(tokenizer).__name__}, but only tokenizer.json is supported"
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer in {folder} has no eos_token, which ends every document")
     return HubTokenizer(backend, int(tokenizer.eos_token_id))

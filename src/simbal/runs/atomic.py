@@ -52,13 +52,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the content of `path` by JSON atomically, as `write_text` does; `ValueError` for NaN."""
+    """Replace the content of `path` with JSON atomically, as `write_text` does; `ValueError` for NaN."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Raise a `UserError` if the disk is full, read-only or forbidden, also where torch.save wraps the error."""
+    """Raise a `UserError` if the disk is full, read-only or forbidden, even if torch.save wraps the error."""
     try:
         yield
     except UserError:
@@ -73,7 +73,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def describe_write_error(path: Path, error: OSError, key: str = "output_dir") -> str:
-    """Return a sentence that says why `path` cannot be written and what to do; the config key `key` sets its folder."""
+    """Return a sentence on why `path` cannot be written and how to fix it; the config key `key` sets its folder."""
     if error.errno in NO_SPACE:
         remedy = f"free some space, or choose another {key}="
     elif error.errno == errno.EFBIG:
@@ -84,7 +84,7 @@ def describe_write_error(path: Path, error: OSError, key: str = "output_dir") ->
 
 
 def _is_write_error(error: BaseException, folder: Path) -> bool:
-    """Whether the disk rejects writes in `folder`; ENOENT in a folder that exists has another cause."""
+    """Return whether the disk rejects writes in `folder`; ENOENT in an existing folder has another cause."""
     if not isinstance(error, OSError) or error.errno not in WRITE_ERRORS:
         return False
     return error.errno != errno.ENOENT or not folder.is_dir()
@@ -110,7 +110,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def lock(path: Path, timeout: float = 0.2) -> Iterator[None]:
-    """Hold the lock file `path` within the block; the file remains, as removing it would be a race.
+    """Hold the lock file `path` within the block; the file remains, because removing it would be a race.
 
     Args:
         path: the lock file. File systems without flock get a marker file next to it.
@@ -121,23 +121,24 @@ def lock(path: Path, timeout: float = 0.2) -> Iterator[None]:
         LockedError: another process holds the lock.
         OSError: the file cannot be written.
     """
-    held: BaseFileLock = FileLock(path, timeout, fallback_to_soft=False)  # filelock's own fallback is for ENOSYS only
+    file_lock: BaseFileLock = FileLock(path, timeout, fallback_to_soft=False)  # filelock falls back for ENOSYS only
     hint = ""
     try:
         try:
-            held.acquire()
+            file_lock.acquire()
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
             marker = path.with_name(f"{path.name}.held")
-            held, hint = SoftFileLock(marker, timeout), "; delete that file if the machine that created it is gone"
-            held.acquire()
+            file_lock = SoftFileLock(marker, timeout)
+            hint = "; delete that file if the machine that created it is gone"
+            file_lock.acquire()
     except Timeout:
-        raise LockedError(f"another process, which holds {held.lock_file}{hint}") from None
+        raise LockedError(f"another process, which holds {file_lock.lock_file}{hint}") from None
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
 def is_locked(path: Path) -> bool:

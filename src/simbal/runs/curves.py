@@ -1,4 +1,4 @@
-"""Reads what a run measured: its curves in metrics.jsonl, and its last validation by document in documents.json.
+"""Reads a run's measurements: curves in metrics.jsonl, and the last validation by document in documents.json.
 
 metrics.jsonl has one JSON object per line, each with `step` and `tokens`. documents.json has the summed loss and the
 number of tokens of each document of the validation split.
@@ -27,12 +27,12 @@ def rows(run_path: Path, key: str = "", skip_damaged: bool = False) -> list[dict
     Args:
         run_path: the run folder.
         key: parse only lines that contain this text, such as the name of a metric.
-        skip_damaged: skip damaged lines, as while a run writes the file.
+        skip_damaged: skip damaged lines, which can occur while a run writes the file.
 
     Raises:
         UserError: a line is damaged; the error names it.
     """
-    file, found = run_path / CURVES_FILE, list[dict[str, Any]]()
+    file, parsed = run_path / CURVES_FILE, list[dict[str, Any]]()
     try:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -44,10 +44,10 @@ def rows(run_path: Path, key: str = "", skip_damaged: bool = False) -> list[dict
             continue
         row = _parse_row(line)
         if row is not None:
-            found.append(row)
+            parsed.append(row)
         elif number < len(lines) and not skip_damaged:
-            raise UserError(f"{file} is broken: line {number} is not a row of a curve; delete it")
-    return found
+            raise UserError(f"{file} is damaged: line {number} is not a row of a curve; delete that line")
+    return parsed
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ def curve(run_path: Path, key: str) -> list[tuple[int, float]]:
     """
     points = [(row["tokens"], row[key]) for row in rows(run_path, key) if key in row]
     if not all(is_number(value) for _, value in points):
-        raise UserError(f"{run_path / CURVES_FILE} is broken: {key} must be a number in every row")
+        raise UserError(f"{run_path / CURVES_FILE} is damaged: {key} must be a number in every row")
     return sorted(points)
 
 
@@ -79,7 +79,7 @@ class DocumentSums:
 
 
 def document_sums(run_path: Path) -> DocumentSums | None:
-    """Return the sums of a run's documents; None without documents.json, and `UserError` if it is broken."""
+    """Return the sums of a run's documents; None without documents.json, and `UserError` if it is damaged."""
     file = run_path / DOCUMENTS_FILE
     try:
         content = orjson.loads(file.read_bytes())
@@ -89,7 +89,7 @@ def document_sums(run_path: Path) -> DocumentSums | None:
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{file} is broken: it must hold nats and tokens of each document") from None
+        raise UserError(f"{file} is damaged: it must contain the nats and tokens of each document") from None
     if len(sums.nats) != len(sums.tokens):
-        raise UserError(f"{file} is broken: nats and tokens must have the same length")
+        raise UserError(f"{file} is damaged: nats and tokens must have the same length")
     return sums

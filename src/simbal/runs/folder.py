@@ -1,9 +1,9 @@
 """A run folder, `<output_dir>/<name>/<readable>-<hash8>/`: its config, its record and its lock.
 
-    config.yaml    the resolved config and the chosen options; written first
-    progress.json  where a running job is, for the live view
+    config.yaml    the resolved config and the selected options; written first
+    progress.json  progress of a running job, for the live view
     metrics.jsonl  curves, one JSON object per logged step
-    documents.json loss and tokens of the last validation by document
+    documents.json loss and tokens by document in the last validation
     record.json    how the run ended, with checksums of the files above; written last and atomically
                    (a damaged one is kept as record.json.damaged)
     prune.json     a sweep's request to stop the run
@@ -34,7 +34,7 @@ TOP_LEVEL_KEY = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
 
 
 class DamagedRecordError(UserError):
-    """record.json or a file that it has the checksum of is damaged, so the run counts as unfinished."""
+    """record.json, or a file whose checksum it contains, is damaged, so the run counts as unfinished."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"{file} is damaged ({reason}): rerun its command to repeat the run")
@@ -62,7 +62,7 @@ class RunFolder:
             raise UserError(f"{file} is not a config written by simbal") from None
 
     def belongs_to(self, spec: RunSpec) -> bool:
-        """Return whether this run has begun here; `UserError` if the folder belongs to another config."""
+        """Return whether the folder already contains this run; `UserError` if it belongs to another config."""
         with explain_write_errors(self.path):
             if not (self.path / CONFIG_FILE).exists():
                 return False
@@ -86,7 +86,7 @@ class RunFolder:
         """Return the content of record.json, or None if the run has not ended.
 
         Raises:
-            DamagedRecordError: the record, the curves or the documents were changed or truncated.
+            DamagedRecordError: record.json, metrics.jsonl or documents.json was changed or truncated.
             UserError: the record cannot be read, or config.yaml was changed later.
         """
         file = self.path / RECORD_FILE
@@ -106,7 +106,7 @@ class RunFolder:
         return record
 
     def valid_record(self) -> dict[str, Any] | None:
-        """Return what `read_record` does, but None for a damaged record."""
+        """Return the result of `read_record`, or None for a damaged record."""
         with suppress(DamagedRecordError):
             return self.read_record()
         return None
@@ -115,7 +115,7 @@ class RunFolder:
         """Rename a damaged record, so that the run is repeated.
 
         Returns:
-            The warning for the next record of the run, as long as the renamed file exists; else None.
+            A warning for the next record of the run while the renamed file exists, else None.
         """
         try:
             self.read_record()
@@ -137,7 +137,7 @@ class RunFolder:
         return digest(b"")
 
     def is_finished(self, spec: RunSpec) -> bool:
-        """Return whether this config was trained to the end here.
+        """Return whether this config was trained to the end in this folder.
 
         Raises:
             UserError: the folder belongs to another config, or config.yaml was changed.
@@ -158,19 +158,19 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process; `BusyError` if another process holds it."""
+        """Lock the folder for this process; `BusyError` if another process has locked it."""
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
                 with explain_write_errors(self.path):
-                    held.enter_context(lock(self._lock_file))
+                    stack.enter_context(lock(self._lock_file))
             except LockedError as error:
                 raise BusyError(f"{self.path} is being written by {error}") from None
             yield
 
     def is_locked(self) -> bool:
-        """Return whether another process holds the folder, without writing to it."""
+        """Return whether another process has locked the folder, without writing to it."""
         return is_locked(self._lock_file)
 
 
@@ -180,7 +180,7 @@ def is_run(path: Path) -> bool:
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the mapping of a YAML text; blocks are cached, as the configs of a sweep differ in few of them.
+    """Return the mapping of a YAML text; blocks are cached, because the configs of a sweep share most of them.
 
     Raises:
         yaml.YAMLError: the text is not YAML, or has Python's own tags.
@@ -211,24 +211,24 @@ class _WithoutAliases(yaml.SafeDumper):
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among `paths` and those inside folders such as outputs/<name>, each once.
+    """Return the run folders among `paths`, and all run folders inside folders such as outputs/<name>, each once.
 
     Raises:
         UserError: a path is not a run or a folder of runs.
     """
-    found: dict[Path, Path] = {}
+    unique: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}")
         runs = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         if not runs:
-            raise UserError(f"{path} contains no run: give outputs/<name>/<run>, or outputs/<name>")
+            raise UserError(f"{path} contains no run: use outputs/<name>/<run>, or outputs/<name>")
         for run in runs:
             if run.is_symlink():
-                raise UserError(f"{run} is a symbolic link: give the folder that it points to")
+                raise UserError(f"{run} is a symbolic link: use the folder that it points to")
             RunFolder(run).read_spec()  # another program's folder can contain a config.yaml too
-            found.setdefault(run.resolve(), run)
-    return [*found.values()]
+            unique.setdefault(run.resolve(), run)
+    return [*unique.values()]
 
 
 def delete_runs(runs: Sequence[Path]) -> None:

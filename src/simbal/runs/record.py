@@ -1,4 +1,4 @@
-"""The contents of record.json (how a run ended) and progress.json (where a running job is), with checksums.
+"""The contents of record.json (how a run ended, with a checksum) and progress.json (how far a running job is).
 
 No torch here: the sweep's parent process and `report.py` read both without it.
 """
@@ -44,7 +44,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify_checksum(text: bytes) -> dict[str, Any]:
-    """Return the content that `with_checksum` made, without its checksum; `ValueError` says what is damaged."""
+    """Return the content that `with_checksum` wrote, without its checksum; `ValueError` says what is damaged."""
     try:
         content = orjson.loads(text)
     except ValueError:

@@ -37,7 +37,7 @@ class RunSpec:
         config: the resolved and validated configuration.
         choices: the option chosen in each config group.
         written: the config as plain values, which are saved, shown and hashed.
-        trusted: whether the config is the user's own; configs read from a folder may be anybody's.
+        trusted: whether the config comes from this user; a config read from a folder may come from anybody.
         folder: the folder that the config was read from.
     """
 
@@ -49,7 +49,7 @@ class RunSpec:
 
     @classmethod
     def from_hydra(cls, cfg: DictConfig) -> "RunSpec":
-        """Resolve and validate a config, as Hydra composes it or as Hydra passes it to a job."""
+        """Resolve and validate a config from Hydra, with or without the section `hydra`."""
         from hydra.core.hydra_config import HydraConfig  # takes 0.1 s, which reading a folder does not need
 
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices

@@ -1,1 +1,1 @@
-"""Sweeps: the plan of what is to be run, and the processes that run it; nothing here trains."""
+"""Sweeps: which runs to launch, and the processes that train them. Nothing in this package trains itself."""

@@ -112,7 +112,7 @@ def _finished_runs(folder: Path) -> list[Run]:
 
 
 def _data_key(job: Job) -> str:
-    """Return the keys that decide the corpus and its split as JSON. The seed only decides the order of batches."""
+    """Return as JSON the keys that determine the corpus and its split. The seed affects only the order of batches."""
     return json.dumps(job.spec.config.data.model_dump(exclude={"seed"}), sort_keys=True)
 
 

@@ -94,7 +94,7 @@ class Composer:
         return [line for line, key in grouped.items() if key not in self._compose_options(options).keys]
 
     def chooses_option(self, override: Override) -> bool:
-        """Return whether an override chooses an option of a group, rather than the value of a key."""
+        """Return whether an override selects an option of a group, rather than setting a key."""
         is_group = "/" in override.key_or_group or override.key_or_group in self.groups
         return is_group and not isinstance(override.value(), dict)  # a dict sets keys of the group
 
@@ -118,9 +118,9 @@ class Composer:
         if options not in self.composed:
             cfg = self.loader.load_sweep_config(self.master, [*options])
             choices = {group: str(option) for group, option in cfg.hydra.runtime.choices.items()}
-            own = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
-            assert isinstance(own, dict)
-            written = {str(key): value for key, value in own.items()}
+            plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+            assert isinstance(plain, dict)
+            written = {str(key): value for key, value in plain.items()}
             leaves = flatten(written)
             keys = frozenset(key for leaf in leaves for key in accumulate(leaf.split("."), "{}.{}".format))
             self.composed[options] = ComposedOptions(written, choices, leaves, keys, INTERPOLATION in repr(written))
@@ -134,7 +134,7 @@ def _required_key(override: Override) -> str:
 
 
 def _sets_plain_value(override: Override) -> bool:
-    """Return whether an override sets a number, a text, true, false, null or a list of these."""
+    """Return whether an override sets a number, text, true, false, null or a list of these."""
     sets_value = override.type == OverrideType.CHANGE and override.value_type == ValueType.ELEMENT
     return sets_value and _is_plain(override.value())
 

@@ -1,7 +1,7 @@
 """Sequential looks at the results of a sweep: `until=decided` adds seeds until every arm is decided.
 
-The looks together keep the error rate at 5% (see `simbal.report.sequential`). If several arms are compared with the
-baseline, they share it equally (Bonferroni). A look compares final validation losses.
+All looks together keep the error rate at 5% (see `simbal.report.sequential`). Several arms share this rate equally
+(Bonferroni). A look compares final validation losses.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ WORDS = {"lower": "better", "higher": "worse"}
 
 
 def seeds_of_looks(first: Sequence[int], max_seeds: int) -> list[list[int]]:
-    """Return the seeds that each look adds: first the given ones, then as many further ones, `max_seeds` in total.
+    """Return the seeds that each look adds: first the given seeds, then as many new ones, `max_seeds` in total.
 
     Raises:
         UserError: there are fewer than two seeds for a look, or more than `max_seeds`.
@@ -38,7 +38,7 @@ def seeds_of_looks(first: Sequence[int], max_seeds: int) -> list[list[int]]:
 def check_decidable(jobs: Sequence[Job]) -> None:
     """Raise `UserError` unless all jobs have one name and an arm differs from the baseline only in its balancing."""
     if len({job.spec.path.parent for job in jobs}) > 1:
-        raise UserError("until=decided needs a single name=, as it compares the runs of one folder")
+        raise UserError("until=decided needs a single name=, because it compares the runs of one folder")
     specs = [job.spec for job in jobs]
     arms = group_runs([Run(spec.path, {}, spec, None) for spec in specs], label_columns(specs))
     baselines = baseline_arms(arms, specs[0].config.baseline)
@@ -47,7 +47,7 @@ def check_decidable(jobs: Sequence[Job]) -> None:
 
 
 def decide_arms(jobs: Sequence[Job], looks: Sequence[int], max_seeds: int) -> dict[str, str | None]:
-    """Return the decision on each arm that has a baseline, by the name of the arm; None: not yet decided.
+    """Return the decision on each arm that has a baseline, by name of the arm; None: not yet decided.
 
     Args:
         jobs: all jobs so far. Other runs in their folder do not count.

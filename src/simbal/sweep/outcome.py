@@ -11,7 +11,7 @@ from simbal.runs.folder import CONSOLE_FILE, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import RunSpec
 
-Outcome = tuple[Literal["done", "pruned", "failed", "locked"], str]  # the text: the error, or who holds the lock
+Outcome = tuple[Literal["done", "pruned", "failed", "locked"], str]  # with the error, or the holder of the lock
 LOCKED: Outcome = ("locked", "another process is writing the run")
 TAIL_BYTES, MAX_ERROR = 1 << 20, 2000  # how much of the output is searched; characters of an error
 ERROR = re.compile(r"^error: (.*)", re.MULTILINE)
@@ -20,9 +20,9 @@ RAISED = re.compile(r"^Traceback \(most recent call last\).*\n(?:(?: .*)?\n)*([^
 
 
 def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
-    """Return the outcome that the record of a run states, or None without a record.
+    """Return the outcome according to the record of a run, or None without a record.
 
-    A run that diverged, whose record is damaged or whose folder belongs to another config has failed.
+    A run counts as failed if it diverged, its record is damaged, or its folder belongs to another config.
     """
     try:
         if folder.is_finished(spec):
@@ -36,7 +36,7 @@ def recorded_outcome(folder: RunFolder, spec: RunSpec) -> Outcome | None:
 
 
 def record_exit(folder: RunFolder, spec: RunSpec, exit_code: int, console_start: int) -> Outcome:
-    """Return the outcome of a job whose process has ended, and write the record of a run that could not write one.
+    """Return the outcome of a job whose process has ended, and write a record for a run that could not write one.
 
     Args:
         folder: the folder of the run.
@@ -84,5 +84,5 @@ def exit_reason(console: Path, start: int, exit_code: int) -> str:
 
 
 def was_killed(exit_code: int) -> bool:
-    """Return whether a signal ended the process, also if it handled SIGINT or SIGTERM and exited."""
+    """Return whether a signal ended the process, even if the process handled SIGINT or SIGTERM and exited."""
     return exit_code < 0 or exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM)

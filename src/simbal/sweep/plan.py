@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("finished", "failed", "resumed", "new")
 
 @dataclass
 class Attempt:
-    """A run of the sweep: what its folder held when the sweep started, and its state since.
+    """A run of the sweep: the content of its folder when the sweep started, and its state since then.
 
     The state is `locked` while another process writes the run.
     """
@@ -33,7 +33,7 @@ class Attempt:
     label: str
     state: State = "queued"
     error: str = ""  # why the run failed
-    record: dict[str, Any] | None = None  # as the sweep found it
+    record: dict[str, Any] | None = None  # as read when the sweep started
     started: float | None = None  # seconds of the monotonic clock
     ended: float | None = None
     kind: Kind = "new"
@@ -50,11 +50,11 @@ class Attempt:
         return 0.0 if self.started is None else (self.ended or time.monotonic()) - self.started
 
     def prepare_folder(self) -> Outcome | None:
-        """Write the config of the run, and remove what an interrupted attempt left.
+        """Write the config of the run, and remove the leftovers of an interrupted attempt.
 
         Returns:
-            None if a job may start. Otherwise the outcome: another process is writing the run or has finished it
-            meanwhile, the folder belongs to another config, or the disk refuses to write.
+            None if a job may start. Otherwise the outcome: another process is writing the run or has finished it in the
+            meantime, the folder belongs to another config, or the disk rejects writes.
         """
         folder, spec = self.folder, self.job.spec
         try:
@@ -95,7 +95,7 @@ def launch(jobs: Sequence[Job], run_attempts: Callable[[Sequence[Attempt]], None
         run_attempts: runs the queued attempts. It is not called if there are none.
         console: where to print the number of finished, failed, resumed and new runs.
     """
-    unique = {job.spec.path: job for job in jobs}  # trials of a search may draw the same values
+    unique = {job.spec.path: job for job in jobs}  # trials of a search may sample the same values
     attempts = plan([*unique.values()], jobs[0].spec.config.retry_failed)
     queued = [attempt for attempt in attempts if attempt.state == "queued"]
     for attempt in attempts:
@@ -109,7 +109,7 @@ def launch(jobs: Sequence[Job], run_attempts: Callable[[Sequence[Attempt]], None
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
-    """Return the overrides of each job without those that all jobs share, or its folder name if none is left."""
+    """Return the overrides of each job that not all jobs share, or the name of its folder if none is left."""
     common = set(jobs[0]).intersection(*jobs)
     return [" ".join(line for line in job if line not in common) or job.spec.path.name for job in jobs]
 

@@ -18,9 +18,9 @@ from simbal.sweep.plan import Attempt, State
 from simbal.sweep.view import View
 from simbal.sweep.worker import make_task
 
-MAX_REFUSALS = 16  # per poll, as each locked folder takes 0.2 s
+MAX_REFUSALS = 16  # per poll, because each locked folder takes 0.2 s
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-PAGE_SECONDS = 30.0  # between two updates of index.html, which reloads as often
+PAGE_SECONDS = 30.0  # between updates of index.html, which reloads at the same interval
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Pool:
         self.page_written: float | None = None  # in seconds of the monotonic clock
 
     def run(self, attempts: Sequence[Attempt]) -> None:
-        """Run the queued attempts until all have ended. Runs that another process is writing are waited for.
+        """Run the queued attempts until all have ended, and wait for runs that another process is writing.
 
-        Ctrl-C and SIGTERM stop all jobs. No stopped run counts as failed, so the next sweep resumes it.
+        Ctrl-C and SIGTERM stop all jobs. Stopped runs do not count as failed, so the next sweep resumes them.
         """
         self.waiting.extend(attempts)
         with exit_on_sigterm():
@@ -127,7 +127,7 @@ class Pool:
     def _stop(self) -> None:
         if not self.running:
             return
-        # a second Ctrl-C must not interrupt the end of the jobs
+        # a second Ctrl-C must not interrupt the shutdown of the jobs
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         stop_processes([job.process for job in self.running], GRACE_SECONDS)
         for number, handler in previous.items():

@@ -1,4 +1,4 @@
-"""Jobs as tasks of a Ray cluster: a node receives the folder of a run, and trains it in a process of its own."""
+"""Jobs as tasks of a Ray cluster: a node receives the folder of a run, and trains the run in a separate process."""
 
 import logging
 import os
@@ -26,11 +26,11 @@ LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the next sweep
 
 @dataclass(frozen=True)
 class Request:
-    """The resources of a job. Ray starts it on a node that has them free."""
+    """The resources of a job. Ray starts the job on a node where they are free."""
 
     num_cpus: float
     num_gpus: float
-    max_retries: int  # on another node, if the node or worker of a job is lost
+    max_retries: int  # retries on another node if the node or worker of a job is lost
 
 
 def connect(address: str | None) -> None:
@@ -137,7 +137,7 @@ def _modified(file: Path) -> int | None:
 
 
 def _work_in_process(task: Task, environment: dict[str, str]) -> int:
-    """Train a run in a process of its own, so that a crash does not end Ray's worker.
+    """Train a run in a separate process, so that a crash does not end Ray's worker.
 
     The process also ends with the raylet, the worker's parent: if the head is lost, Ray leaves busy workers behind.
     """

@@ -1,7 +1,7 @@
 """Jobs of Slurm: jobs that are started together form one array, and each element receives the folder of a run.
 
-submitit writes the batch script, and requeues a job that ran out of time or was preempted. `squeue` tells whether a job
-has ended, as many clusters keep no accounts for `sacct`.
+submitit writes the batch script, and requeues a job that timed out or was preempted. `squeue` shows whether a job
+has ended, because many clusters keep no accounting data for `sacct`.
 """
 
 import io
@@ -33,7 +33,7 @@ class SlurmStarter:
         Args:
             folder: a folder for scripts and logs on a disk that all nodes share.
             parameters: parameters of the batch script, as submitit names them.
-            max_num_timeout: how often a job that ran out of time is requeued.
+            max_num_timeout: how often a job that timed out is requeued.
 
         Raises:
             UserError: Slurm is not installed, or a parameter is invalid.
@@ -55,7 +55,7 @@ class SlurmStarter:
         return self.new[-1]
 
     def poll(self) -> None:
-        """Submit new jobs, cancel those that were signalled, and update the states every few seconds.
+        """Submit new jobs, cancel the jobs that received a signal, and update the states every few seconds.
 
         Raises:
             UserError: Slurm rejects the jobs.

@@ -19,7 +19,7 @@ from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec, config_hash
 from simbal.sweep.plan import Attempt, State
 
-# the order in which attempts are shown if there is not enough room for all
+# most urgent first: a small terminal shows only the most urgent attempts
 STYLES: dict[State, str] = {
     "running": "cyan", "failed": "bold red", "locked": "cyan dim", "queued": "dim", "pruned": "yellow", "done": "green",
 }  # fmt: skip
@@ -52,12 +52,12 @@ class View:
         if self.live:
             return
         number = f"[{self.numbers[id(attempt)]}/{len(self.attempts)}]"
-        took = f" in {clock(attempt.seconds)}" if attempt.started else ""
-        detail = {"done": took, "failed": f": {attempt.error}"}.get(attempt.state, "")
+        duration = f" in {clock(attempt.seconds)}" if attempt.started else ""
+        detail = {"done": duration, "failed": f": {attempt.error}"}.get(attempt.state, "")
         self.console.print(f"{number} {attempt.state:<7} {attempt.label}{detail}", soft_wrap=True)
 
     def print_interruption(self) -> None:
-        """Print what the interrupted sweep has saved, once its jobs have ended."""
+        """Print the progress of an interrupted sweep after its jobs have ended."""
         counts = Counter(attempt.state for attempt in self.attempts)
         progress = [attempt.progress() for attempt in self.attempts if attempt.state == "running"]
         steps = ", ".join(f"step {row['step']}" for row in progress if "step" in row)
@@ -78,7 +78,7 @@ class View:
 
 
 def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
-    """Return the live table: the most urgent attempts if `height` lines have no room for all."""
+    """Return the live table, with only the most urgent attempts if `height` lines are too few for all."""
     urgency = {state: place for place, state in enumerate(STYLES)}
     by_urgency = sorted(range(len(attempts)), key=lambda number: urgency[attempts[number].state])
     shown = [attempts[number] for number in sorted(by_urgency[: max(1, height - FRAME_LINES)])]
@@ -120,7 +120,7 @@ def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]
 
 
 def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
-    """Return a table of all runs, and a sentence on how long the missing ones take with `slots` jobs at once."""
+    """Return a table of all runs, and a sentence with the expected time of the missing runs in `slots` slots."""
     lengths = _finished_seconds(attempts)
     overall = fmean(chain.from_iterable(lengths.values())) if lengths else None
     grid = new_grid("dry run: nothing is started")
@@ -165,7 +165,7 @@ def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:
         clock(attempt.seconds) if attempt.started else "",
         "" if left is None else clock(left),
     ]
-    # a narrow terminal cuts the label and the state, as the other columns have no_wrap
+    # a narrow terminal truncates the label and the state, because the other columns have no_wrap
     return [Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells]
 
 

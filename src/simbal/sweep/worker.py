@@ -15,9 +15,9 @@ from simbal.runs.spec import RunSpec
 
 
 def make_task(spec: RunSpec, sweep: int | None) -> dict[str, Any]:
-    """Return the task of training `spec`, whose folder is written, as JSON values.
+    """Return the task of training `spec` as JSON values; the run folder must already contain the config.
 
-    The job ends with the process whose id is `sweep`; with None it may outlive the sweep.
+    The job ends when the process with the id `sweep` ends; with None it may outlive the sweep.
     """
     return {"directory": str(Path.cwd()), "folder": str(spec.path), "hash": spec.hash, "sweep": sweep}
 
@@ -26,8 +26,8 @@ def work(task: dict[str, Any]) -> int:
     """Train the run of a task, and append all output to its console.log. No exception leaves this function.
 
     Returns:
-        The exit code: 0, or `BUSY` if another process holds the run, 128 + the number of the signal that stopped it,
-        or 1 if it failed; then console.log has the reason.
+        The exit code: 0; `BUSY` if another process has locked the run; 128 + the number of the signal that stopped it;
+        or 1 if it failed, with the reason in console.log.
     """
     os.chdir(task["directory"])
     redirect_output(Path(task["folder"], CONSOLE_FILE))

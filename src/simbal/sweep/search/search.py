@@ -1,4 +1,4 @@
-"""Run a search: ask Optuna for trials, launch their jobs, prune bad curves and store the results.
+"""Run a search: ask Optuna for trials, launch their jobs, prune unpromising trials and store the results.
 
 The process of the sweep reads the curves of running jobs and prunes them. Jobs need no access to the study, so any
 launcher works.
@@ -54,7 +54,7 @@ STATES = {
     TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.WAITING: "queued",
     TrialState.RUNNING: "running",
 }  # fmt: skip
-SEARCHED = "searched"  # user attribute of a study: what it searches
+SEARCHED = "searched"  # user attribute of a study: its search space and fixed settings
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters of a queued trial
 Compose = Callable[[list[str]], Job]
 
@@ -154,7 +154,7 @@ class Search:
         self.num_ended = self.num_failed = 0  # trials of this command
 
     def open(self, storage: BaseStorage) -> None:
-        """Load or create the study and queue interrupted trials; `UserError` if it has other settings."""
+        """Load or create the study and queue interrupted trials; `UserError` if its settings differ."""
         directions = [StudyDirection[direction.upper()] for direction in self.settings.directions]
         config = self.probe_jobs[0].spec.config
         self.study = optuna.create_study(
@@ -181,7 +181,7 @@ class Search:
             self._queue_trials(config.retry_failed)
 
     def num_done(self) -> int:
-        """Return the number of completed and pruned trials, including those of earlier commands."""
+        """Return the number of completed and pruned trials, including trials of earlier commands."""
         return len(self._trials(TrialState.COMPLETE, TrialState.PRUNED))
 
     def num_missing(self) -> int:
@@ -206,7 +206,7 @@ class Search:
             self._check_failure_rate()
 
     def _queue_trials(self, retry_failed: bool) -> None:
-        """Queue the trials that an interrupted search left running and, if asked, failed trials."""
+        """Queue the trials that an interrupted search left running and, with `retry_failed`, the failed trials."""
         repeated = {trial.user_attrs.get(RETRY_OF) for trial in self._trials()}
         failed = self._trials(TrialState.FAIL) if retry_failed else []
         for trial in [*failed, *self._trials(TrialState.RUNNING)]:
@@ -221,7 +221,7 @@ class Search:
         batch: list[ActiveTrial] = []
         for _ in range(count):
             num_sampled = sum(RETRY_OF not in trial.user_attrs and self._is_sampled(trial) for trial in self._trials())
-            # with the plain sum, the second point of sampler_seed=0 would be the first one of sampler_seed=1
+            # with the sum as seed, the second point of sampler_seed=0 would be the first point of sampler_seed=1
             seed = random.Random(f"{self.settings.sampler_seed} {num_sampled}").getrandbits(32)
             sampler = optuna.samplers.TPESampler if self.settings.sampler == "tpe" else optuna.samplers.RandomSampler
             self.study.sampler = sampler(seed=seed)
@@ -285,7 +285,7 @@ class Search:
 
 
 def read_result(spec: RunSpec, objectives: Sequence[str]) -> tuple[str, list[float], str]:
-    """Return the status of a run, its value of each objective, and why it has none."""
+    """Return the status of a run, its value of each objective, and the reason if it has none."""
     record = RunFolder(spec.path).valid_record()
     if record is None or record["config_hash"] != spec.hash:
         return "", [], f"{spec.path} has no result"
@@ -389,7 +389,7 @@ def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettin
         if num_complete > 1:
             out.print(
                 f"The value of the best of {num_complete} trials is biased, because the same runs selected it. "
-                "Compare it on other seeds.",
+                "Evaluate it again on other seeds.",
                 soft_wrap=True,
             )
 

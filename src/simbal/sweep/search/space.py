@@ -29,10 +29,10 @@ class SearchSettings:
     arms: list[str] = field(default_factory=list)  # lines of overrides; each arm has its own study
     sampler: str = "tpe"  # tpe | random
     sampler_seed: int = 0
-    n_trials: int = 20  # total, including those of earlier commands
+    n_trials: int = 20  # total, including trials of earlier commands
     n_jobs: int | None = None  # trials at once; null: as many as the launcher has slots for
     max_failure_rate: float = 0.5  # fraction of n_trials that may fail and be replaced before the search stops
-    replicates: str | None = "seed"  # each trial runs all values of this key and gets the mean of their objectives
+    replicates: str | None = "seed"  # each trial runs all values of this key; its objectives are the means
     objectives: list[str] = field(default_factory=lambda: ["val/ppl"])  # metrics of a run
     directions: list[str] = field(default_factory=lambda: ["minimize"])  # minimize | maximize, for each objective
     pruner: str = "none"  # none | median | hyperband | successive_halving
@@ -81,7 +81,7 @@ class SearchSpace:
     def probes(self) -> Iterator[dict[str, Any]]:
         """Yield points that cover each choice and both ends of each interval.
 
-        All points differ from the first one in at most one key, so an error belongs to that value.
+        Each point differs from the first one in at most one key, so an error is due to that key's value.
         """
         values = {key: _probe_values(distribution) for key, distribution in self.distributions.items()}
         first = {key: of_key[0] for key, of_key in values.items()}

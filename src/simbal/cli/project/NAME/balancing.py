@@ -1,4 +1,4 @@
-"""The strategy `mine`: as a start, the importance loss, which favours equal mean probabilities of all experts."""
+"""The strategy `mine`. It starts as the importance loss, which favors equal mean probabilities of all experts."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The strategy keeps the properties that it declares, and its loss equals the formula."""
+"""The strategy behaves as declared, and its loss equals the formula."""
 
 from pathlib import Path
 
