@@ -114,9 +114,9 @@ def package_texts() -> list[str]:
 
 def keys(source: str, **changed: Any) -> "DataConfig":
     """Return the keys of `conf/data/<source>.yaml`, updated with `changed`."""
-    from simbal.config.compose import checked_data
+    from simbal.config.compose import validate_data
 
-    return checked_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
+    return validate_data({**yaml.safe_load((CONF / f"{source}.yaml").read_text(encoding="utf-8")), **changed})
 
 
 def encode_files(folder: Path, files: str, vocab_size: int) -> Figures:

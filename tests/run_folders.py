@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from simbal.config.compose import checked, typed
+from simbal.config.compose import validate, validate_config
 from simbal.config.schema import Config
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -62,13 +62,13 @@ def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: di
     } | {key: value for key, value in keys.items() if key not in options}
     choices = base.choices | {"balancing": balancing} | options
     plain = changed(base.written, values)
-    return RunSpec(typed(Config, plain), choices, plain)  # not validated, as a folder may be anybody's
+    return RunSpec(validate(Config, plain), choices, plain)  # not validated, as a folder may be anybody's
 
 
 def changed_spec(base: RunSpec, keys: dict[str, Any], **options: str) -> RunSpec:
     """Return the base run with other values by dotted key and other options by group."""
     plain = changed(base.written, keys)
-    return RunSpec(checked(plain), base.choices | options, plain)
+    return RunSpec(validate_config(plain), base.choices | options, plain)
 
 
 def changed(plain: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from simbal.analysis.flops import read_option
 from simbal.cost import Step, activation_bytes, count, device_memory, parameters, weights_of
 from simbal.model.head import head_loss
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer, TransformerShape
 
 OPTIONS = st.fixed_dictionaries({
@@ -62,7 +62,7 @@ def test_every_parameter_is_counted_for_all_options_of_the_model(preset, options
 def test_flops_equal_torchs_counter_with_attention_to_every_position(preset, options):
     shape = shape_of(preset, **(options | {"num_layers": 2, "vocab_size": 61, "bias": False}))
     model = Transformer(shape, "reference" if shape.num_experts else None)
-    initialise(model, 0, 0.02, "normal")
+    initialize(model, 0, 0.02, "normal")
     B, S = 2, 7
     plain = patch("simbal.model.matmul.onednn_is_faster", lambda: False)  # the counter does not know oneDNN's products
     with plain, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -73,7 +73,7 @@ def test_flops_equal_torchs_counter_with_attention_to_every_position(preset, opt
 
 def build(shape, step):
     model = Transformer(shape, "torch" if shape.num_experts else None)
-    initialise(model, 0, 0.02, "normal")
+    initialize(model, 0, 0.02, "normal")
     return model.bfloat16() if step.precision == "bf16-true" else model
 
 

@@ -14,7 +14,7 @@ def format_command(text: str) -> str:
     return _PROGRAM.sub(r"simbal \1", text) if STARTED_BY_NAME in os.environ else text
 
 
-def typed_command() -> list[str]:
+def original_command() -> list[str]:
     """Return the words of this process's command line as the user typed them, without the Python executable."""
     name, _, subcommand = sys.argv[0].partition(" ")
     if name == NAME and subcommand:

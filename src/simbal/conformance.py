@@ -30,7 +30,7 @@ from simbal.balancing.composition import Composition, build_strategy
 from simbal.config.schema import OptimConfig
 from simbal.data.loader import ValidationBatch
 from simbal.distributed import sum_over_ranks, world_size
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.router import ExpertWeights, Router, Routing
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.module import LitMoE, StepResult
@@ -269,7 +269,7 @@ def tiny_model(gating: str = "softmax") -> Transformer:
         renormalize=gating != "relu", num_layers=SIZES["num_layers"], num_experts=SIZES["num_experts"],
     )  # fmt: skip
     model = Transformer(shape, "torch")
-    initialise(model, seed=0, std=0.3, router_init="normal")
+    initialize(model, seed=0, std=0.3, router_init="normal")
     return model
 
 

@@ -15,7 +15,7 @@ from simbal.analysis.downstream import BENCHMARKS, averages, evenly_spaced, log_
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.trained import DataPlaces, load
 from simbal.errors import UserError
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
 from tests.model.test_transformer import shape
 
@@ -146,7 +146,7 @@ def test_glue_counts_as_one_benchmark_of_the_average_as_in_the_papers_table_5():
 @pytest.fixture(scope="module")
 def model():
     made = Transformer(shape()).eval()
-    initialise(made, seed=0, std=0.3, router_init="normal")
+    initialize(made, seed=0, std=0.3, router_init="normal")
     return made
 
 

@@ -10,7 +10,7 @@ from simbal.analysis.generate import PrefixSteering, Sampler, cached_decoder, co
 from simbal.analysis.trained import load
 from simbal.balancing.composition import Composition
 from simbal.model.attention import KeyValueCache
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
 from tests.balancing.cases import CASES
 from tests.model.test_transformer import shape
@@ -25,7 +25,7 @@ POSSIBLE = torch.ones(61, dtype=torch.bool)
 
 def model_and_steering(case, document_end: int | None = None) -> tuple[Transformer, Composition]:
     model = Transformer(shape(gating=case.gating, renormalize=case.renormalize, document_end=document_end)).eval()
-    initialise(model, seed=0, std=0.3, router_init="normal")
+    initialize(model, seed=0, std=0.3, router_init="normal")
     steering = Composition({"strategy": case.make()}, {}).eval()
     steering.prepare(model.routers)
     generator = torch.Generator().manual_seed(1)

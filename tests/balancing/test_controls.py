@@ -10,7 +10,7 @@ from simbal.balancing.composition import build_balancing
 from simbal.balancing.controls import HashRouting, UniformRouting, splitmix64, uniform_numbers
 from simbal.balancing.orthogonal import OrthogonalMixture
 from simbal.conformance import FACTS, composed_module
-from simbal.model.init import init_router, initialise
+from simbal.model.init import init_router, initialize
 from simbal.model.router import Candidates, Router
 from simbal.model.transformer import Transformer
 from simbal.training.build import transformer_shape
@@ -80,7 +80,7 @@ def together(*names: str):
 
 def initial_model(spec, init: str) -> Transformer:
     model = Transformer(transformer_shape(spec, 0))
-    initialise(model, spec.config.seed, spec.config.model.init_std, init)
+    initialize(model, spec.config.seed, spec.config.model.init_std, init)
     return model
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from simbal.config.compose import checked
+from simbal.config.compose import validate_config
 from simbal.config.options import options, read
 from simbal.config.schema import DATA, GROUPS, Config, every_key, integer_keys, models_of
 from simbal.errors import ConfigError
@@ -36,13 +36,13 @@ def test_root_config_has_the_keys_outside_of_groups_and_every_data_source_has_a_
 @pytest.mark.parametrize("name", KEYS)
 def test_missing_key_is_named(base_spec, name):
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}(.kind|.source)? is missing"):
-        checked(without(with_key(base_spec.written, name), name))
+        validate_config(without(with_key(base_spec.written, name), name))
 
 
 @pytest.mark.parametrize("group", ["", *(f"{group}." for group in SCHEMA_GROUPS)])
 def test_unknown_key_is_named(base_spec, group):
     with pytest.raises(ConfigError, match=f"^there is no key {group}nonsense"):
-        checked(changed(base_spec.written, {f"{group}nonsense": 1}))
+        validate_config(changed(base_spec.written, {f"{group}nonsense": 1}))
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_unknown_key_is_named(base_spec, group):
 )
 def test_wrong_and_contradicting_values_are_named(small_spec, keys, names):
     with pytest.raises(ConfigError) as refusal:
-        checked(changed(small_spec().written, keys))
+        validate_config(changed(small_spec().written, keys))
     assert all(name in str(refusal.value) for name in names), refusal.value
 
 
 def test_text_needs_a_vocabulary_of_cl100k_base(small_spec):
     plain = small_spec("data=pysource", "data.vocab_size=257").written
     with pytest.raises(ConfigError, match="data.vocab_size=100258 .*100257.*100277"):
-        checked(changed(plain, {"data.vocab_size": 100_258}))
+        validate_config(changed(plain, {"data.vocab_size": 100_258}))
 
 
 def test_integer_keys_accept_spans():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simbal.config.compose import checked_data
+from simbal.config.compose import validate_data
 from simbal.config.schema import DataConfig
 from simbal.data.prepare import open_source
 
@@ -20,7 +20,7 @@ def load_keys():
 
     def load(source: str, cache_dir: Path, **changed) -> DataConfig:
         shipped = yaml.safe_load((CONF / f"{source}.yaml").read_text())
-        return checked_data({**shipped, "cache_dir": str(cache_dir), **changed})
+        return validate_data({**shipped, "cache_dir": str(cache_dir), **changed})
 
     return load
 

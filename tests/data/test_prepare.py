@@ -33,7 +33,7 @@ KILLS = [
 TEXT = "".join(f"Line {number} of a text of one's own, née à l'école.\n" for number in range(100))
 BUILDS_WHEN_TOLD = """
 import json, sys
-from simbal.config.compose import checked_data
+from simbal.config.compose import validate_data
 from simbal.data import prepare
 
 build = prepare._build
@@ -44,7 +44,7 @@ def told(*arguments):
     return build(*arguments)
 
 prepare._build = told
-print(prepare.prepare(checked_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
+print(prepare.prepare(validate_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
 assert "torch" not in sys.modules
 """
 

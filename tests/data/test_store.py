@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from simbal.config.compose import checked_data
+from simbal.config.compose import validate_data
 from simbal.data import files, store
 from simbal.data import prepare as preparation
 from simbal.data.prepare import Plan, prepare, prepare_or_check
@@ -29,7 +29,7 @@ def plain(tmp_path, jsonl):
 
 @pytest.fixture
 def corpus(plain):
-    return lambda **changed: checked_data(plain(**changed))
+    return lambda **changed: validate_data(plain(**changed))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from simbal.errors import UserError
 from simbal.experts.backends import RoutingPlan
 from simbal.experts.megablocks import Topology, import_kernels
 from simbal.experts.select import BACKENDS, select_backend
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
 from simbal.training.run import train
 from tests.experts.test_backends import assert_close, case, outputs
@@ -113,7 +113,7 @@ def test_the_topology_gives_each_kernel_the_index_dtype_it_needs():
 def test_a_checkpoint_of_any_backend_is_the_same_model_in_any_other():
     tokens_BS = torch.randint(512, (1, 8), generator=torch.Generator().manual_seed(0))
     models = {name: Transformer(smoke_shape(), name) for name in BACKENDS}
-    initialise(models["reference"], 0, 0.02, "normal")
+    initialize(models["reference"], 0, 0.02, "normal")
     want = models["reference"](tokens_BS)[0].detach()
     for name, model in models.items():
         select_backend(name, torch.device("cpu"), FP32, 128, 128)

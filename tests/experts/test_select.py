@@ -13,7 +13,7 @@ from simbal.experts import fused, megablocks
 from simbal.experts.fused import CONFIGS, config_for
 from simbal.experts.megablocks import from_megablocks, to_megablocks
 from simbal.experts.select import BACKENDS, MEASURED, UNMEASURED, Backend, select_backend
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.training.run import train
 
@@ -157,7 +157,7 @@ def test_a_run_prints_and_records_its_backend_and_the_reason(small_spec, capsys)
 def test_a_checkpoint_of_any_backend_loads_in_any_other():
     shape = TransformerShape(16, 1, 8, 1, 8, 4, 2, 1e4, 1e-5, "softmax", False)
     models = {name: Transformer(shape, name) for name in BACKENDS}
-    initialise(models["reference"], 0, 0.02, "normal")
+    initialize(models["reference"], 0, 0.02, "normal")
     for other in models.values():
         other.load_state_dict(models["reference"].state_dict())  # strict: the same names and shapes
 

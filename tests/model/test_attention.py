@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simbal.model import matmul
 from simbal.model.attention import KeyValueCache, document_mask
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
 from simbal.training.optimizer import parameter_groups
 from tests.conftest import spec_of
@@ -32,7 +32,7 @@ def optim(tmp_path_factory, cache_dir):
 
 def built(**keys) -> Transformer:
     model = Transformer(shape(**keys), "reference" if keys.get("num_experts", 6) else None)
-    initialise(model, seed=0, std=0.3, router_init="normal")
+    initialize(model, seed=0, std=0.3, router_init="normal")
     return model
 
 

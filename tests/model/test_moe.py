@@ -10,7 +10,7 @@ from simbal.conformance import batch_of, tiny_model
 from simbal.cost import count_parameters, parameters
 from simbal.errors import UserError
 from simbal.model.expert_similarity import layer_similarity, record_similarity
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.moe import BIASES, FeedForward, MoELayer
 from simbal.model.router import Router, Steering
 from simbal.model.transformer import Transformer
@@ -125,7 +125,7 @@ def test_a_dense_feed_forward_equals_torchs_linear_layers():
 def tiny(**changes) -> Transformer:
     shape = replace(tiny_model().shape, **changes)
     model = Transformer(shape, "reference" if shape.num_experts else None, changes.get("num_shared_experts") == 1)
-    initialise(model, seed=0, std=0.3, router_init="normal")
+    initialize(model, seed=0, std=0.3, router_init="normal")
     return model
 
 

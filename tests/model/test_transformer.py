@@ -9,7 +9,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from simbal.cost import count_parameters
-from simbal.model.init import initialise
+from simbal.model.init import initialize
 from simbal.model.transformer import Transformer, TransformerShape
 
 MODELS = Path(__file__).parents[2] / "conf" / "model"
@@ -88,7 +88,7 @@ def assert_same_logits(ours: Transformer, theirs) -> None:
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_moe_logits_equal_mixtral_in_transformers(backend):
     ours = Transformer(shape(), backend)
-    initialise(ours, seed=0, std=0.3, router_init="normal")
+    initialize(ours, seed=0, std=0.3, router_init="normal")
     theirs = MixtralForCausalLM(
         MixtralConfig(**common(ours.shape), num_local_experts=6, num_experts_per_tok=2, sliding_window=None)
     ).eval()
@@ -103,7 +103,7 @@ def test_moe_logits_equal_mixtral_in_transformers(backend):
 @torch.no_grad()
 def test_dense_logits_equal_llama_in_transformers():
     ours = Transformer(shape(num_experts=0, top_k=0), None)
-    initialise(ours, seed=0, std=0.3, router_init="normal")
+    initialize(ours, seed=0, std=0.3, router_init="normal")
     theirs = LlamaForCausalLM(LlamaConfig(**common(ours.shape))).eval()
     for mine, layer in zip(ours.blocks, theirs.model.layers, strict=True):
         copy_attention(mine, layer)
@@ -116,7 +116,7 @@ def test_dense_logits_equal_llama_in_transformers():
 @torch.no_grad()
 def test_a_later_token_never_changes_an_earlier_state():
     model = Transformer(shape())
-    initialise(model, seed=0, std=0.3, router_init="orthogonal")
+    initialize(model, seed=0, std=0.3, router_init="orthogonal")
     tokens_BS = torch.randint(0, 61, (1, 12), generator=torch.Generator().manual_seed(1))
     changed_BS = tokens_BS.clone()
     changed_BS[0, 8:] = (changed_BS[0, 8:] + 1) % 61
@@ -129,7 +129,7 @@ def test_a_later_token_never_changes_an_earlier_state():
 def test_router_init_changes_only_routers_and_the_seed_changes_every_matrix():
     def weights(seed: int, router_init: str) -> dict:
         model = Transformer(shape())
-        initialise(model, seed, 0.02, router_init)
+        initialize(model, seed, 0.02, router_init)
         return {name: parameter for name, parameter in model.named_parameters() if parameter.ndim > 1}
 
     normal, orthogonal, other = weights(0, "normal"), weights(0, "orthogonal"), weights(1, "normal")

@@ -45,10 +45,10 @@ def test_a_saved_config_that_lacks_any_key_is_refused(base_spec):
     for name in KEYS:
         if name != "balancing":
             with pytest.raises(ConfigError, match=f"^{name}(.kind|.source)? is missing"):
-                RunSpec.saved(without(with_key(base_spec.written, name), name), base_spec.choices, Path("here"))
+                RunSpec.from_saved(without(with_key(base_spec.written, name), name), base_spec.choices, Path("here"))
 
 
 @pytest.mark.parametrize("name", ["newest", "model.newest", "data.newest", "logger.newest"])
 def test_a_saved_config_with_an_unknown_key_is_refused(base_spec, name):
     with pytest.raises(ConfigError, match=f"there is no key {name}"):
-        RunSpec.saved(changed(base_spec.written, {name: 1}), base_spec.choices, Path("here"))
+        RunSpec.from_saved(changed(base_spec.written, {name: 1}), base_spec.choices, Path("here"))

@@ -116,7 +116,7 @@ def save(step, path, **parts):
 
 
 def newest(folder):
-    return checkpoint.newest(folder, "hash", lambda curves: None)
+    return checkpoint.find_newest(folder, "hash", lambda curves: None)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from simbal.config.options import CONF, SWEEPS, conf_here, sweeps_here
+from simbal.config.options import CONF, SWEEPS, local_conf, local_sweeps
 
 SCHEME = "simbal-sweeps"
 
@@ -44,7 +44,7 @@ class ProjectSearchPath(SearchPathPlugin):
         """Append conf/ and sweeps/ of the current folder."""
         if not any(place.provider == "main" and place.path == str(CONF) for place in search_path.get_path()):
             return
-        for conf in conf_here():
+        for conf in local_conf():
             search_path.append("project", str(conf.absolute()))
-        for sweeps in sweeps_here():
+        for sweeps in local_sweeps():
             search_path.append("project", f"{SCHEME}://{sweeps.absolute().parent}")

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
-from simbal.config.values import one_of
+from simbal.config.values import check_choice
 from simbal.console import new_grid
 from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
@@ -108,7 +108,7 @@ def downstream(
         UserError: a task does not exist, the run has no text, or lm-eval or the benchmarks' items are not installed.
     """
     for name in tasks:
-        one_of("analysis.downstream.tasks", name, [*BENCHMARKS])
+        check_choice("analysis.downstream.tasks", name, [*BENCHMARKS])
     if not tasks or len({*tasks}) < len(tasks):
         raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
     if trained.places.cache_dir is None:  # the run's cache_dir is not trusted: task files can make the harness run code

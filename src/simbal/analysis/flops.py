@@ -12,7 +12,7 @@ from rich.table import Table
 from simbal.analysis.result import Result
 from simbal.config.options import option_keys, options
 from simbal.config.schema import CL100K_IDS
-from simbal.config.values import one_of
+from simbal.config.values import check_choice
 from simbal.console import new_grid
 from simbal.cost import Parameters, parameters
 from simbal.errors import UserError
@@ -92,7 +92,7 @@ def flops(
 
 def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
     """Return the shape of a model in conf/model; `UserError` if it does not exist."""
-    one_of("analysis.flops.preset", preset, [*options("model")])
+    check_choice("analysis.flops.preset", preset, [*options("model")])
     return shape_of(read_option("model", preset), vocab_size)
 
 

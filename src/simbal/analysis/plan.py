@@ -12,10 +12,10 @@ from rich.table import Table
 
 from simbal.analysis.flops import read_option, shape_of
 from simbal.analysis.result import Result, numbers_table
-from simbal.config.compose import typed
+from simbal.config.compose import validate
 from simbal.config.options import options
 from simbal.config.schema import Group, ModelConfig
-from simbal.config.values import divisors, whole_number
+from simbal.config.values import check_integer, divisors
 from simbal.console import new_grid
 from simbal.cost import DeviceMemory, Precision, Step, device_memory, parameters
 from simbal.errors import UserError
@@ -125,9 +125,9 @@ def plan(
     for key, keys in {"model": model, "hardware": hardware}.items():
         if keys is None:
             raise UserError(f"analysis=plan needs {key}=NAME; `evaluate.py --help {key}` lists the names")
-    typed(ModelConfig, model, "model.")
-    device = typed(Hardware, hardware, "hardware.")
-    gpus = 1 if gpus is None else whole_number("gpus", gpus, 1)
+    validate(ModelConfig, model, "model.")
+    device = validate(Hardware, hardware, "hardware.")
+    gpus = 1 if gpus is None else check_integer("gpus", gpus, 1)
     given = {
         "steps": steps, "global_batch": global_batch, "micro_batch": micro_batch, "precision": precision,
         "seq_len": seq_len, "vocab_size": vocab_size, "val_every": val_every, "validation_tokens": validation_tokens,

@@ -17,7 +17,7 @@ from simbal.analysis.generate import cached_decoder
 from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
 from simbal.balancing.bias import BiasController
-from simbal.config.compose import typed
+from simbal.config.compose import validate
 from simbal.config.schema import DataConfig, Group
 from simbal.cost import parameters
 from simbal.data.loader import ValidationSplit
@@ -52,7 +52,7 @@ class DataPlaces(Group):
     @classmethod
     def of(cls, keys: Any) -> "DataPlaces":
         """Return the locations in the `data` keys of a command line; `UserError` for a value of the wrong type."""
-        return typed(cls, keys, "data.")
+        return validate(cls, keys, "data.")
 
 
 NOWHERE = DataPlaces()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.config.values import not_negative, one_of, share, whole_number
+from simbal.config.values import check_choice, check_fraction, check_integer, check_nonnegative
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Groups, Router, Routing
 
@@ -44,7 +44,7 @@ class ChoiceBias(Balancing):
             dtype: dtype of the bias.
         """
         super().__init__()
-        self.bias_on = one_of("bias_on", bias_on, ("logits", "scores"))
+        self.bias_on = check_choice("bias_on", bias_on, ("logits", "scores"))
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=dtype))
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -117,9 +117,9 @@ class LossFree(ChoiceBias):
             center: subtract each update's mean over the experts.
             bias_dtype: fp32; bf16 is only for studying rounding (with updates of 0.001, the bias stalls at 0.5).
         """
-        dtype = BIAS_DTYPES[one_of("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
+        dtype = BIAS_DTYPES[check_choice("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
         super().__init__(num_layers, num_experts, bias_on, dtype)
-        self.update_rate, self.center = not_negative("update_rate", update_rate), center
+        self.update_rate, self.center = check_nonnegative("update_rate", update_rate), center
         step = "(step_i - mean step)" if center else "step_i"
         self.formula = (
             f"no loss; choice by {bias_on} + b, step_i = sign(1/E - f_i), b_i += update_rate * {step} after each "
@@ -178,12 +178,12 @@ class BiasController(ChoiceBias):
             UserError: an argument has an invalid value.
         """
         super().__init__(num_layers, num_experts, bias_on)
-        self.update_rate = not_negative("update_rate", update_rate)
-        self.proportional = not_negative("proportional", proportional)
-        self.error, self.kappa = one_of("error", error, [*ERRORS]), not_negative("kappa", kappa)
+        self.update_rate = check_nonnegative("update_rate", update_rate)
+        self.proportional = check_nonnegative("proportional", proportional)
+        self.error, self.kappa = check_choice("error", error, [*ERRORS]), check_nonnegative("kappa", kappa)
         if not kappa:
             raise UserError(f"kappa={kappa} must be above 0, or the bias never changes")
-        self.center, self.momentum = center, share("momentum", momentum)
+        self.center, self.momentum = center, check_fraction("momentum", momentum)
         self.groups = _groups(groups, group_top_k)
         self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
         # groups depend on the order of the experts
@@ -238,8 +238,8 @@ def load_deficit(counts_LE: Tensor) -> Tensor:
 
 
 def _groups(count: int, chosen: int) -> Groups:
-    whole_number("groups", count, least=1)
-    whole_number("group_top_k", chosen, least=1)
+    check_integer("groups", count, least=1)
+    check_integer("group_top_k", chosen, least=1)
     if chosen > count:
         raise UserError(f"group_top_k={chosen} must be at most groups={count}")
     return Groups(count, chosen, "best two")

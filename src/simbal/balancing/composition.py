@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing, FinishedStep
 from simbal.config.schedule import Schedule
 from simbal.config.signatures import check_arguments
-from simbal.config.values import one_of
+from simbal.config.values import check_choice
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, linear_logits
 
@@ -47,7 +47,7 @@ class Composition(nn.Module):
         """
         super().__init__()
         self.parts, self.strategies = dict(parts), nn.ModuleDict(parts)  # registers their state
-        self.schedules, self.layer_reduce = dict(schedules), one_of("layer_reduce", layer_reduce, ("sum", "mean"))
+        self.schedules, self.layer_reduce = dict(schedules), check_choice("layer_reduce", layer_reduce, ("sum", "mean"))
         self.chooser = _at_most_one("choose a token's experts", self._overriding("choice_scores"))
         self.mapper = _at_most_one("map hidden states to logits", self._overriding("logits"))
         self.adjuster = _at_most_one("adjust the router's logits", self._overriding("adjust_logits"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.balancing.bias import sized_for
 from simbal.balancing.controls import splitmix64, uniform_numbers
-from simbal.config.values import not_negative
+from simbal.config.values import check_nonnegative
 from simbal.model.router import Router, Routing
 
 
@@ -48,7 +48,7 @@ class ExpertRouterCoupling(Balancing):
             alpha: a in the formula; a smaller value makes experts more specialized.
         """
         super().__init__()
-        self.coef, self.alpha, self.seed = not_negative("coef", coef), not_negative("alpha", alpha), seed
+        self.coef, self.alpha, self.seed = check_nonnegative("coef", coef), check_nonnegative("alpha", alpha), seed
         self.spread_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))  # e at this step's weights
         self.step: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 

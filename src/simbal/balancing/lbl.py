@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, Properties, require_unused_experts
-from simbal.config.values import not_negative, one_of
+from simbal.config.values import check_choice, check_nonnegative
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, count_tokens, topk_weights
 
@@ -63,14 +63,16 @@ class LoadBalancingLoss(Balancing):
             UserError: an argument has an invalid value, or f and P count different choices.
         """
         super().__init__()
-        self.coef = not_negative("coef", coef)
-        self.gates, self.scope = one_of("gates", gates, [*GATES]), one_of("scope", scope, get_args(Scope))
-        self.norm, self.choice = one_of("norm", norm, ("E", "E/K")), one_of("choice", choice, ("unbiased", "biased"))
+        self.coef = check_nonnegative("coef", coef)
+        self.gates = check_choice("gates", gates, [*GATES])
+        self.scope = check_choice("scope", scope, get_args(Scope))
+        self.norm = check_choice("norm", norm, ("E", "E/K"))
+        self.choice = check_choice("choice", choice, ("unbiased", "biased"))
         if gates == "layer" and choice != "biased":
             raise UserError(
                 f"choice={choice} must be biased with gates=layer: the layer's weights are for the actual choice"
             )
-        self.over_layers = over_layers and one_of("over_layers", over_layers, ("sum", "mean"))
+        self.over_layers = over_layers and check_choice("over_layers", over_layers, ("sum", "mean"))
         group = {"sequence": "a sequence", "micro": "a micro-batch", "global": "a micro-batch (f: of the full step)"}
         self.formula = (
             f"coef * {norm} * sum_i f_i P_i; f_i: share of the tokens of {group[scope]} that chose i, sums to K; "
@@ -166,7 +168,7 @@ class PooledLoadBalancingLoss(Balancing):
 
     def __init__(self, coef: float = 0.01) -> None:
         super().__init__()
-        self.coef = not_negative("coef", coef)
+        self.coef = check_nonnegative("coef", coef)
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """Return the loss once per layer, (L,), the same value for each."""
@@ -195,7 +197,7 @@ class RouterZLoss(Balancing):
 
     def __init__(self, coef: float = 0.001) -> None:
         super().__init__()
-        self.coef = not_negative("coef", coef)
+        self.coef = check_nonnegative("coef", coef)
 
     def loss(self, routing: Routing) -> Tensor:
         """Return the loss of the logits that enter the gating, a scalar."""

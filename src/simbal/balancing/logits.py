@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.config.values import not_negative, share, whole_number
+from simbal.config.values import check_fraction, check_integer, check_nonnegative
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Router, Routing, linear_logits
@@ -42,7 +42,7 @@ class CosineRouter(Balancing):
 
 def positive_scale(scale: float) -> float:
     """Return `scale`; `UserError` unless it is above 0."""
-    if not not_negative("scale", scale):
+    if not check_nonnegative("scale", scale):
         raise UserError(f"scale={scale} must be above 0, or all logits are equal")
     return float(scale)
 
@@ -72,7 +72,7 @@ class PrototypeRouter(Balancing):
     def __init__(self, decay: float = 0.99, scale: float = 10.0) -> None:
         """Set the fraction of the old row that is kept, `decay` in [0, 1), and the maximum logit, `scale`."""
         super().__init__()
-        self.decay, self.scale = share("decay", decay), positive_scale(scale)
+        self.decay, self.scale = check_fraction("decay", decay), positive_scale(scale)
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Freeze every router's weight, and make every router include its input in the routing."""
@@ -163,7 +163,7 @@ class Sinkhorn(Balancing):
 
     def __init__(self, iterations: int = 10) -> None:
         super().__init__()
-        self.iterations = whole_number("iterations", iterations, 1)
+        self.iterations = check_integer("iterations", iterations, 1)
         self.formula = f"no loss; in training choice by logits + v, v from {iterations} Sinkhorn iterations"
 
     def choice_scores(self, candidates: Candidates) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unused_experts
-from simbal.config.values import not_negative, share
+from simbal.config.values import check_fraction, check_nonnegative
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, log_scores
 
@@ -40,7 +40,7 @@ class ReMoE(Balancing):
         super().__init__()
         if not alpha > 1:
             raise UserError(f"alpha={alpha} must be above 1")
-        self.coef, self.alpha, self.balanced = not_negative("coef", coef), alpha, balanced
+        self.coef, self.alpha, self.balanced = check_nonnegative("coef", coef), alpha, balanced
         self.raised: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))  # m
         self.unit = "E sum_i f_i r_i in one layer" if balanced else "sum_i r_i in one layer"
         self.formula = (
@@ -104,7 +104,7 @@ class TopP(Balancing):
         The default of `p` is from the authors' code, the default of `coef` from a summary of the paper.
         """
         super().__init__()
-        self.p, self.coef = share("p", p), not_negative("coef", coef)
+        self.p, self.coef = check_fraction("p", p), check_nonnegative("coef", coef)
         self.formula = (
             f"coef * mean over tokens of -sum_i p_ti ln p_ti; t uses its most probable experts until they exceed {p:g}"
         )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unused_experts
 from simbal.balancing.bias import sized_for
-from simbal.config.values import not_negative, share
+from simbal.config.values import check_fraction, check_nonnegative
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Router, Routing, topk_indices
 
@@ -46,7 +46,7 @@ class QuantileBalancing(Balancing):
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
         """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see also `LossFree`."""
         super().__init__()
-        self.smoothing = share("smoothing", smoothing)
+        self.smoothing = check_fraction("smoothing", smoothing)
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -101,7 +101,7 @@ class ExpertThreshold(Balancing):
     def __init__(self, num_layers: int = 0, num_experts: int = 0, decay: float = 0.99) -> None:
         """Set the fraction of the old mean that is kept, `decay` in [0, 1); see also `LossFree`."""
         super().__init__()
-        self.decay = share("decay", decay)
+        self.decay = check_fraction("decay", decay)
         self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
         self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
@@ -157,7 +157,7 @@ class DynamicQuantile(ExpertThreshold):
 
     def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
         """Set the fraction of the old mean that is kept, `smoothing` in [0, 1); see also `LossFree`."""
-        super().__init__(num_layers, num_experts, share("smoothing", smoothing))
+        super().__init__(num_layers, num_experts, check_fraction("smoothing", smoothing))
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the gated scores, (N, E), with -inf where they do not exceed beta."""
@@ -195,7 +195,7 @@ class ExpertChoice(ExpertThreshold):
     ) -> None:
         """Set the capacity of an expert and the `decay` of the mean; see also `LossFree`."""
         super().__init__(num_layers, num_experts, decay)
-        self.capacity_factor = checked_factor(capacity_factor)
+        self.capacity_factor = check_capacity_factor(capacity_factor)
         self.formula = (
             f"no loss; in training i takes the tokens with its {capacity_factor:g} NK/E largest p_ti; in evaluation t "
             "uses i if p_ti >= c_i, c_i: running mean over steps of the smallest p_ti that i took"
@@ -242,7 +242,7 @@ class Capacity(Balancing):
 
     def __init__(self, capacity_factor: float = 1.25) -> None:
         super().__init__()
-        self.capacity_factor = checked_factor(capacity_factor)
+        self.capacity_factor = check_capacity_factor(capacity_factor)
         self.formula = (
             f"no loss; in training an expert takes at most ceil({capacity_factor:g} NK/E) tokens of a micro-batch, "
             "first choices before second choices; drops do not change weights"
@@ -286,12 +286,12 @@ def even_load(scores_NE: Tensor, top_k: int, capacity_factor: float) -> Fraction
     return Fraction(str(capacity_factor)) * num_tokens * top_k / num_experts
 
 
-def checked_factor(value: Any) -> float:
+def check_capacity_factor(value: Any) -> float:
     """Return a capacity factor as a float.
 
     Raises:
         UserError: it is not a finite number above 0.
     """
-    if not not_negative("capacity_factor", value):
+    if not check_nonnegative("capacity_factor", value):
         raise UserError(f"capacity_factor={value} must be above 0")
     return float(value)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
-from simbal.config.values import not_negative, one_of
+from simbal.config.values import check_choice, check_nonnegative
 from simbal.metrics.similarity import cosines, identity_deviation, mean_squared_cosine
 from simbal.model.router import ExpertWeights, Router, Routing
 
@@ -41,8 +41,9 @@ class SimBal(WeightLoss):
             gram_dtype: dtype of W W^T: fp32, or the weight's dtype if wider (recommended), or bf16 (paper).
         """
         super().__init__()
-        self.coef, self.reduction = not_negative("coef", coef), one_of("reduction", reduction, ("sum", "mean"))
-        self.gram_dtype = GRAM_DTYPES[one_of("gram_dtype", gram_dtype, [*GRAM_DTYPES])]
+        self.coef = check_nonnegative("coef", coef)
+        self.reduction = check_choice("reduction", reduction, ("sum", "mean"))
+        self.gram_dtype = GRAM_DTYPES[check_choice("gram_dtype", gram_dtype, [*GRAM_DTYPES])]
         self.formula = f"coef * {reduction}_ij |W W^T - I|_ij, product in {gram_dtype}"
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -69,7 +70,7 @@ class ErnieOrthogonalLoss(WeightLoss):
     def __init__(self, coef: float = 0.01, decoupled: bool = False, scale_by_lr: bool = True) -> None:
         """Set the multiplier and the form; `scale_by_lr` multiplies the decoupled step by the learning rate."""
         super().__init__()
-        self.coef, self.decoupled, self.scale_by_lr = not_negative("coef", coef), decoupled, scale_by_lr
+        self.coef, self.decoupled, self.scale_by_lr = check_nonnegative("coef", coef), decoupled, scale_by_lr
         loss = "coef * mean_ij (n_i . n_j - 1[i = j])^2, n_i = w_i / |w_i|"
         rate = "lr * " if scale_by_lr else ""
         self.sets_router_weight, self.needs_lr = decoupled, decoupled and scale_by_lr
@@ -101,7 +102,7 @@ class OffDiagonalCosine(WeightLoss):
 
     def __init__(self, coef: float = 1.0) -> None:
         super().__init__()
-        self.coef = not_negative("coef", coef)
+        self.coef = check_nonnegative("coef", coef)
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
         """Return the loss of a router's weight, a scalar."""
@@ -116,7 +117,7 @@ class RowNorm(WeightLoss):
 
     def __init__(self, coef: float = 1.0) -> None:
         super().__init__()
-        self.coef = not_negative("coef", coef)
+        self.coef = check_nonnegative("coef", coef)
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
         """Return the loss of a router's weight, a scalar."""
@@ -150,7 +151,7 @@ class ExpertOverlap(Balancing):
 
     def __init__(self, coef: float = 1.0) -> None:
         super().__init__()
-        self.coef = not_negative("coef", coef)
+        self.coef = check_nonnegative("coef", coef)
 
     def loss(self, routing: Routing) -> Tensor:
         """Return the loss of the layer's experts, a scalar."""

@@ -37,10 +37,10 @@ def evaluate_composed(cfg: Any) -> None:
     with exit_on_user_error():
         from simbal.analysis.evaluate import evaluate  # imports torch, which takes 3 s
         from simbal.analysis.trained import DataPlaces
-        from simbal.config.compose import resolved
+        from simbal.config.compose import resolve
         from simbal.hf.load import HFRequest
 
-        config = resolved(cfg)
+        config = resolve(cfg)
         if not config.get("analysis"):
             raise ConfigError("set analysis=NAME; --help lists the names")
         inputs = {key: config.get(key) for key in ANALYSIS_INPUTS}
@@ -78,10 +78,10 @@ def export(argv: list[str]) -> None:
 def export_composed(cfg: Any) -> None:
     """Export the runs of a config that Hydra composed."""
     with exit_on_user_error():
-        from simbal.config.compose import resolved
+        from simbal.config.compose import resolve
         from simbal.hf.export import export  # imports torch, which takes 3 s
 
-        config = resolved(cfg)
+        config = resolve(cfg)
         export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])
 
 
@@ -99,10 +99,10 @@ def prepare(argv: list[str]) -> None:
 def prepare_composed(cfg: Any) -> None:
     """Prepare or verify the data of a config that Hydra composed, and print a summary."""
     with exit_on_user_error():
-        from simbal.config.compose import resolved
+        from simbal.config.compose import resolve
         from simbal.data.prepare import prepare_or_check
 
-        config = resolved(cfg)
+        config = resolve(cfg)
         for line in prepare_or_check(config["data"], config["check"]):
             print(line)
 

@@ -8,7 +8,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
-from simbal.config.compose import resolved, typed
+from simbal.config.compose import resolve, validate
 from simbal.config.options import option_keys, options
 from simbal.config.schema import GROUPS, Config, can_change_result
 from simbal.config.values import flatten, with_values
@@ -42,9 +42,9 @@ def run_to_resume(folder: Path, overrides: Sequence[Override]) -> RunSpec:
     for key, override in given.items():
         if key not in flatten(spec.written) or override.is_sweep_override() or override.is_delete():
             raise ConfigError(f"{override.input_line}: with run= you may only set keys of the run to one value each")
-    values = resolved(OmegaConf.create({key: override.value() for key, override in given.items()}))
+    values = resolve(OmegaConf.create({key: override.value() for key, override in given.items()}))
     kept = {key: value for key, value in values.items() if key not in ROUNDING_KEYS}
-    config, written = typed(Config, with_values(spec.written, values)), with_values(spec.written, kept)
+    config, written = validate(Config, with_values(spec.written, values)), with_values(spec.written, kept)
     resumed = replace(spec, config=config, written=written)
     if resumed.hash != spec.hash:
         lines = " ".join(str(override.input_line) for override in given.values())

@@ -18,7 +18,7 @@ MISSING = "???"
 M = TypeVar("M")
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
+def resolve(cfg: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain dicts without the section `hydra`; `ConfigError` for a bad interpolation."""
     without_hydra = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     with raise_config_errors():
@@ -27,7 +27,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def typed(model: type[M], plain: Any, prefix: str = "") -> M:
+def validate(model: type[M], plain: Any, prefix: str = "") -> M:
     """Validate plain values; `ConfigError` for the first error. `prefix` is their dotted key with a final dot."""
     for key, value in flatten(plain, prefix).items() if isinstance(plain, dict) else ():
         if isinstance(value, str) and value == MISSING:
@@ -38,14 +38,14 @@ def typed(model: type[M], plain: Any, prefix: str = "") -> M:
         raise ConfigError(describe_validation_error(error, prefix)) from None
 
 
-def checked(plain: Any) -> Config:
+def validate_config(plain: Any) -> Config:
     """Validate the config of a run before training.
 
     Raises:
         ConfigError: a key is missing, unknown or has a wrong value, values contradict each other, a strategy does not
             take its keys, or the logger is not installed.
     """
-    config = typed(Config, plain)
+    config = validate(Config, plain)
     for name, keys in config.balancing.items():
         check_strategy(name, keys)
     if config.logger.kind in EXTRAS and not _is_installed(config.logger.kind):
@@ -58,7 +58,7 @@ def _is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def checked_data(plain: Any) -> DataConfig:
-    """Validate the group `data`; `ConfigError` as in `checked`."""
-    data: DataConfig = typed(Data, plain, "data.")  # type: ignore[arg-type]
+def validate_data(plain: Any) -> DataConfig:
+    """Validate the group `data`; `ConfigError` as in `validate_config`."""
+    data: DataConfig = validate(Data, plain, "data.")  # type: ignore[arg-type]
     return data

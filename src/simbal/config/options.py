@@ -15,12 +15,12 @@ GLOBAL_PACKAGE = "# @package _global_"
 _BEFORE_OVERRIDE = re.compile(r"\s+(?=~|\+*[\w./@]+=)")
 
 
-def conf_here() -> list[Path]:
+def local_conf() -> list[Path]:
     """Return conf/ of the current folder, which adds options to those of `CONF`; [] if it is missing or `CONF`."""
     return _unless_same(Path("conf"), CONF)
 
 
-def sweeps_here() -> list[Path]:
+def local_sweeps() -> list[Path]:
     """Return sweeps/ of the current folder, which adds named sweeps; [] if it is missing or belongs to `CONF`."""
     return _unless_same(Path(SWEEPS), CONF / SWEEPS)
 
@@ -31,7 +31,7 @@ def options(group: str) -> dict[str, Path]:
     Raises:
         ConfigError: a file is hidden by an earlier one with the same name and different content.
     """
-    folders = [folder / group for folder in (CONF, *conf_here())] + (sweeps_here() if group == SWEEPS else [])
+    folders = [folder / group for folder in (CONF, *local_conf())] + (local_sweeps() if group == SWEEPS else [])
     files: dict[str, Path] = {}
     for file in (file for folder in folders for file in sorted(folder.glob("*.yaml"))):
         first = files.setdefault(file.stem, file)
@@ -42,10 +42,10 @@ def options(group: str) -> dict[str, Path]:
 
 def check_options_here() -> None:
     """Raise `ConfigError` if a file in conf/ or sweeps/ of the current folder would never be read."""
-    for conf in conf_here():
+    for conf in local_conf():
         for group in ["", *(path.name for path in conf.iterdir())]:
             options(group)
-    if sweeps_here():
+    if local_sweeps():
         options(SWEEPS)
 
 

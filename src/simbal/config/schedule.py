@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from simbal.config.values import not_negative
+from simbal.config.values import check_nonnegative
 from simbal.errors import UserError
 
 
@@ -26,7 +26,7 @@ class Schedule:
         is_list = isinstance(value, list) and all(isinstance(point, list) and len(point) == 2 for point in value)
         if not is_list or not value or not all(type(step) is int and step >= 0 for step, _ in value):
             raise UserError(f"{key}={value} must be null or a list of points [step, factor], such as [[0,1],[100,0]]")
-        points = tuple((step, not_negative(f"{key}: factor", factor)) for step, factor in value)
+        points = tuple((step, check_nonnegative(f"{key}: factor", factor)) for step, factor in value)
         if any(first >= second for (first, _), (second, _) in pairwise(points)):
             raise UserError(f"{key}={value}: each point's step must be larger than the one before")
         last = points[-1][0]

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.fields import FieldInfo
 
 from simbal.config.schedule import Schedule
-from simbal.config.values import check_name, divisors, not_negative, require_no_credentials
+from simbal.config.values import check_name, check_nonnegative, divisors, require_no_credentials
 from simbal.errors import UserError
 
 LAST_SHARD = 2827  # last shard of dclm-pool-400m-1x
@@ -293,7 +293,7 @@ def check_strategies(strategies: dict[str, dict[str, Any]]) -> dict[str, dict[st
         if not isinstance(keys.get("_target_"), str):
             raise UserError(f"balancing.{name} has no _target_: conf/balancing/ has the strategies")
         if "coef" in keys:
-            not_negative(f"balancing.{name}.coef", keys["coef"])
+            check_nonnegative(f"balancing.{name}.coef", keys["coef"])
     return strategies
 
 

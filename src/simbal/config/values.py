@@ -24,7 +24,7 @@ def require_no_credentials(key: str, address: Any) -> None:
             )
 
 
-def not_negative(key: str, value: Any) -> float:
+def check_nonnegative(key: str, value: Any) -> float:
     """Return `value` as a float; `UserError` unless it is a finite number of at least 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= sys.float_info.max:
@@ -32,21 +32,21 @@ def not_negative(key: str, value: Any) -> float:
     return float(value)
 
 
-def share(key: str, value: float) -> float:
+def check_fraction(key: str, value: float) -> float:
     """Return `value`; `UserError` unless it is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise UserError(f"{key}={value} must be at least 0 and below 1")
     return value
 
 
-def one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
+def check_choice(key: str, value: Any, allowed: Sequence[str]) -> str:
     """Return `value`; `UserError` unless it is in `allowed`."""
     if value not in allowed:
         raise UserError(f"{key}={value} is not one of {', '.join(allowed)}")
     return str(value)
 
 
-def whole_number(key: str, value: Any, least: int, most: int | None = None) -> int:
+def check_integer(key: str, value: Any, least: int, most: int | None = None) -> int:
     """Return `value`; `UserError` unless it is an integer between `least` and `most`, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{key}={value} must be a whole number of at least {least}")

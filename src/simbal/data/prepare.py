@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simbal.config.compose import checked_data
+from simbal.config.compose import validate_data
 from simbal.config.schema import DataConfig
 from simbal.data.files import Files, open_dclm
 from simbal.data.overlap import Overlap, shared_documents, shared_windows
@@ -365,7 +365,7 @@ def prepare_or_check(plain: Any, check: bool) -> list[str]:
     Raises:
         UserError: for a bad config or input, or a store that is missing or damaged.
     """
-    data = checked_data(plain)
+    data = validate_data(plain)
     if not check:
         return [prepare(data, progress=True).summary()]
     path = Plan.of(data).path

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from simbal.analysis.result import require_same_model, write_model
-from simbal.config.compose import checked_data
+from simbal.config.compose import validate_data
 from simbal.config.schema import DATA, DataConfig
-from simbal.config.values import check_name, one_of, whole_number
+from simbal.config.values import check_choice, check_integer, check_name
 from simbal.data.loader import ValidationSplit
 from simbal.data.prepare import prepare
 from simbal.data.store import Store
@@ -69,9 +69,9 @@ class HFRequest:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        one_of("dtype", self.dtype, DTYPES)
+        check_choice("dtype", self.dtype, DTYPES)
         if self.context is not None:
-            whole_number("context", self.context, 1)
+            check_integer("context", self.context, 1)
 
     @cached_property
     def path(self) -> Path:
@@ -98,7 +98,7 @@ class HFRequest:
         if source not in sources:
             raise UserError(f"hf= needs a text to measure the model on: data={'|'.join(sources)} (got data={source})")
         known = DATA[source].model_fields
-        return checked_data({key: value for key, value in self.data.items() if key in known or value is not None})
+        return validate_data({key: value for key, value in self.data.items() if key in known or value is not None})
 
     @cached_property
     def text(self) -> HubTokenizer:

@@ -24,7 +24,7 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 
 @torch.no_grad()
-def initialise(model: Transformer, seed: int, std: float, router_init: str) -> None:
+def initialize(model: Transformer, seed: int, std: float, router_init: str) -> None:
     """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")

@@ -23,14 +23,14 @@ def onednn_is_faster() -> bool:
     return "Intel" not in str(torch.cpu.get_capabilities().get("cpu_name", "Intel"))
 
 
-def by_onednn(a_MI: Tensor, b: Tensor) -> bool:
+def onednn_matmul(a_MI: Tensor, b: Tensor) -> bool:
     """Whether `mm` and `linear` use oneDNN for `a_MI` and `b`."""
     return a_MI.is_cpu and a_MI.dtype == b.dtype == torch.float32 and a_MI.numel() > 0 and onednn_is_faster()
 
 
 def mm(a_MI: Tensor, b_IJ: Tensor) -> Tensor:
     """Return a b, (M, J), without support for gradients."""
-    if not by_onednn(a_MI, b_IJ):
+    if not onednn_matmul(a_MI, b_IJ):
         return a_MI @ b_IJ
     return _linear(a_MI, b_IJ.T)
 
@@ -38,7 +38,7 @@ def mm(a_MI: Tensor, b_IJ: Tensor) -> Tensor:
 def linear(x_MI: Tensor, weight_JI: Tensor) -> Tensor:
     """Return x W^T, (M, J), like `F.linear` without a bias; x may have more leading dimensions."""
     compiling = torch.compiler.is_compiling()  # inductor selects a kernel itself
-    if compiling or torch.is_autocast_enabled(x_MI.device.type) or not by_onednn(x_MI, weight_JI):
+    if compiling or torch.is_autocast_enabled(x_MI.device.type) or not onednn_matmul(x_MI, weight_JI):
         return F.linear(x_MI, weight_JI)
     product: Tensor = _Linear.apply(x_MI, weight_JI)  # type: ignore[no-untyped-call]
     return product

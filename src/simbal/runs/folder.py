@@ -53,7 +53,7 @@ class RunFolder:
         try:
             written = parse_config(file.read_bytes().decode())
             choices = written.pop("choices")
-            return RunSpec.saved(written, choices, self.path)
+            return RunSpec.from_saved(written, choices, self.path)
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
         except UserError as error:

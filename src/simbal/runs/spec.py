@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from simbal.config.compose import checked, resolved, typed
+from simbal.config.compose import resolve, validate, validate_config
 from simbal.config.schema import GROUPS, Config, can_change_result
 from simbal.config.values import flatten
 
@@ -53,22 +53,22 @@ class RunSpec:
         from hydra.core.hydra_config import HydraConfig  # takes 0.1 s, which reading a folder does not need
 
         options = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices
-        return cls.checked(resolved(cfg), options)
+        return cls.from_resolved(resolve(cfg), options)
 
     @classmethod
-    def checked(cls, written: dict[str, Any], options: Mapping[str, Any]) -> "RunSpec":
+    def from_resolved(cls, written: dict[str, Any], options: Mapping[str, Any]) -> "RunSpec":
         """Validate a resolved config, given the option of each group; `ConfigError` if it is wrong."""
-        config = checked(written)
+        config = validate_config(written)
         choices = {group: str(options[group]) for group in GROUPS if group in options}
         choices["balancing"] = "_".join(config.balancing)  # a list of strategies is not one option
         return cls(config, choices, written)
 
     @classmethod
-    def saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
+    def from_saved(cls, written: Any, choices: Any, folder: Path) -> "RunSpec":
         """Return the run that the config.yaml in `folder` describes; `ConfigError` if the config is wrong."""
         if choices.keys() < {*GROUPS}:
             raise KeyError("choices")
-        return cls(typed(Config, written), choices, written, trusted=False, folder=folder)
+        return cls(validate(Config, written), choices, written, trusted=False, folder=folder)
 
     @cached_property
     def hash(self) -> str:

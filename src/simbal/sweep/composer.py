@@ -112,7 +112,7 @@ class Composer:
         base = self._compose_options(tuple(options))
         if base.has_interpolation or any(isinstance(base.leaves.get(key, {}), dict) for key in values):
             return None
-        return RunSpec.checked(with_values(base.written, values), base.choices)
+        return RunSpec.from_resolved(with_values(base.written, values), base.choices)
 
     def _compose_options(self, options: tuple[str, ...]) -> ComposedOptions:
         if options not in self.composed:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from simbal.commands import typed_command
+from simbal.commands import original_command
 from simbal.errors import BusyError, UserError
 from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
@@ -128,7 +128,7 @@ def write_sweep_json(folder: Path, jobs: Sequence[Job] = ()) -> None:
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runs = {job.spec.path.name: label for job, label in zip(jobs, labels(jobs), strict=True)} if jobs else {}
-    write_json(folder / "sweep.json", {"command": shlex.join(typed_command()), "runs": runs})
+    write_json(folder / "sweep.json", {"command": shlex.join(original_command()), "runs": runs})
 
 
 def _inspect(job: Job, label: str, retry_failed: bool) -> Attempt:

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from simbal.balancing.composition import Composition, build_balancing
-from simbal.config.values import one_of
+from simbal.config.values import check_choice
 from simbal.data.loader import TokenData
 from simbal.data.store import Store
 from simbal.errors import UserError
 from simbal.experts.select import BackendChoice, select_backend
-from simbal.model.init import generator, init_router, initialise
+from simbal.model.init import generator, init_router, initialize
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
@@ -29,7 +29,7 @@ def resolve_device(accelerator: str, devices: int = 1) -> torch.device:
     Raises:
         UserError: CUDA is not available or has fewer than `devices` devices.
     """
-    one_of("accelerator", accelerator, ("auto", "cpu", "cuda"))  # evaluate.py has no schema
+    check_choice("accelerator", accelerator, ("auto", "cpu", "cuda"))  # evaluate.py has no schema
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("trainer.accelerator=cuda, but no CUDA device is visible: use cpu or auto")
     if accelerator == "cpu" or not torch.cuda.is_available():
@@ -124,7 +124,7 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     choice = choose_backend(spec, device, precision)
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
     router_init = resolve_router_init(spec.config.router.init, balancing)
-    initialise(model, spec.config.seed, spec.config.model.init_std, router_init)
+    initialize(model, spec.config.seed, spec.config.model.init_std, router_init)
     balancing.prepare(model.routers)
     if trainer.compile:
         compile_blocks(model)

@@ -56,7 +56,7 @@ class Start:
     curves: dict[str, Any] | None = None  # size and SHA-256 of metrics.jsonl when the checkpoint was saved
 
 
-def newest(folder: Path, config_hash: str, find_curves_damage: Callable[[dict[str, Any]], str | None]) -> Start:
+def find_newest(folder: Path, config_hash: str, find_curves_damage: Callable[[dict[str, Any]], str | None]) -> Start:
     """Return the newest valid checkpoint, and rename newer damaged ones.
 
     Args:

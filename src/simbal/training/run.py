@@ -178,7 +178,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
             metrics.log_validation(module, step)
 
     with callbacks.checkpoints.request.listen():
-        start = on_rank_zero(lambda: checkpoint.newest(folder / "checkpoints", spec.hash, metrics.find_damage))
+        start = on_rank_zero(lambda: checkpoint.find_newest(folder / "checkpoints", spec.hash, metrics.find_damage))
         callbacks.checkpoints.start = start.step
         metrics.rewind(start.curves)
         callbacks.tracker.open(start.step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from simbal.config.values import one_of
+from simbal.config.values import check_choice
 from simbal.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class SearchSettings:
 
     def check(self) -> None:
         """Raise `UserError` for an invalid value."""
-        one_of("hydra.sweeper.sampler", self.sampler, SAMPLERS)
-        one_of("hydra.sweeper.pruner", self.pruner, PRUNERS)
+        check_choice("hydra.sweeper.sampler", self.sampler, SAMPLERS)
+        check_choice("hydra.sweeper.pruner", self.pruner, PRUNERS)
         for direction in self.directions:
-            one_of("hydra.sweeper.directions", direction, DIRECTIONS)
+            check_choice("hydra.sweeper.directions", direction, DIRECTIONS)
         if len(self.objectives) != len(self.directions):
             raise UserError(
                 f"hydra.sweeper.directions=[{','.join(self.directions)}] needs one of minimize and maximize for each "
