@@ -74,9 +74,8 @@ def specs(keys: Sequence[str], rates: Sequence[str], seeds: int) -> Iterator[Run
         base = spec_of(*keys, f"balancing={strategy}")
         for rate in rates:
             for seed in range(seeds):
-                yield RunSpec.from_resolved(
-                    with_values(base.written, {"optim.lr": float(rate), "seed": seed}), base.choices
-                )
+                config = with_values(base.written, {"optim.lr": float(rate), "seed": seed})
+                yield RunSpec.from_resolved(config, base.choices)
 
 
 def write_run(spec: RunSpec, template: Path) -> None:

@@ -161,10 +161,10 @@ def test_from_ignores_keys_that_cannot_change_the_result(tmp_path):
         ("model: tiny", "model: mine", "model="),
     ],
 )
-def test_option_missing_from_conf_must_be_given(before, after, give, tmp_path):
+def test_option_missing_from_conf_must_be_given(before, after, key, tmp_path):
     path = write_folder((), tmp_path).path
     (path / "config.yaml").write_text((path / "config.yaml").read_text().replace(before, after, 1))
-    with pytest.raises(ConfigError, match=f"set {give}"):
+    with pytest.raises(ConfigError, match=f"set {key}"):
         started_from(path)
 
 

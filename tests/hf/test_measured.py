@@ -234,10 +234,10 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
         measure(asked, "quality")
     assert "already exists" in capsys.readouterr().out
     for change, part in (
-        ({"context": 32}, r"another context \(64, not 32\)"),
-        ({"dtype": "bfloat16"}, r"another dtype \(float32, not bfloat16\)"),
+        ({"context": 32}, r"different context \(64, not 32\)"),
+        ({"dtype": "bfloat16"}, r"different dtype \(float32, not bfloat16\)"),
         ({"data": asked.data | {"validation_document_tokens": 9}}, r"document_tokens \(None, not 9\)"),
-        ({"data": asked.data | {"seed": 3}}, r"another seed \(0, not 3\)"),
+        ({"data": asked.data | {"seed": 3}}, r"different seed \(0, not 3\)"),
     ):
         with pytest.raises(UserError, match=part):
             measure(request(folder, folder / "olmoe", name="one", **change), "quality")
