@@ -32,10 +32,10 @@ STRATEGIES = ("lbl", "simbal")
 DOCUMENTS = 82  # validation documents of data=pysource
 STOP_AT_FIRST_JOB = """
 import os, sys
-from simbal.cli.train import main
+from simbal.cli.train import train
 from simbal.sweep.plan import Attempt
 Attempt.prepare_folder = lambda attempt: os._exit(0)
-main(sys.argv[1:])
+train(sys.argv[1:])
 """  # train.py, up to the start of its first job
 
 
