@@ -179,16 +179,12 @@ class Sweep(Sequence[Run]):
             UserError: the runs cannot be compared in one table.
         """
         from simbal.report.collect import collect, read_run
-        from simbal.report.columns import choose_columns, configured_columns
         from simbal.report.render import tidy_rows
         from simbal.report.table import build
         from simbal.runs.folder import is_run
 
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
-        finished = [run for run in runs if run.finished]
-        columns = configured_columns(finished)
-        metrics = None if columns is None else choose_columns(columns, finished)
-        return Rows([*tidy_rows(build(self.path.resolve().name, runs, metrics=metrics))])
+        return Rows([*tidy_rows(build(self.path.resolve().name, runs))])
 
     @cached_property
     def _listed(self) -> "list[ListedRun]":

@@ -280,4 +280,4 @@ def test_power_counts_the_missing_pairs_and_their_hours(write_run):
             ppl = 20 * math.exp(shift if name == "simbal" else 0.0)
             run = write_run(name, seed, metrics={"val/ppl": ppl}, seconds=1800.0)
     section = sections.power(table_of(run.parent))
-    assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39", "39.0", "42", "42.0"]]
+    assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39 (39.0 h)", "42 (42.0 h)"]]

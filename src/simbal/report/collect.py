@@ -16,7 +16,6 @@ from simbal.runs.curves import DocumentSums, curve, document_sums, rows
 from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
 from simbal.runs.spec import RunSpec
 
-PLACEHOLDER = re.compile("<[^<>]*>")  # in the name of a definition, such as `ppl_drop_<number>`
 KNOWN = {metric.name: metric.definition for metric in NUMBERS}  # for numbers that an analysis does not define
 
 
@@ -29,10 +28,15 @@ class Measured:
 
     @cached_property
     def analysed(self) -> dict[str, float | None]:
-        """The numbers of its analyses, with keys such as `redundancy.min_pes`."""
+        """The numbers of its analyses by key, such as `redundancy.min_pes`."""
         return {
             f"{name}.{key}": number for name, one in self.analyses.items() for key, number in one["metrics"].items()
         }
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """All of its numbers by key."""
+        return self.analysed
 
     @property
     def definitions(self) -> dict[str, str]:
@@ -44,9 +48,9 @@ class Measured:
                     texts[f"{name}.{metric}"] = text
         return texts
 
-    def value(self, metric: str) -> float | None:
-        """Return a metric; None if it was not measured."""
-        return self.analysed.get(metric)
+    def value(self, key: str) -> float | None:
+        """Return a number; None if it is missing or undefined, such as the load of a dense model."""
+        return self.numbers.get(key)
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,6 @@ class Run(Measured):
         """The sums of each validation document; `UserError` if the file is broken."""
         return document_sums(self.path)
 
-    def value(self, metric: str) -> float | None:
-        """Return a number of a finished run; None if it is missing or undefined, such as load in a dense model."""
-        return self.numbers.get(metric)
-
 
 def collect(folder: Path) -> list[Run]:
     """Return every run in outputs/<name>, sorted by folder name. A run with a damaged record counts as unfinished.
@@ -128,18 +128,15 @@ def collect(folder: Path) -> list[Run]:
         raise UserError(
             f"{folder} contains no runs: give the outputs/<name> that python train.py -m name=<name> writes"
         )
-    runs = [*map(read_run, paths)]
+    runs = [read_run(path) for path in paths]
     by_hash: dict[str, Run] = {}
     for run in runs:
-        other = by_hash.setdefault(run.spec.hash, run)
-        if other is not run:
+        if (other := by_hash.setdefault(run.spec.hash, run)) is not run:
             raise UserError(f"{other.path} and {run.path} are copies of the same run: delete one")
     first, *others = [run for run in runs if run.finished] or runs[:1]
     for run in others:
-        if reasons := differences_in_setting(first, run):
-            raise UserError(
-                f"{first.path} and {run.path} cannot be compared: {reasons[0]}; use different names (name=)"
-            )
+        if reason := difference_in_setting(first, run):
+            raise UserError(f"{first.path} and {run.path} cannot be compared: {reason}; use different names (name=)")
     return runs
 
 
@@ -156,8 +153,7 @@ def read_run(path: Path) -> Run:
 
 def read_analyses(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the analyses with numbers in a folder, by name; `UserError` if a file is damaged."""
-    files = sorted(folder.glob("*.json")) if folder.exists() else []  # glob is slow for a missing folder
-    analyses = {file.stem: read_analysis(file) for file in files}
+    analyses = {file.stem: read_analysis(file) for file in sorted(folder.glob("*.json"))}
     return {name: analysis for name, analysis in analyses.items() if analysis and analysis.get("metrics")}
 
 
@@ -180,27 +176,22 @@ def last_sweep(folder: Path) -> tuple[str, dict[str, str]]:
     return content["command"], content["runs"]
 
 
-def differences_in_setting(first: Run, second: Run) -> list[str]:
-    """Return the reasons why two finished runs cannot be compared; an empty list if they can."""
-    reasons = []
+def difference_in_setting(first: Run, second: Run) -> str:
+    """Return the reason why two finished runs cannot be compared; empty if they can."""
     ours, theirs = first.result, second.result
     if ours["data"]["tokens"] != theirs["data"]["tokens"]:
-        reasons.append(_first_difference("data", ours, theirs))
+        return _first_difference("data", ours, theirs)
     if ours["steps"] != theirs["steps"]:
-        reasons.append(f"the first was trained for {ours['steps']:,} steps and the second for {theirs['steps']:,}")
+        return f"the first was trained for {ours['steps']:,} steps and the second for {theirs['steps']:,}"
     both = ours["definitions"].keys() & theirs["definitions"]  # a dense model has no definition of load
     if any(ours["definitions"][key] != theirs["definitions"][key] for key in both):
-        reasons.append(_first_difference("definitions", ours, theirs))
-    return reasons
+        return _first_difference("definitions", ours, theirs)
+    return ""
 
 
 def _definition(metric: str, definitions: dict[str, str]) -> str | None:
     """Return the most specific definition of a metric: `ppl_drop_1` matches `ppl_drop_<number>`."""
-    names = [
-        name
-        for name in definitions
-        if re.fullmatch(".+".join(map(re.escape, PLACEHOLDER.split(name))), metric, re.DOTALL)
-    ]
+    names = [name for name in definitions if re.fullmatch(re.sub("<.*?>", ".+", re.escape(name)), metric)]
     best = max(names, key=lambda name: (name == metric, len(name)), default=None)
     return KNOWN.get(metric) if best is None else definitions[best]
 

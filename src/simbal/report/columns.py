@@ -1,6 +1,6 @@
 """The numeric columns that a table can have, and their cells."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -50,15 +50,12 @@ def interval_cell(number: str, low: float | None, high: float | None) -> Cell:
 
 
 def default_columns(finished: Sequence[Run], models: Sequence[MeasuredModel] = ()) -> list[Metric]:
-    """Return the default columns for which a finished run or a model has a number."""
+    """Return the config key `columns` if it is the same in all runs, or else the default columns that have numbers."""
+    named = [run.spec.config.columns for run in finished]
+    if named and named[0] is not None and all(columns == named[0] for columns in named):
+        return choose_columns(named[0], [*finished, *models])
     of_runs = [metric for metric in NUMBERS if metric.column and _measured(metric.key, finished)]
     return of_runs + [analysis_metric(key) for key in MODEL_COLUMNS if _measured(key, models)]
-
-
-def configured_columns(finished: Sequence[Run]) -> list[str] | None:
-    """Return the config key `columns` if it is the same in all finished runs; else None."""
-    named = [run.spec.config.columns for run in finished]
-    return named[0] if named and all(columns == named[0] for columns in named) else None
 
 
 def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list[Metric]:
@@ -84,7 +81,10 @@ def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list
             closest = get_close_matches(column, [*own, *analysed], 5, 0)
             raise UserError(f"columns: no run has {column}; the closest are {', '.join(closest)}")
         chosen.append(known[matches[0]])
-    refuse_unlike_settings({metric.where.rstrip(".") for metric in chosen if metric.key in analysed}, measured)
+    for analysis in {metric.where.rstrip(".") for metric in chosen if metric.key in analysed}:
+        if unlike := unlike_settings(analysis, measured):
+            first, second = (one.path for one in unlike)
+            raise UserError(f"{first} and {second} cannot be compared: the analysis {analysis} has different settings")
     return chosen
 
 
@@ -99,15 +99,12 @@ def analysis_metric(key: str) -> Metric:
     return replace(known, title=key, number="{:.4g}", where=f"{analysis}.")
 
 
-def refuse_unlike_settings(analyses: Iterable[str], measured: Sequence[Measured]) -> None:
-    """Raise `UserError` if runs have one of the analyses with different settings."""
-    for analysis in analyses:
-        done = [one for one in measured if analysis in one.analyses]
-        for one in done[1:]:
-            if one.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"]:
-                raise UserError(
-                    f"{done[0].path} and {one.path} cannot be compared: the analysis {analysis} has different settings"
-                )
+def unlike_settings(analysis: str, measured: Sequence[Measured]) -> tuple[Measured, Measured] | None:
+    """Return two runs that have an analysis with different settings; None if there are none."""
+    done = [one for one in measured if analysis in one.analyses]
+    unlike = (one for one in done if one.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"])
+    second = next(unlike, None)
+    return second and (done[0], second)
 
 
 def _measured(key: str, measured: Sequence[Measured]) -> bool:

@@ -11,7 +11,7 @@ from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, group_runs, label_columns, seed_ranges
-from simbal.report.collect import Run, collect, differences_in_setting, read_run
+from simbal.report.collect import Run, collect, difference_in_setting, read_run
 from simbal.report.columns import ABSENT, Cell, default_columns
 from simbal.report.comparison import Row, compare, conclude, differences, every_pair
 from simbal.report.sections import Section
@@ -44,9 +44,8 @@ def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
     same_name = first.resolve().name == second.resolve().name
     sides = []
     for path in (first, second):
-        side = Side(
-            str(path) if same_name else path.resolve().name, [read_run(path)] if is_run(path) else collect(path)
-        )
+        name = str(path) if same_name else path.resolve().name
+        side = Side(name, [read_run(path)] if is_run(path) else collect(path))
         if not side.finished:
             raise UserError(f"{path} has no finished run to compare")
         sides.append(side)
@@ -69,13 +68,12 @@ def differing_settings(first: Side, second: Side) -> Section:
 
 def why_incomparable(first: Side, second: Side) -> str:
     """Return the reason why the runs of both sides cannot be in one table; empty if they can."""
-    reasons = [reason for run in second.finished for reason in differences_in_setting(first.finished[0], run)]
+    reason = next(filter(None, (difference_in_setting(first.finished[0], run) for run in second.finished)), "")
     tokens = [{run.result["tokens"] for run in side.finished} for side in (first, second)]
-    if not reasons and tokens[0] != tokens[1]:
+    if not reason and tokens[0] != tokens[1]:
         ours, theirs = (" or ".join(f"{count:,}" for count in sorted(counts)) for counts in tokens)
-        reasons.append(f"the first was trained on {ours} tokens and the second on {theirs}")
-    text = "; ".join(dict.fromkeys(reasons))
-    return f"{first.name} and {second.name} cannot be compared: {text}" if text else ""
+        reason = f"the first was trained on {ours} tokens and the second on {theirs}"
+    return reason and f"{first.name} and {second.name} cannot be compared: {reason}"
 
 
 def build_both(
@@ -107,9 +105,10 @@ def build_both(
     if compared:
         rows = [replace(row, differences={}, tokens_to_loss=None) for row in rows]
     conclude(compared or rows, metrics, margin)
-    name, labels = f"{first.name} and {second.name}", [*columns, *([FOLDER] if equal else [])]
-    absent = absent_runs(runs, columns)
-    return Table(name, labels, metrics, rows, baseline, absent, paper, {}, margin, compared, pairs_of)
+    return Table(
+        f"{first.name} and {second.name}", [*columns, FOLDER] if equal else columns, metrics, rows, baseline,
+        absent_runs(runs, columns), paper, margin=margin, pairs=compared, pairs_of=pairs_of,
+    )  # fmt: skip
 
 
 def _with_folder(arms: Sequence[Arm], side: Side) -> list[Arm]:
@@ -126,6 +125,5 @@ def _settings(runs: Sequence[Run]) -> dict[str, str]:
         options = {name: option for name, option in run.spec.choices.items() if name != "logger"}
         for key, value in {**options, **result_keys(run.spec.written), **recorded}.items():
             values[key].add(str(value)[:16] if HASH.fullmatch(str(value)) else str(value))
-    return {key: ", ".join(sorted(texts)) for key, texts in values.items()} | {
-        "seed": seed_ranges(sorted(map(int, values["seed"])))
-    }
+    joined = {key: ", ".join(sorted(texts)) for key, texts in values.items()}
+    return joined | {"seed": seed_ranges([*map(int, values["seed"])])}

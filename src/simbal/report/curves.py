@@ -158,12 +158,6 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
     return loads
 
 
-def have_same_settings(arms: Sequence[ShownArm], analysis: str) -> bool:
-    """Whether an analysis has the same settings in all runs that have it."""
-    runs = [run for arm in arms for run in arm.runs if analysis in run.analyses]
-    return all(run.analyses[analysis]["settings"] == runs[0].analyses[analysis]["settings"] for run in runs)
-
-
 def describe_bands(curves: Sequence[Curve]) -> str:
     """Return a sentence about the bands around the lines."""
     rivals = dict.fromkeys(curve.rival for curve in curves if curve.rival)

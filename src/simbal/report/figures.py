@@ -10,6 +10,7 @@ from simbal.commands import format_command
 from simbal.metrics.definitions import Metric
 from simbal.report import curves
 from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_spaced, write_figure
+from simbal.report.columns import unlike_settings
 from simbal.report.comparison import Row
 from simbal.report.curves import MOST_ARMS, Curve, ShownArm
 from simbal.report.sections import compared_metrics, comparison_name, difference_cells, on_scale
@@ -94,7 +95,8 @@ def cards(table: Table, folder: Path) -> list[Card]:
 def interval(table: Table, row: Row, metric: Metric) -> Interval:
     """Return a difference in one metric, with text such as `+0.3% [+0.1%, +0.5%] worse`."""
     difference = row.differences[metric.key]
-    mean, ends, *_ = difference_cells(metric, difference)
+    cells = difference_cells(metric, difference)
+    mean, ends = cells["difference"], cells["95% interval"]
     low, high = on_scale(difference, difference.low), on_scale(difference, difference.high)
     assert mean.value is not None
     short = f"{mean.text} {difference.conclusion}"
@@ -170,12 +172,11 @@ def _pes_card(arms: Sequence[ShownArm]) -> Card:
 
 
 def _analysis_card(arms: Sequence[ShownArm], folder: Path, name: str, title: str, caption: str, x_label: str) -> Card:
-    shown, missing = (
-        curves.analysis_curves(arms, name),
-        format_command(f"python evaluate.py run={folder} analysis={name}"),
-    )
-    if not curves.have_same_settings(arms, name):
+    missing = format_command(f"python evaluate.py run={folder} analysis={name}")
+    if unlike_settings(name, [run for arm in arms for run in arm.runs]):
         shown, missing = [], f"the analyses have different settings; {missing} overwrite=true"
+    else:
+        shown = curves.analysis_curves(arms, name)
     return _lines(name, title, caption, shown, "perplexity", missing, x_label, log=True)
 
 

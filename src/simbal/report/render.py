@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from math import ceil
@@ -24,7 +24,6 @@ from simbal.report.notes import notes, remarks
 from simbal.report.sections import Section, status_and_error
 from simbal.report.statistics import PairedDifference
 from simbal.report.table import Table
-from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 from simbal.runs.atomic import write_json, write_text
 
 MOST_NOTE_LINES = 4
@@ -32,7 +31,7 @@ MOST_ROWS = 100  # rows of arms, and of runs without a result, on the terminal
 # columns to leave out on a narrow terminal, in this order
 SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
 GAP = 2  # spaces for each column
-
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
 SIGNS = {
     "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
@@ -41,7 +40,7 @@ SIGNS = {
     "↑": r"$\uparrow$", "—": "---", "\N{MINUS SIGN}": "$-$",
 }  # fmt: skip
 NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
-LATEX = re.compile(f"-(?=-)|[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX would alter
+LATEX = re.compile(f"[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX would alter
 CSV_NUMBERS = (
     "metric", "mean", "sd", "n", "seeds", "baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm",
     "d_z", "detectable", "p_equivalent", "conclusion", "documents_error", "documents_low", "documents_high",
@@ -59,106 +58,83 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         explain: print all notes, with definitions.
         in_files: whether table.md and the other files were written.
     """
-    shown_notes = notes(table) if explain else _first_notes(remarks(table), out.width)
+    every_note = shown_notes = notes(table)
+    if not explain:
+        important = remarks(table)
+        lines = accumulate(ceil(cell_len(note) / out.width) for note in important)
+        shown_notes = [note for note, count in zip(important, lines, strict=True) if count <= MOST_NOTE_LINES]
     for note in shown_notes:
         out.print(note, style="dim")
     out.print()
     shown = table.best_arms(MOST_ROWS)
+    means, absent = sections.means(shown, short=True), sections.absent(shown)
     left_out = []
     for section in (sections.differences(shown), sections.tokens_to_loss(shown)):
         if section.rows:
-            left_out += print_section(_with_fewer_columns(section), out)
-    if (absent := sections.absent(shown)).rows:
-        print_section([([], replace(absent, rows=absent.rows[:MOST_ROWS]))], out)
+            spare = [section.headings.index(heading) for heading in SPARE if heading in section.headings]
+            left_out += print_section(section, out, spare)
+    if absent.rows:
+        print_section(replace(absent, rows=absent.rows[:MOST_ROWS]), out)
         if more := len(absent.rows[MOST_ROWS:]):
             out.print(f"and {more:,} more runs without a result")
-    if shown.rows or shown.models:
-        left_out += print_section(_with_fewer_metrics(shown), out)
+    if means.rows:
+        left_out += print_section(means, out, range(len(means.headings) - 1, means.texts, -1))
     hints = []
-    if any(cell.muted for row in sections.means(shown).rows for cell in row):
+    if any(cell.muted for row in means.rows for cell in row):
         hints.append(f"Faint: the difference from {table.baseline} is not resolved.")
     if len(shown.rows) < len(table.rows):
         hints.append(f"Shown: the {len(shown.rows)} of {len(table.rows):,} arms with the lowest validation loss.")
     if left_out:
         where = "the files have all columns" if in_files else "a wider terminal shows all columns"
         hints.append(f"Left out at this width: {', '.join(left_out)}; {where}.")
-    if more := len(notes(table)) - len(shown_notes):
+    if more := len(every_note) - len(shown_notes):
         where = "explain=true prints them" + (", table.md has them" if in_files else "")
         hints.append(f"{more} more notes and definitions: {where}.")
     for hint in hints:
         out.print(hint, style="dim")
 
 
-def _first_notes(texts: Sequence[str], width: int) -> list[str]:
-    """Return the first notes, as many as fit into a few lines."""
-    lines = accumulate(ceil(cell_len(note) / width) for note in texts)
-    return [note for note, count in zip(texts, lines, strict=True) if count <= MOST_NOTE_LINES]
+def print_section(section: Section, out: Console, spare: Sequence[int] = ()) -> list[str]:
+    """Print a section without the first of its `spare` columns, so that it fits; return the headings of these columns.
 
-
-def print_section(parts: Iterable[tuple[list[str], Section]], out: Console) -> list[str]:
-    """Print the first section that fits the width, or the last one; return the names of the omitted columns.
-
-    Args:
-        parts: versions of the section with fewer and fewer columns, each with the names of the columns left out.
-        out: the console.
+    Cells and headings are wrapped where words and numbers allow it.
     """
-    for left_out, section in parts:  # noqa: B007 - the last one is used
-        widths, fits = _column_widths(section, out.width)
+    section = replace(section, headings=[re.sub(" (?=[↓↑])", NO_BREAK_SPACE, each) for each in section.headings])
+    for count in range(len(spare) + 1):
+        shown = section.without(spare[:count])
+        widths, fits = _column_widths(shown, out.width)
         if fits:
             break
     out.print(section.title, style="bold")  # a title in the grid would be wrapped at the width of the grid
     grid = new_grid("")
-    for place, (heading, width) in enumerate(zip(section.headings, widths, strict=True)):
-        lines = "\n".join(wrap(_keep_arrow(heading), width))
-        grid.add_column(lines, justify="left" if place < section.texts else "right", overflow="fold", width=width)
-    for row in section.rows:
-        shown = (
-            cell.line if cell_len(cell.line) <= width else cell.lines for cell, width in zip(row, widths, strict=True)
+    for place, (heading, width) in enumerate(zip(shown.headings, widths, strict=True)):
+        justify = "left" if place < section.texts else "right"
+        grid.add_column("\n".join(wrap(heading, width)), justify=justify, overflow="fold", width=width)
+    for row in shown.rows:
+        grid.add_row(
+            *(
+                Text(cell.line if cell_len(cell.line) <= width else cell.lines, "dim" if cell.muted else "")
+                for cell, width in zip(row, widths, strict=True)
+            )
         )
-        grid.add_row(*(Text(text, "dim" if cell.muted else "") for text, cell in zip(shown, row, strict=True)))
     out.print(grid)
-    return left_out
+    return [*dict.fromkeys(section.headings[place].rstrip(f"{NO_BREAK_SPACE}↓↑") for place in sorted(spare[:count]))]
 
 
 def _column_widths(section: Section, total: int) -> tuple[list[int], bool]:
-    """Return the widths of the columns, and whether they fit without breaking words and numbers.
-
-    If the rows are too wide, headings and cells are wrapped where possible.
-    """
+    """Return the widths of the columns, and whether they fit without breaking words and numbers."""
     widths, least = [], []
     for place, heading in enumerate(section.headings):
         cells = [row[place] for row in section.rows]
         is_text = place < section.texts and heading != "metric"
         parts = [part for cell in cells for part in (cell.text.split() if is_text else cell.lines.split("\n"))]
         widths.append(max(map(cell_len, [heading, *(cell.line for cell in cells)])))
-        least.append(max(map(cell_len, [*_keep_arrow(heading).split(" "), *parts])))
-    room = total - GAP * len(widths)
-    while sum(widths) > room:
+        least.append(max(map(cell_len, [*heading.split(" "), *parts])))
+    while sum(widths) > max(len(widths), total - GAP * len(widths)):
         slack = [width - smallest for width, smallest in zip(widths, least, strict=True)]
-        if max(slack) <= 0:
-            break
-        widths[slack.index(max(slack))] -= 1
-    fits = sum(widths) <= room
-    while sum(widths) > max(room, len(widths)):
-        widths[widths.index(max(widths))] -= 1
-    return widths, fits
-
-
-def _keep_arrow(heading: str) -> str:
-    """Return a heading with a no-break space before its arrow."""
-    return heading.replace(" ↓", "\N{NO-BREAK SPACE}↓").replace(" ↑", "\N{NO-BREAK SPACE}↑")
-
-
-def _with_fewer_columns(section: Section) -> Iterator[tuple[list[str], Section]]:
-    spare = [heading for heading in SPARE if heading in section.headings[section.texts :]]
-    for count in range(len(spare) + 1):
-        yield spare[:count], section.without(spare[:count])
-
-
-def _with_fewer_metrics(table: Table) -> Iterator[tuple[list[str], Section]]:
-    for count in range(max(1, len(table.metrics)), 0, -1):
-        left_out = [metric.title for metric in table.metrics[count:]]
-        yield left_out, sections.means(replace(table, metrics=table.metrics[:count]), short=True)
+        reducible = slack if max(slack) > 0 else widths
+        widths[reducible.index(max(reducible))] -= 1
+    return widths, all(width >= smallest for width, smallest in zip(widths, least, strict=True))
 
 
 def write_tables(table: Table, folder: Path) -> None:
@@ -197,26 +173,17 @@ def latex(table: Table) -> str:
     return "\n\n".join([head, *map(_tabular, sections.sections(table)), *tail]) + "\n"
 
 
-def escape_latex(text: str) -> str:
-    """Return text that LaTeX prints unchanged; a character unknown to pdflatex becomes a code point, `U+4E2D`."""
-    return LATEX.sub(_latex_sign, NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split())))
-
-
-def _latex_sign(match: re.Match[str]) -> str:
-    return "-{}" if match[0] == "-" else SIGNS.get(match[0], f"U+{ord(match[0]):04X}")  # two hyphens are a dash
-
-
 def _tabular(section: Section) -> str:
     columns = "l" * section.texts + "r" * (len(section.headings) - section.texts)
     head = [rf"\noindent {escape_latex(section.title)}", "", rf"\noindent\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    body = [_latex_row(section.headings), r"\midrule", *map(_latex_row, section.lines)]
-    return "\n".join([*head, *body, r"\bottomrule", r"\end{tabular}"])
+    headings, *body = [" & ".join(map(escape_latex, row)) + r" \\" for row in (section.headings, *section.lines)]
+    return "\n".join([*head, headings, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    # at the start of a row, LaTeX takes a bracket or an asterisk as an argument of the previous row
-    shown = [f"{{}}{escape_latex(cell)}" if cell.startswith(("[", "*")) else escape_latex(cell) for cell in cells]
-    return " & ".join(shown) + r" \\"
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints unchanged; a character unknown to pdflatex becomes a code point, `U+4E2D`."""
+    text = NEGATIVE.sub("\N{MINUS SIGN}", " ".join(text.split()))
+    return LATEX.sub(lambda match: SIGNS.get(match[0], f"U+{ord(match[0]):04X}"), text)
 
 
 def tidy_csv(table: Table) -> str:
@@ -239,13 +206,21 @@ def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
     for row in table.rows:
         label = _label_texts(row.arm.label)
         for metric in table.metrics:
-            yield label | _metric_line(row, metric, table.baseline)
+            line = {"metric": metric.key, "n": 0, "seeds": _join(row.arm.values(metric.key))}
+            if summary := row.summaries[metric.key]:
+                line |= vars(summary)
+            if difference := row.differences.get(metric.key):
+                line |= _difference_line(difference, table.baseline)
+            if metric.key in row.reported:
+                line |= zip(CSV_PAPER, row.reported[metric.key], strict=True)
+            yield label | line
         if tokens := row.tokens_to_loss:
-            saved = _saving_line("tokens_saved", tokens.saving, tokens.shares, tokens, table.baseline)
-            yield label | saved | {"missed": " ".join(map(str, tokens.missed))}
+            label |= {"baseline": table.baseline, "n": len(tokens.shares), "seeds": _join(tokens.shares)}
+            saved = {"mean": tokens.saving, "low": tokens.low, "high": tokens.high, "missed": _join(tokens.missed)}
+            yield label | {"metric": "tokens_saved"} | saved
             if slope := tokens.by_slope:
-                saved = _saving_line("tokens_saved_by_slope", slope.mean, slope.savings, slope, table.baseline)
-                yield label | saved | {"scale": "ln"}
+                saved = {"mean": slope.mean, "low": slope.low, "high": slope.high, "scale": "ln"}
+                yield label | {"metric": "tokens_saved_by_slope"} | saved
     for model in table.models:
         for metric in table.metrics:
             if (value := model.value(metric.key)) is not None:
@@ -256,21 +231,12 @@ def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
             yield _label_texts(row.arm.label) | {"metric": key} | _difference_line(difference, row.other.name)
 
 
-def _metric_line(row: Row, metric: Metric, baseline: str | None) -> dict[str, Any]:
-    summary, difference = row.summaries[metric.key], row.differences.get(metric.key)
-    line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": " ".join(map(str, row.arm.values(metric.key)))}
-    if summary:
-        line |= vars(summary)
-    if difference:
-        line |= _difference_line(difference, baseline)
-    if metric.key in row.reported:
-        line |= zip(CSV_PAPER, row.reported[metric.key], strict=True)
-    return line
+def _join(seeds: Iterable[int]) -> str:
+    return " ".join(map(str, seeds))
 
 
 def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
-    same = ("scale", "low", "high", "pairs", "p", "p_holm", "detectable", "p_equivalent", "conclusion")
-    line = {key: getattr(difference, key) for key in same}
+    line = {key: value for key, value in vars(difference).items() if key in CSV_NUMBERS and key not in ("mean", "sd")}
     line |= {"baseline": baseline, "difference": difference.mean, "d_z": difference.effect}
     if over := difference.over_documents:
         line |= {"documents_error": over.error, "documents_low": over.low, "documents_high": over.high}
@@ -278,13 +244,6 @@ def _difference_line(difference: PairedDifference, baseline: str | None) -> dict
     if welch := difference.welch:
         line |= {"welch_difference": welch.mean, "welch_df": welch.degrees_of_freedom, "welch_p": welch.p}
     return line
-
-
-def _saving_line(
-    metric: str, mean: float | None, seeds: Collection[int], ends: TokensToLoss | SlopeSaving, baseline: str | None
-) -> dict[str, Any]:
-    line = {"metric": metric, "mean": mean, "n": len(seeds), "seeds": " ".join(map(str, seeds))}
-    return line | {"baseline": baseline, "low": ends.low, "high": ends.high}
 
 
 def as_json(table: Table) -> dict[str, Any]:
@@ -296,9 +255,8 @@ def as_json(table: Table) -> dict[str, Any]:
         "metrics": {metric.key: metric.title for metric in table.metrics},
         "arms": [_arm_json(row, table.metrics) for row in table.rows],
         "pairs": [
-            {"arm": row.arm.name, "other": row.other.name, "differences": _differences_json(row)}
+            {"arm": row.arm.name, "other": row.other and row.other.name, "differences": _differences_json(row)}
             for row in table.pairs
-            if row.other
         ],
         "models": [{"folder": str(model.path), **model.facts, "values": model.analysed} for model in table.models],
         "without_result": [

@@ -4,21 +4,20 @@ report.py calls `report`, and so does a sweep when it ends.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.console import Console
 
 from simbal.config.messages import describe_validation_error
 from simbal.console import console
 from simbal.errors import UserError
-from simbal.metrics.definitions import Metric
 from simbal.report import compare, sections
-from simbal.report.collect import MeasuredModel, Run, collect, last_sweep, measured_models
-from simbal.report.columns import choose_columns, configured_columns
+from simbal.report.collect import Run, collect, last_sweep, measured_models
+from simbal.report.columns import choose_columns
 from simbal.report.render import print_section, show, write_tables
 from simbal.report.table import Table, build
 from simbal.runs.folder import is_run
@@ -60,7 +59,9 @@ def report(folder: Path, **keys: Any) -> None:
 
         write_figures(cards(table, folder), folder)
     out = console()
-    _print_table(table, out, options)
+    if options.power:
+        print_section(sections.power(table), out)
+    show(table, out, options.explain)
     more = ", figures/" if options.figures else ""
     out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json{more} and index.html", soft_wrap=True)
 
@@ -72,11 +73,11 @@ def read_table(folder: Path, **keys: Any) -> Table:
     runs = collect(folder) if any(map(is_run, folder.iterdir())) or not models else []
     started = {run.path.name for run in runs}
     missing = {name: label for name, label in last_sweep(folder)[1].items() if name not in started}
-    metrics, pairs = _metrics(options, runs, models), options.compare == "all"
-    margin, name = options.equivalence_margin, folder.resolve().name
-    table = build(name, runs, options.baseline, metrics, options.paper, missing, margin, pairs, models)
+    chosen = options.columns and choose_columns(options.columns, [*(run for run in runs if run.finished), *models])
+    margin, pairs, name = options.equivalence_margin, options.compare == "all", folder.resolve().name
+    table = build(name, runs, options.baseline, chosen, options.paper, margin, pairs, models)
     _require_baseline(table, runs)
-    return table
+    return replace(table, missing=missing)
 
 
 def report_both(first: Path, second: Path, **keys: Any) -> None:
@@ -90,15 +91,16 @@ def report_both(first: Path, second: Path, **keys: Any) -> None:
         raise UserError("figures=true needs a single folder")
     sides = compare.read_sides(first, second)
     out = console()
-    print_section([([], compare.differing_settings(*sides))], out)
+    print_section(compare.differing_settings(*sides), out)
     if reason := compare.why_incomparable(*sides):
         raise UserError(reason)
-    runs = [run for side in sides for run in side.runs]
-    metrics, pairs = _metrics(options, runs), options.compare == "all"
-    margin = options.equivalence_margin
-    table = compare.build_both(*sides, options.baseline, metrics, options.paper, margin, pairs)
-    _require_baseline(table, runs)
-    _print_table(table, out, options, in_files=False)
+    chosen = options.columns and choose_columns(options.columns, [run for side in sides for run in side.finished])
+    margin, pairs = options.equivalence_margin, options.compare == "all"
+    table = compare.build_both(*sides, options.baseline, chosen, options.paper, margin, pairs)
+    _require_baseline(table, [run for side in sides for run in side.runs])
+    if options.power:
+        print_section(sections.power(table), out)
+    show(table, out, options.explain, in_files=False)
 
 
 def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:
@@ -116,19 +118,6 @@ def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:
         return dict(ReportKeys(**values))
     except ValidationError as error:
         raise UserError(describe_validation_error(error, candidates=ReportKeys.model_fields)) from None
-
-
-def _print_table(table: Table, out: Console, options: ReportKeys, in_files: bool = True) -> None:
-    if options.power:
-        print_section([([], sections.power(table))], out)
-    show(table, out, options.explain, in_files)
-
-
-def _metrics(options: ReportKeys, runs: Sequence[Run], models: Sequence[MeasuredModel] = ()) -> list[Metric] | None:
-    """Return the metrics chosen by `columns` here or in the runs' config; None means the default columns."""
-    finished = [run for run in runs if run.finished]
-    chosen = configured_columns(finished) if options.columns is None else options.columns
-    return None if chosen is None else choose_columns(chosen, [*finished, *models])
 
 
 def _require_baseline(table: Table, runs: Sequence[Run]) -> None:

@@ -1,8 +1,7 @@
 """The sections of a table as headings and cells, which the terminal, the files and the page all show."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from statistics import fmean
 from urllib.parse import quote
 
@@ -23,15 +22,9 @@ from simbal.report.statistics import (
     relative,
 )
 from simbal.report.table import Table
-from simbal.report.tokens_to_loss import TokensToLoss
 from simbal.runs.record import error_of
 
-DIFFERENCE_HEADINGS = (
-    "difference", "95% interval", "over documents", "conclusion", "detectable", "p", "p (Holm)", "d_z", "Welch p",
-    "pairs",
-)  # fmt: skip
-TOKENS_HEADINGS = ("tokens needed", "saved", "95% interval", "not reached", "saved by slope", "its interval", "seeds")
-POWER_HEADINGS = ("spread in nats", "pairs", "more to resolve", "hours", "more to equate", "hours")
+OPTIONAL = ("over documents", "p (Holm)")  # columns of differences that are left out if they are empty
 SMALLEST_P = 0.001  # smaller p-values are not meaningful with so few seeds
 
 
@@ -45,19 +38,23 @@ class Section:
     texts: int  # the number of text columns, which come first
     arms: list[str] = field(default_factory=list)  # the name of each row's arm, if rows belong to arms
 
+    @classmethod
+    def from_cells(cls, title: str, rows: Sequence[dict[str, Cell]], texts: int, arms: Sequence[str] = ()) -> "Section":
+        """Return a section from rows with the same headings."""
+        return cls(title, [*rows[0]] if rows else [], [[*row.values()] for row in rows], texts, [*arms])
+
     @property
     def lines(self) -> list[list[str]]:
         """The text of every cell on one line, by row."""
         return [[cell.line for cell in row] for row in self.rows]
 
-    def without(self, headings: Sequence[str]) -> "Section":
-        """Return the section without the columns that have these headings."""
-        kept = [place for place, heading in enumerate(self.headings) if heading not in headings]
+    def without(self, columns: Collection[int]) -> "Section":
+        """Return the section without these columns."""
+        kept = [place for place in range(len(self.headings)) if place not in columns]
         rows = [[row[place] for place in kept] for row in self.rows]
         return replace(self, headings=[self.headings[place] for place in kept], rows=rows)
 
 
-@lru_cache(maxsize=1)  # markdown and LaTeX show the same sections
 def sections(table: Table) -> list[Section]:
     """Return all sections that have rows, in order."""
     every = (means(table), differences(table), tokens_to_loss(table), absent(table))
@@ -79,9 +76,8 @@ def means(table: Table, short: bool = False) -> Section:
         cells = [*row.arm.label.values(), number_cell("{}", len(row.arm.runs)), Cell(seed_ranges(row.arm.seeds))]
         for metric in table.metrics:
             difference = row.differences.get(metric.key)
-            unresolved = difference is not None and difference.conclusion == UNRESOLVED
-            mean = mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs))
-            cells.append(replace(mean, muted=unresolved))
+            mean = _mean_cell(metric.number, row.summaries[metric.key], len(row.arm.runs))
+            cells.append(replace(mean, muted=difference is not None and difference.conclusion == UNRESOLVED))
             if metric in with_paper:
                 cells.append(paper.paper_cell(metric, row.reported.get(metric.key)))
         rows.append(cells)
@@ -96,7 +92,7 @@ def means(table: Table, short: bool = False) -> Section:
     return Section(title, headings, rows, len(table.columns) + 2, names)
 
 
-def mean_cell(number: str, summary: Summary | None, seeds: int) -> Cell:
+def _mean_cell(number: str, summary: Summary | None, seeds: int) -> Cell:
     """Return the mean with its standard deviation as an aside, and the number of values if some seeds have none."""
     if summary is None:
         return Cell(ABSENT)
@@ -118,40 +114,36 @@ def comparison_name(table: Table, row: Row) -> str:
 
 def differences(table: Table) -> Section:
     """Return a row for each arm and metric; empty columns are left out."""
-    rows: list[list[Cell]] = []
-    arms: list[str] = []
+    rows, arms = list[dict[str, Cell]](), list[str]()
     for row, metric in compared_metrics(table):
         name = comparison_name(table, row)
-        cells = difference_cells(metric, row.differences[metric.key])
-        rows.append([Cell("" if arms[-1:] == [name] else name), Cell(metric.heading), *cells])
+        first = {"arm": Cell("" if arms[-1:] == [name] else name), "metric": Cell(metric.heading)}
+        rows.append(first | difference_cells(metric, row.differences[metric.key]))
         arms.append(name)
     to = f"of {table.pairs_of}" if table.pairs else f"from {table.baseline}"
-    headings = ["arm", "metric", *DIFFERENCE_HEADINGS]
-    section = Section(f"paired difference {to} on shared seeds", headings, rows, 2, arms)
-    compared = [row.differences[metric.key] for row, metric in compared_metrics(table)]
-    unused = ["p (Holm)"] if all(one.p_holm is None for one in compared) else []
-    unused += ["over documents"] if all(one.over_documents is None for one in compared) else []
-    return section.without(unused)
+    section = Section.from_cells(f"paired difference {to} on shared seeds", rows, 2, arms)
+    empty = [heading for heading in OPTIONAL if rows and all(row[heading].value is None for row in rows)]
+    return section.without([*map(section.headings.index, empty)])
 
 
-def difference_cells(metric: Metric, difference: PairedDifference) -> tuple[Cell, ...]:
-    """Return the cells under DIFFERENCE_HEADINGS; a dash for numbers that need more seeds."""
+def difference_cells(metric: Metric, difference: PairedDifference) -> dict[str, Cell]:
+    """Return the cells of a difference by heading; a dash for numbers that need more seeds."""
     over, welch = difference.over_documents, difference.welch
-    over_low, over_high = (on_scale(difference, end) for end in ((over.low, over.high) if over else (None, None)))
     number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
-    mean, low, high = (on_scale(difference, value) for value in (difference.mean, difference.low, difference.high))
-    return (
-        number_cell(number, mean),
-        interval_cell(number, low, high),
-        interval_cell(number, over_low, over_high),
-        Cell(difference.conclusion),
-        number_cell(number.replace("+", ""), on_scale(difference, difference.detectable)),
-        _p_cell(difference.p),
-        _p_cell(difference.p_holm),
-        number_cell("{:+.2f}", difference.effect),
-        _p_cell(welch.p if welch else None),
-        number_cell("{}", difference.pairs),
-    )
+    ends = (difference.low, difference.high, over.low if over else None, over.high if over else None)
+    low, high, over_low, over_high = (on_scale(difference, end) for end in ends)
+    return {
+        "difference": number_cell(number, on_scale(difference, difference.mean)),
+        "95% interval": interval_cell(number, low, high),
+        "over documents": interval_cell(number, over_low, over_high),
+        "conclusion": Cell(difference.conclusion),
+        "detectable": number_cell(number.replace("+", ""), on_scale(difference, difference.detectable)),
+        "p": _p_cell(difference.p),
+        "p (Holm)": _p_cell(difference.p_holm),
+        "d_z": number_cell("{:+.2f}", difference.effect),
+        "Welch p": _p_cell(welch.p if welch else None),
+        "pairs": number_cell("{}", difference.pairs),
+    }
 
 
 def on_scale(difference: PairedDifference, value: float | None) -> float | None:
@@ -161,25 +153,25 @@ def on_scale(difference: PairedDifference, value: float | None) -> float | None:
 
 def tokens_to_loss(table: Table) -> Section:
     """Return the fraction of the baseline's tokens that each arm needs to reach the baseline's loss."""
-    by_arm = [(row.arm.name, row.tokens_to_loss) for row in table.rows if row.tokens_to_loss]
-    rows = [[Cell(name), *tokens_cells(tokens)] for name, tokens in by_arm]
+    rows = []
+    for row in table.rows:
+        if (tokens := row.tokens_to_loss) is None:
+            continue
+        missed, seeds = len(tokens.missed), len(tokens.shares)
+        share, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
+        cells = {
+            "arm": Cell(row.arm.name),
+            "tokens needed": number_cell("{:.1%}", None if tokens.saving is None else 1 - tokens.saving),
+            "saved": number_cell("{:+.1%}", tokens.saving),
+            "95% interval": interval_cell("{:+.1%}", tokens.low, tokens.high),
+            "not reached": Cell(f"in {missed} of {seeds} seeds" if missed else "in none", missed),
+            "saved by slope": number_cell("{:+.1%}", share),
+            "its interval": interval_cell("{:+.1%}", low, high),
+            "seeds": number_cell("{}", seeds),
+        }
+        rows.append(cells)
     title = f"training tokens to reach {table.baseline}'s final validation loss, relative to {table.baseline}'s tokens"
-    return Section(title, ["arm", *TOKENS_HEADINGS], rows, 1, [name for name, _ in by_arm])
-
-
-def tokens_cells(tokens: TokensToLoss) -> tuple[Cell, ...]:
-    """Return the cells under TOKENS_HEADINGS; no mean if a seed did not reach the loss."""
-    missed, seeds = len(tokens.missed), len(tokens.shares)
-    share, low, high = tokens.by_slope.shares if tokens.by_slope else (None, None, None)
-    return (
-        number_cell("{:.1%}", None if tokens.saving is None else 1 - tokens.saving),
-        number_cell("{:+.1%}", tokens.saving),
-        interval_cell("{:+.1%}", tokens.low, tokens.high),
-        Cell(f"in {missed} of {seeds} seeds" if missed else "in none", missed),
-        number_cell("{:+.1%}", share),
-        interval_cell("{:+.1%}", low, high),
-        number_cell("{}", seeds),
-    )
+    return Section.from_cells(title, rows, 1, [row["arm"].text for row in rows])
 
 
 def absent(table: Table) -> Section:
@@ -215,21 +207,22 @@ def power(table: Table) -> Section:
     margin = table.margin
     if margin is None:
         raise UserError("power=true: the runs have different margins; choose one with equivalence_margin=")
-    rows, names = [], []
+    rows = []
     for row, metric in compared_metrics(table):
         difference = row.differences[metric.key]
         if not metric.margin or difference.sd is None or row.other is None:
             continue
-        names.append(comparison_name(table, row))
-        cells = [Cell(names[-1]), Cell(metric.heading)]
-        cells += [number_cell("{:.4f}", difference.sd), number_cell("{}", difference.pairs)]
-        seconds = [
-            [run.result["seconds"] for run in arm.runs if "seconds" in run.result] for arm in (row.arm, row.other)
-        ]
-        hours = sum(map(fmean, seconds)) / 3600 if all(seconds) else None
-        for needed in (pairs_to_resolve(difference.sd, margin), pairs_to_equate(difference.sd, margin)):
-            more = max(0, needed - difference.pairs)
-            cells += [number_cell("{:,}", more), number_cell("{:,.1f}", None if hours is None else more * hours)]
+        hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))
+        resolve = max(0, pairs_to_resolve(difference.sd, margin) - difference.pairs)
+        equate = max(0, pairs_to_equate(difference.sd, margin) - difference.pairs)
+        cells = {
+            "arm": Cell(comparison_name(table, row)),
+            "metric": Cell(metric.heading),
+            "spread in nats": number_cell("{:.4f}", difference.sd),
+            "pairs": number_cell("{}", difference.pairs),
+            "more to resolve": Cell(f"{resolve:,}", resolve, f"({resolve * hours:,.1f} h)"),
+            "more to equate": Cell(f"{equate:,}", equate, f"({equate * hours:,.1f} h)"),
+        }
         rows.append(cells)
     if not rows:
         raise UserError("power=true needs at least two pairs of seeds with a loss or perplexity")
@@ -237,7 +230,7 @@ def power(table: Table) -> Section:
         f"additional pairs of seeds for {POWER:.0%} power at 5%, to resolve a true difference of {margin:g} nats per "
         "token or to show equivalence; for a single comparison, without Holm's correction"
     )
-    return Section(title, ["arm", "metric", *POWER_HEADINGS], rows, 2, names)
+    return Section.from_cells(title, rows, 2)
 
 
 def _p_cell(p: float | None) -> Cell:

@@ -1,6 +1,6 @@
 """The table of a folder's runs: one row per arm, with its differences from the baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -42,37 +42,29 @@ class Table:
         """
         if len(self.rows) <= most:
             return self
-        baseline = [row.arm.name for row in self.rows if row.arm.is_baseline(self.baseline)]
-        chosen = dict.fromkeys(baseline if len(baseline) <= most // 2 else [])
+        baseline = {row.arm.name for row in self.rows if row.arm.is_baseline(self.baseline)}
+        chosen = baseline if len(baseline) <= most // 2 else set()
         for row in sorted(self.rows, key=_mean_loss):
-            more = dict.fromkeys([row.arm.name, *([row.other.name] if row.other else [])])
+            more = {arm.name for arm in (row.arm, row.other) if arm}
             if len(chosen | more) <= most:
                 chosen |= more
         rows = [row for row in self.rows if row.arm.name in chosen]
-        pairs = [row for row in self.pairs if row.other and {row.arm.name, row.other.name} <= chosen.keys()]
+        pairs = [row for row in self.pairs if row.other and {row.arm.name, row.other.name} <= chosen]
         return replace(self, rows=rows, pairs=pairs)
 
 
 def build(
-    name: str,
-    runs: Sequence[Run],
-    baseline: str | None = None,
-    metrics: Sequence[Metric] | None = None,
-    paper: bool = False,
-    missing: Mapping[str, str] | None = None,
-    margin: float | None = None,
-    pairs: bool = False,
-    models: Sequence[MeasuredModel] = (),
-) -> Table:
+    name: str, runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[Metric] | None = None,
+    paper: bool = False, margin: float | None = None, pairs: bool = False, models: Sequence[MeasuredModel] = (),
+) -> Table:  # fmt: skip
     """Build the table. Each arm is compared with the arm of the baseline's balancing and otherwise equal config.
 
     Args:
         name: the title.
         runs: the runs of one folder.
         baseline: a balancing, or the name of an arm; None uses the config key `baseline` of the runs.
-        metrics: the columns; None uses the default columns.
+        metrics: the columns; None uses the config key `columns` of the runs, or the default columns.
         paper: whether to show the paper's numbers.
-        missing: labels by folder name of runs that were never started.
         margin: margin of equivalence in nats per token; None uses the config key `equivalence_margin` of the runs.
         pairs: compare every pair of arms instead of each arm with the baseline.
         models: Hugging Face models, which are not compared.
@@ -91,9 +83,7 @@ def build(
         rows = [replace(row, differences={}) for row in rows]
     conclude(compared or rows, metrics, margin)
     absent = absent_runs(runs, columns)
-    return Table(
-        name, columns, metrics, rows, baseline, absent, paper, dict(missing or {}), margin, compared, models=models
-    )
+    return Table(name, columns, metrics, rows, baseline, absent, paper, margin=margin, pairs=compared, models=models)
 
 
 def absent_runs(runs: Sequence[Run], columns: Sequence[str]) -> list[tuple[str, Run]]:
