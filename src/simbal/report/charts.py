@@ -96,22 +96,49 @@ class Lines:
 
     def rows(self) -> list[Columns]:
         """Return the means with the ends of their bands, each followed by the first seeds of its arm."""
-        return [line for title, curves in self.panels for curve in curves for line in self._lines(curve, title)]
+        lines = []
+        for panel, curve in ((panel, curve) for panel, curves in self.panels for curve in curves):
+            kept = evenly_spaced(len(curve.xs), self.most_points)
+            common: Columns = {"panel": panel} if panel else {}
+            common |= {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
+            mean = common | {"y": _rounded([curve.means[place] for place in kept])}
+            if curve.bands:
+                low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
+                mean |= {"low": _rounded(low), "high": _rounded(high)}
+            lines.append(mean)
+            seeds = [*curve.by_seed.items()][: self.most_seeds] if len(curve.by_seed) > 1 else []
+            for seed, points in seeds:
+                lines.append(common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])})
+        return lines
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:
         """Return the chart; on a screen it has the parameters `hidden` (a list of arms), `bands` and `seeds`."""
         arms = {curve.arm: curve.style for curve in self.curves}
+        legend = None if medium.interactive else _legend([*arms], medium)
+
+        def by_arm(channel: Any, styles: Sequence[Any]) -> Any:
+            scale = alt.Scale(domain=[*arms], range=[styles[style] for style in arms.values()])
+            return channel("arm:N", legend=legend, title=None, scale=scale)
+
+        encoded = {"x": self._x(), "y": self._y(), "color": by_arm(alt.Color, STYLE_COLORS)}
+        band_y = {"y": alt.Y("low:Q", title=self.y_label), "y2": alt.Y2("high")}
         # for speed, encodings come last and layers hold the parameters: each call copies the whole chart
         visible = alt.Chart().transform_filter("indexof(hidden, datum.arm) < 0")
         mean = visible.transform_filter("!isValid(datum.seed)")
-        encoded, dash, shape = self._encodings(arms, medium)
         hidden, bands = alt.param(name="hidden", value=[]), alt.param(name="bands", value=True)
         band = mean.transform_filter("bands && isValid(datum.high)").mark_area(opacity=0.16, clip=True)
-        band_y = {"y": alt.Y("low:Q", title=self.y_label), "y2": alt.Y2("high")}
+        longest = max(len(curve.xs) for curve in self.curves)
+        marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
+        points = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(marked)
+        points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
+        if medium.interactive:
+            # shift + wheel zooms, so that the plain wheel scrolls the page; drag pans; double-click resets
+            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
+            points = points.properties(name="points").add_params(zoom)  # Altair numbers views without a name
         layers = [
             band.add_params(hidden, bands).encode(**encoded | band_y),
-            mean.mark_line(clip=True).encode(**encoded, strokeDash=dash),
-            self._points(mean, medium).encode(**encoded, shape=shape),
+            mean.mark_line(clip=True).encode(**encoded, strokeDash=by_arm(alt.StrokeDash, STYLE_DASHES)),
+            points.encode(**encoded, shape=by_arm(alt.Shape, STYLE_SHAPES)),
         ]
         if self.zero:
             layers.insert(0, alt.Chart(alt.Data(values=[{}])).mark_rule().encode(y=alt.YDatum(0)))
@@ -125,53 +152,19 @@ class Lines:
             return _faceted(chart.properties(height=10 * medium.letters), "panel", [title for title, _ in self.panels])
         return chart
 
-    def _encodings(self, arms: dict[str, int], medium: Medium) -> tuple[dict[str, Any], alt.StrokeDash, alt.Shape]:
-        """Return the encodings that all layers share, the encoding of dashes and the encoding of shapes."""
-        legend = None if medium.interactive else _legend([*arms], medium)
-
-        def by_arm(channel: Any, styles: Sequence[Any]) -> Any:
-            scale = alt.Scale(domain=[*arms], range=[styles[style] for style in arms.values()])
-            return channel("arm:N", legend=legend, title=None, scale=scale)
-
-        log_x = self.log_x and suits_log_scale([x for curve in self.curves for x in curve.xs])
+    def _x(self) -> alt.X:
         tokens = self.x_label.endswith("tokens")
         axis = alt.Axis(tickCount=5, labelExpr=SHORT) if tokens else alt.Axis(tickCount=5, format="~g")
-        scale = alt.Scale(type="log" if log_x else "linear", nice=False, padding=6)
-        y_scale = alt.Scale(zero=False, padding=6)
+        log = self.log_x and suits_log_scale([x for curve in self.curves for x in curve.xs])
+        scale = alt.Scale(type="log" if log else "linear", nice=False, padding=6)
+        return alt.X("x:Q", title=self.x_label, axis=axis, scale=scale)
+
+    def _y(self) -> alt.Y:
+        scale = alt.Scale(zero=False, padding=6)
         if self.is_log:  # starts below the smallest mean, because a band may reach 0
             least = 0.9 * min(mean for curve in self.curves for mean in curve.means)
-            y_scale = alt.Scale(type="log", domainMin=least, clamp=True, nice=False)
-        x = alt.X("x:Q", title=self.x_label, axis=axis, scale=scale)
-        y = alt.Y("y:Q", title=self.y_label, scale=y_scale)
-        encoded = {"x": x, "y": y, "color": by_arm(alt.Color, STYLE_COLORS)}
-        return encoded, by_arm(alt.StrokeDash, STYLE_DASHES), by_arm(alt.Shape, STYLE_SHAPES)
-
-    def _points(self, mean: alt.Chart, medium: Medium) -> alt.Chart:
-        """Return some of the points of each line as marks."""
-        longest = max(len(curve.xs) for curve in self.curves)
-        marked = f"(datum.place - 1) % {ceil(min(longest, MOST_POINTS) / MOST_MARKS)} == 0"
-        points: alt.Chart = mean.transform_window(place="row_number()", groupby=["arm", "panel"]).transform_filter(
-            marked
-        )
-        points = points.mark_point(filled=True, size=2.2 * medium.letters, opacity=1, clip=True)
-        if medium.interactive:
-            # shift + wheel zooms, so that the plain wheel scrolls the page; drag pans; double-click resets
-            zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.shiftKey]")
-            points = points.properties(name="points").add_params(zoom)  # Altair numbers views without a name
-        return points
-
-    def _lines(self, curve: Curve, panel: str) -> Iterator[Columns]:
-        """Yield a curve's means, and then its single seeds."""
-        kept = evenly_spaced(len(curve.xs), self.most_points)
-        common: Columns = {"panel": panel} if panel else {}
-        common |= {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
-        mean = common | {"y": _rounded([curve.means[place] for place in kept])}
-        if curve.bands:
-            low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
-            mean |= {"low": _rounded(low), "high": _rounded(high)}
-        yield mean
-        for seed, points in [*curve.by_seed.items()][: self.most_seeds if len(curve.by_seed) > 1 else 0]:
-            yield common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])}
+            scale = alt.Scale(type="log", domainMin=least, clamp=True, nice=False)
+        return alt.Y("y:Q", title=self.y_label, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -204,9 +197,9 @@ class Forest:
         """Return the chart: a bar from low to high, a point at the mean, and the numbers; short ones with `narrow`."""
         arms = [one.arm for one in self.intervals]
         names = [wrap(arm, LONGEST_LINE) for arm in arms]
-        texts = {"long": [one.text for one in self.intervals], "short": [one.short for one in self.intervals]}
         at = f"indexof({json.dumps(arms)}, datum.value)"
-        number = f"narrow ? {json.dumps(texts['short'])}[{at}] : {json.dumps(texts['long'])}[{at}]"
+        short, long = (json.dumps([getattr(one, key) for one in self.intervals]) for key in ("short", "text"))
+        number = f"narrow ? {short}[{at}] : {long}[{at}]"
         bare: Any = {"domain": False, "ticks": False, "grid": False, "labelPadding": 8}
         name = f"{json.dumps(names)}[{at}]"
         up: Any = {"condition": {"test": f"length({name}) > 1", "value": -0.55 * medium.letters}, "value": 0}
@@ -214,8 +207,7 @@ class Forest:
         right = alt.Axis(orient="right", labelExpr=number, labelLimit=320, **bare)
         ticks = alt.Axis(format="+.3~%" if self.percent else "+~g", tickCount=3, labelOverlap="greedy")
         rows = alt.Scale(domain=arms)  # including arms without an interval
-        words = [*CONCLUSIONS]
-        palette = alt.Scale(domain=words, range=[f"var(--{word.replace(' ', '-')})" for word in words])
+        palette = alt.Scale(domain=[*CONCLUSIONS], range=[f"var(--{word.replace(' ', '-')})" for word in CONCLUSIONS])
         base = alt.Chart(alt.NamedData("rows")).encode(color=alt.Color("conclusion:N", legend=None, scale=palette))
         if medium.interactive:
             numbers = [alt.Tooltip(f"{key}:Q", format="+.4g") for key in ("mean", "low", "high")]
@@ -228,8 +220,8 @@ class Forest:
         narrow = alt.param(name="narrow", value=medium.width < NARROW)
         zero = alt.Chart(alt.Data(values=[{}])).mark_rule().add_params(narrow).encode(x=alt.XDatum(0))
         height = medium.letters * (0.9 + 1.1 * max(map(len, names)))
-        layers = [zero, bar, point]
-        return alt.LayerChart(layer=layers, height=height * len(arms), resolve=alt.Resolve(scale={"y": "independent"}))
+        resolve = alt.Resolve(scale={"y": "independent"})
+        return alt.LayerChart(layer=[zero, bar, point], height=height * len(arms), resolve=resolve)
 
 
 @dataclass(frozen=True)
@@ -315,9 +307,8 @@ def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str
 
     text = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
     # Vega's ids depend on the figures drawn before in the process
-    ids = dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', text))
-    numbers = {name: f"{place}" for place, name in enumerate(ids)}
-    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda match: match[1] + numbers[match[2]], text)
+    ids = [*dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', text))]
+    return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda match: f"{match[1]}{ids.index(match[2])}", text)
 
 
 def write_figure(figure: Figure, folder: Path, name: str) -> None:

@@ -91,16 +91,11 @@ def metric_curves(arms: Sequence[ShownArm], key: str) -> list[Curve]:
     return _mean_curves(arms, lambda run: _points(run, key))
 
 
-def second_half(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the second half of each curve by tokens, where arms are closer together."""
-    half = max((curve.xs[-1] for curve in curves), default=0) / 2
-    halves = []
-    for curve in curves:
-        start = next((place for place, x in enumerate(curve.xs) if x >= half), len(curve.xs))
-        if len(curve.xs) - start > 1:
-            bands = curve.bands and curve.bands[start:]
-            halves.append(replace(curve, xs=curve.xs[start:], means=curve.means[start:], bands=bands))
-    return halves
+def second_half(arms: Sequence[ShownArm], key: str) -> list[Curve]:
+    """Return the curves of a metric from half of the training tokens on, where arms are closer together."""
+    half = max((row["tokens"] for arm in arms for run in arm.runs for row in run.rows[-1:]), default=0) / 2
+    late = _mean_curves(arms, lambda run: {x: y for x, y in _points(run, key).items() if x >= half})
+    return [curve for curve in late if len(curve.xs) > 1]
 
 
 def training_loss(arms: Sequence[ShownArm]) -> list[Curve]:
@@ -133,11 +128,11 @@ def pes_by_layer(arms: Sequence[ShownArm]) -> list[list[Curve]]:
 
 def analysis_curves(arms: Sequence[ShownArm], analysis: str) -> list[Curve]:
     """Return perplexity by dropped experts (analysis `dropping`) or by the weight threshold (`pruning`)."""
-    key, x = {"dropping": ("curve", "drop"), "pruning": ("arms", "threshold")}[analysis]
+    x = {"dropping": "drop", "pruning": "threshold"}[analysis]
 
     def points(run: Run) -> Points:
-        entries = run.analyses.get(analysis, {}).get(key, [])
-        entries = entries.values() if isinstance(entries, dict) else entries
+        content = run.analyses.get(analysis, {})
+        entries = content.get("curve", []) if analysis == "dropping" else content.get("arms", {}).values()
         return {entry[x]: entry["ppl"] for entry in entries if None not in (entry[x], entry["ppl"])}
 
     return _mean_curves(arms, points)
@@ -177,7 +172,7 @@ def _binned_loss(run: Run) -> Points:
     if not steps:
         return {}
     max_steps, last = run.rows[-1]["step"], steps[-1]
-    size = max(1, math.ceil(max_steps / BINS))
+    size = math.ceil(max_steps / BINS)
     losses: dict[int, list[float]] = defaultdict(list)  # by the last step of the bin
     for row in steps:
         losses[min(math.ceil(row["step"] / size) * size, max_steps)].append(row["train/ce"])

@@ -54,7 +54,8 @@ def cards(table: Table, folder: Path) -> list[Card]:
         *_difference_cards(table),
         _lines("loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, FINISH),
         _lines(
-            "loss-late", "Validation loss, second half", "After half of the tokens.", curves.second_half(loss), NATS
+            "loss-late", "Validation loss, second half", "After half of the tokens.",
+            curves.second_half(arms, "val/loss"), NATS,
         ),
         _lines(
             "training-loss", "Training loss",

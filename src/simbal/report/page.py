@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from simbal.errors import UserError
@@ -24,16 +23,18 @@ from simbal.report import charts, figures, sections
 from simbal.report.arms import Arm
 from simbal.report.charts import Forest, Lines
 from simbal.report.collect import last_sweep
-from simbal.report.columns import ABSENT, Cell
+from simbal.report.columns import ABSENT
 from simbal.report.curves import MOST_ARMS, NUM_COLORS, arm_styles
 from simbal.report.figures import Card
 from simbal.report.notes import notes
-from simbal.report.sections import Section
 from simbal.report.table import Table
 from simbal.runs.atomic import write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
+TEMPLATE = Environment(
+    loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+).get_template("page.html")
 MOST_TABLE_ARMS = 60  # arms in tables
 MOST_NUMBERS = 60_000  # numbers in all curves together
 FEWEST_POINTS, MOST_SEEDS = 16, 10  # points per line, and seeds per arm drawn as separate lines
@@ -57,7 +58,7 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
     scripts = [_vega_scripts(), (HERE / "page.js").read_text(encoding="utf-8")]
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return _template().render(
+    return TEMPLATE.render(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
         scripts=[Markup(script) for script in scripts],
         charted=_chart_data(cards),
@@ -68,7 +69,7 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
         tiles=_tiles(table),
         means=sections.means(shown, short=True),
         absent=sections.absent(table),
-        differences=_differences(shown),
+        differences=sections.differences(shown),
         tokens_to_loss=sections.tokens_to_loss(shown),
         more_arms=len(table.rows) - len(shown.rows),
         forests=[card for card in cards if isinstance(card.figure, Forest)],
@@ -83,25 +84,22 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
         config=_config_differences(figure_arms),
         notes=notes(table),
         folder_link=sections.folder_link,
-        sort_key=_sort_key,
     )
 
 
 def verdict(table: Table) -> str:
     """Return the conclusions for the first metric in one sentence; empty if no arms are compared."""
-    for metric in table.metrics:
-        rows = [row for row in table.compared if metric.key in row.differences]
-        if not rows:
-            continue
-        to = "" if table.pairs else f" vs. {table.baseline}"
-        if len(rows) <= MOST_IN_VERDICT:
-            intervals = [figures.interval(table, row, metric) for row in rows]
-            texts = [f"{one.arm} {one.text}" for one in intervals]
-        else:
-            counts = Counter(row.differences[metric.key].conclusion for row in rows)
-            texts = [f"{count:,} {word}" for word, count in counts.most_common()]
-        return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {'; '.join(texts)}."
-    return ""
+    compared = sections.compared_metrics(table)
+    metric = next((metric for metric in table.metrics if any(metric is other for _, other in compared)), None)
+    if metric is None:
+        return ""
+    intervals = [figures.interval(table, row, metric) for row, other in compared if other is metric]
+    texts = [f"{one.arm} {one.text}" for one in intervals]
+    if len(intervals) > MOST_IN_VERDICT:
+        counts = Counter(one.conclusion for one in intervals)
+        texts = [f"{count:,} {word}" for word, count in counts.most_common()]
+    to = "" if table.pairs else f" vs. {table.baseline}"
+    return f"{metric.title[0].upper()}{metric.title[1:]}{to}: {'; '.join(texts)}."
 
 
 def _vega_scripts() -> str:
@@ -117,14 +115,6 @@ def _vega_scripts() -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, bundle)
     return bundle
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html")
 
 
 def _chart_data(cards: Sequence[Card]) -> Markup:
@@ -144,22 +134,15 @@ def _chart_data(cards: Sequence[Card]) -> Markup:
 
 def _tiles(table: Table) -> list[tuple[str, str]]:
     """Return the names and values of the summary numbers at the top of the page."""
-    finished = [run for row in table.rows for run in row.arm.runs]
-    absent = Counter(status for _, status, *_ in sections.absent(table).lines)
-    tiles = [("arms", f"{len(table.rows):,}"), ("finished runs", f"{len(finished):,}")]
-    tiles += [("Hugging Face models", f"{len(table.models):,}")] if table.models else []
-    tiles += [(status, f"{count:,}") for status, count in absent.items()]
-    if counts := [run.result["tokens"] for run in finished]:
-        ends = dict.fromkeys((min(counts), max(counts)))
+    tokens = [run.result["tokens"] for row in table.rows for run in row.arm.runs]
+    counts = {"arms": len(table.rows), "finished runs": len(tokens)}
+    counts |= {"Hugging Face models": len(table.models)} if table.models else {}
+    counts |= Counter(status for _, status, *_ in sections.absent(table).lines)
+    tiles = [(name, f"{count:,}") for name, count in counts.items()]
+    if tokens:
+        ends = dict.fromkeys((min(tokens), max(tokens)))
         tiles.append(("training tokens per run", " to ".join(f"{count:,}" for count in ends)))
     return tiles
-
-
-def _differences(table: Table) -> Section:
-    """Return the differences with the arm's name repeated in each row, so that sorting keeps it."""
-    section = sections.differences(table)
-    rows = [[Cell(arm), *row[1:]] for arm, row in zip(section.arms, section.rows, strict=True)]
-    return replace(section, rows=rows)
 
 
 def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
@@ -168,8 +151,3 @@ def _config_differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     values = {key: [json.dumps(config[key]) if key in config else ABSENT for config in configs] for key in keys}
     return [(key, each) for key, each in values.items() if len(set(each)) > 1]
-
-
-def _sort_key(cell: Cell) -> Markup:
-    """Return the HTML attribute by which page.js sorts a numeric cell."""
-    return Markup() if cell.value is None else Markup(' data-key="{}"').format(f"{cell.value:.6g}")
