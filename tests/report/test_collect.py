@@ -5,13 +5,14 @@ import re
 
 import pytest
 
-from simbal.analysis.result import read_model, require_same_model, write_analysis, write_model
+from simbal.analysis.result import require_same_model, write_analysis, write_model
 from simbal.errors import UserError
-from simbal.report.collect import collect, last_sweep
+from simbal.report.collect import collect
 from simbal.report.columns import choose_columns
+from simbal.report.notes import notes
 from simbal.report.render import as_json, tidy_rows
-from simbal.report.report import parse_keys, read_table, report
-from simbal.report.sections import means
+from simbal.report.report import parse_keys, read_table
+from simbal.report.sections import absent, means
 from simbal.report.table import build
 
 FACTS = {
@@ -24,15 +25,6 @@ FACTS = {
 def analyse(run, name, metrics, **settings):
     content = {"settings": settings, "definition": {"min_pes": "least similarity"}, "metrics": metrics}
     write_analysis(run / "analysis" / f"{name}.json", content)
-
-
-def test_every_run_is_read_with_its_status(write_run):
-    write_run(seed=1)
-    write_run(seed=2, status="failed", error="out of memory")
-    first, second, third = collect(write_run(seed=3, status=None).parent)
-    assert (first.seed, first.finished, first.value("val/ppl"), first.value("val/seu")) == (1, True, 101.0, None)
-    assert (second.seed, second.finished, second.record["error"]) == (2, False, "out of memory")
-    assert (third.seed, third.finished, third.record) == (3, False, None)
 
 
 def test_a_missing_or_empty_folder_is_an_error_that_names_it(tmp_path):
@@ -51,16 +43,26 @@ def test_a_damaged_record_is_ignored_and_named(write_run, text):
     assert re.search(f"{path / 'record.json'} is damaged", run.damage)
 
 
-def test_runs_without_a_result_are_reported_with_their_errors_and_count_for_nothing(write_run, capsys):
+def test_runs_without_a_result_are_shown_with_their_errors_and_count_for_nothing(write_run):
     write_run(seed=0)
     write_run(seed=1, status="diverged", error="the gradient was NaN", step=17)
     path = write_run(seed=2)
     (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-9])
-    report(path.parent)
-    assert "diverged at step 17: the gradient was NaN" in " ".join(capsys.readouterr().out.split())
-    written = json.loads((path.parent / "table.json").read_text())
-    assert [run["seed"] for arm in written["arms"] for run in arm["runs"]] == [0]
-    assert {run["seed"]: run["status"] for run in written["without_result"]} == {1: "diverged", 2: "damaged"}
+    write_run(seed=3, status=None)
+    (path.parent / "sweep.json").write_text(json.dumps({"command": "", "runs": {path.name: "seed=2", "new": "seed=4"}}))
+    table = read_table(path.parent)
+    assert [run.seed for row in table.rows for run in row.arm.runs] == [0]
+    lines = absent(table).lines
+    assert [line[:2] for line in lines] == [
+        ["simbal seed=1", "diverged"], ["simbal seed=2", "damaged"], ["simbal seed=3", "unfinished"],
+        ["seed=4", "missing"],
+    ]  # fmt: skip
+    assert lines[0][2] == "diverged at step 17: the gradient was NaN"
+    content = as_json(table)
+    assert {run["seed"]: run["status"] for run in content["without_result"]} == {
+        1: "diverged", 2: "damaged", 3: "unfinished",
+    }  # fmt: skip
+    assert content["missing"] == [{"run": "seed=4", "folder": "new"}]
 
 
 def test_a_copied_run_does_not_count_twice(write_run):
@@ -95,17 +97,6 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(write_run, fie
         collect(write_run(seed=1, **fields).parent)
 
 
-def test_runs_of_the_sweep_without_a_folder_are_missing(write_run):
-    path = write_run()
-    assert last_sweep(path.parent) == ("", {})
-    runs = {path.name: "seed=0", "simbal-tiny-seed1-0": "seed=1"}
-    (path.parent / "sweep.json").write_text(json.dumps({"command": "train.py -m", "runs": runs}))
-    report(path.parent)
-    (line,) = json.loads((path.parent / "table.json").read_text())["missing"]
-    assert line == {"run": "seed=1", "folder": "simbal-tiny-seed1-0"}
-    assert "| seed=1 | missing | not started |" in (path.parent / "table.md").read_text()
-
-
 @pytest.fixture
 def analysed(write_run):
     """A folder of two arms; only lbl has an analysis."""
@@ -121,15 +112,10 @@ def test_a_column_is_a_key_or_its_last_part_and_the_runs_own_number_comes_first(
     assert chosen(analysed, "ppl", "min_pes", "redundancy.ppl") == ["val/ppl", "redundancy.min_pes", "redundancy.ppl"]
 
 
-def test_a_missing_analysis_is_a_dash_and_definitions_are_printed_on_request(analysed, capsys):
-    report(analysed, columns=["min_pes"])
-    printed = capsys.readouterr().out
-    assert "0.25" in printed
-    assert "—" in printed
-    assert "least similarity" not in printed
-    report(analysed, columns=["min_pes"], explain=True)
-    assert "redundancy.min_pes: least similarity." in capsys.readouterr().out
-    assert "redundancy.min_pes: least similarity." in (analysed / "table.md").read_text()
+def test_a_missing_analysis_is_a_dash_and_its_definition_is_a_note(analysed):
+    table = read_table(analysed, columns=["min_pes"])
+    assert [line[-1] for line in means(table).lines] == ["0.25", "—"]
+    assert "redundancy.min_pes: least similarity." in notes(table)
 
 
 def test_unknown_and_ambiguous_columns_and_different_settings_are_refused(analysed):
@@ -143,7 +129,7 @@ def test_unknown_and_ambiguous_columns_and_different_settings_are_refused(analys
         chosen(analysed, "redundancy.min_pes")
 
 
-def test_default_columns_are_those_with_a_number_and_the_runs_config_can_name_others(write_run):
+def test_default_columns_are_those_with_a_number(write_run):
     dense = {"val/ppl": 9.0, "val/max_vio": None, "val/min_pes": None}
     folder = write_run("none", 0, metrics=dense).parent
     assert [metric.key for metric in build("t", collect(folder)).metrics] == ["val/ppl", "tokens_per_second"]
@@ -195,11 +181,10 @@ def models(tmp_path):
     return zoo
 
 
-def test_a_folder_of_measured_models_has_a_table(models, capsys):
-    report(models)
-    out = " ".join(capsys.readouterr().out.split())
-    assert "OLMoE: allenai/OLMoE-1B-7B-0924, data pysource, tokens bbbbbbbbbbbb" in out
-    assert "compare bits per byte" in out
+def test_a_folder_of_measured_models_has_a_table(models):
+    found = " ".join(notes(read_table(models)))
+    assert "OLMoE: allenai/OLMoE-1B-7B-0924, data pysource, tokens bbbbbbbbbbbb" in found
+    assert "compare bits per byte" in found
     section = means(read_table(models))
     assert section.headings == ["model", "n", "seeds", "quality.bpb ↓", "redundancy.min_pes ↓"]
     assert section.lines == [["OLMoE", "1", "—", "0.75", "0.125"], ["Qwen3-MoE", "1", "—", "0.5", "—"]]
@@ -212,7 +197,5 @@ def test_a_folder_of_measured_models_has_a_table(models, capsys):
 
 def test_another_model_does_not_go_into_the_same_folder(models):
     require_same_model(models / "OLMoE", FACTS)
-    other = FACTS | {"digests": {"config": "c" * 64, "weights": "0" * 64}}
     with pytest.raises(UserError, match="digests"):
-        require_same_model(models / "OLMoE", other)
-    assert read_model(models / "OLMoE")["source"] == FACTS["source"]
+        require_same_model(models / "OLMoE", FACTS | {"digests": {"config": "c" * 64, "weights": "0" * 64}})

@@ -8,7 +8,7 @@ import pytest
 from simbal.cli.commands import report
 from simbal.errors import UserError
 from simbal.report import sections
-from simbal.report.compare import build_both, differing_settings, read_sides, why_incomparable
+from simbal.report.compare import build_both, differing_settings, read_sides
 from simbal.report.report import report_both
 
 CODE = {"version": "0.1.0", "commit": "a" * 40, "dirty": False}
@@ -71,18 +71,13 @@ def test_with_a_baseline_arms_are_compared_within_their_folder(equal_arms):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (
-            {"data": {"source": "synthetic", "text": "x", "tokens": "y", "versions": {"numpy": "2.0"}}},
-            "data.text is 'a' in the first",
-        ),
         ({"steps": 800}, "the first was trained for 400 steps and the second for 800"),
         ({"tokens": 5}, "the first was trained on 819,200 tokens and the second on 5"),
     ],
 )
 def test_incomparable_folders_have_a_reason_and_no_table(write, capsys, fields, reason):
     old, new = write("old", "lbl"), write("new", "lbl", **fields)
-    assert reason in why_incomparable(*read_sides(old, new))
-    with pytest.raises(UserError, match="old and new cannot be compared: "):
+    with pytest.raises(UserError, match=f"old and new cannot be compared: {reason}"):
         report_both(old, new)
     out = capsys.readouterr().out
     assert "settings that differ between old and new" in out

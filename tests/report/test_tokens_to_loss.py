@@ -1,6 +1,5 @@
 """Tokens to the baseline's final loss: worked examples, seeds that never reach it, and the table."""
 
-import csv
 import json
 from math import exp, log
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from simbal.report import sections
 from simbal.report.collect import collect
 from simbal.report.notes import notes
-from simbal.report.report import report
+from simbal.report.render import as_json, tidy_rows
 from simbal.report.table import build
 from simbal.report.tokens_to_loss import final_slope, first_reach, saved_by_slope, tokens_to_loss
 
@@ -53,12 +52,6 @@ def test_savings_are_averaged_over_shared_seeds_with_students_interval():
     assert (found.low, found.high) == pytest.approx((0.3 - half, 0.3 + half))
 
 
-def test_there_is_no_mean_if_a_seed_never_reaches_the_loss():
-    found = tokens_to_loss({0: METHOD, 1: BASELINE[:2], 2: METHOD}, dict.fromkeys(range(3), BASELINE))
-    assert (found.missed, found.saving, found.low) == ([1], None, None)
-    assert found.shares[0] == pytest.approx(0.7)
-
-
 def test_seeds_without_both_curves_do_not_count():
     assert tokens_to_loss({0: METHOD, 1: []}, {0: [], 1: BASELINE}) is None
     assert tokens_to_loss({0: METHOD}, {0: [(0, 9.0)]}) is None
@@ -85,15 +78,11 @@ def test_longer_training_on_the_same_curve_saves_nothing_by_slope(times):
     assert saved_by_slope({0: treatment}, {0: logarithmic(0)}).mean == pytest.approx(0, abs=1e-9)
 
 
-def test_equal_savings_on_every_seed_have_no_interval(write_run):
-    for seed in range(3):
-        for name in ("lbl", "simbal"):
-            path = write_run(name, seed)
-            write_curve(path, logarithmic(0.1 * seed))
-    table = build("t", collect(path.parent), "lbl")
-    assert sections.tokens_to_loss(table).lines[0][:4] == ["simbal", "100.0%", "+0.0%", "—"]
-    by_slope = table.rows[1].tokens_to_loss.by_slope
-    assert (by_slope.low, by_slope.high) == (None, None)
+def test_equal_savings_on_every_seed_have_no_interval():
+    curves = {seed: logarithmic(0.1 * seed) for seed in range(3)}
+    found = tokens_to_loss(curves, curves)
+    assert (found.saving, found.low, found.high) == (0, None, None)
+    assert (found.by_slope.low, found.by_slope.high) == (None, None)
 
 
 def test_the_slope_is_scipys_line_through_the_last_half_in_ln_tokens():
@@ -118,22 +107,21 @@ def test_a_curve_that_does_not_fall_or_is_too_short_has_no_saving_by_slope(curve
     assert saved_by_slope({0: logarithmic(0), 1: curve}, {0: logarithmic(0), 1: curve}) is None
 
 
-def test_files_have_the_saving_by_slope_and_the_notes_compare_it_with_the_papers(write_run):
+def test_the_saving_by_slope_is_written_and_compared_with_the_papers_in_the_notes(write_run):
     for seed in range(3):
         write_curve(write_run("lbl", seed), logarithmic(0))
         write_curve(write_run("simbal", seed), logarithmic(-0.22 - 0.01 * seed))
         path = write_run("lf", seed)
         write_curve(path, logarithmic(-0.05 - 0.01 * seed))
-    report(path.parent)
     table = build("t", collect(path.parent))
     found = " ".join(notes(table))
     assert "includes the paper's 36% for simbal." in found
     assert "excludes the paper's 36% for lf." in found
-    lines = csv.DictReader((path.parent / "table.csv").read_text().splitlines())
-    line = next(line for line in lines if line["metric"] == "tokens_saved_by_slope" and line["balancing"] == "simbal")
-    by_slope = next(row for row in table.rows if row.arm.name == "simbal").tokens_to_loss.by_slope
-    assert (float(line["mean"]), line["scale"]) == (by_slope.mean, "ln")
-    assert f"{1 - exp(-2 * 0.23):+.1%}" in (path.parent / "table.md").read_text()
+    lines = [line for line in tidy_rows(table) if line["metric"] == "tokens_saved_by_slope"]
+    assert {line["balancing"]: (line["mean"], line["scale"]) for line in lines} == {
+        "simbal": (pytest.approx(2 * 0.23), "ln"), "lf": (pytest.approx(2 * 0.06), "ln"),
+    }  # fmt: skip
+    assert f"{1 - exp(-2 * 0.23):+.1%}" in sections.tokens_to_loss(table).lines[1]
 
 
 @given(CURVES, st.floats(0, 10), st.floats(0, 10))
@@ -144,20 +132,16 @@ def test_a_lower_loss_is_reached_no_sooner_and_only_if_the_curve_falls_so_low(po
         assert high <= low
 
 
-def test_every_format_has_the_saving_and_the_seeds(compared):
-    report(compared)
+def test_the_table_and_the_files_have_the_saving_and_the_seeds(compared):
     table = build("t", collect(compared))
     cells = ["simbal", "70.0%", "+30.0%", "+5.2% to +54.8%", "in none", "—", "—", "3"]
     assert sections.tokens_to_loss(table).lines == [cells]
     assert any("3 validations" in note and "trainer.val_every" in note for note in notes(table))
-    lines = [*csv.DictReader((compared / "table.csv").read_text().splitlines())]
-    (line,) = [line for line in lines if line["metric"] == "tokens_saved"]
-    assert (float(line["mean"]), line["seeds"], line["missed"]) == (pytest.approx(0.3), "0 1 2", "")
-    baseline, treatment = json.loads((compared / "table.json").read_text())["arms"]
+    (line,) = [line for line in tidy_rows(table) if line["metric"] == "tokens_saved"]
+    assert (line["mean"], line["seeds"], line["missed"]) == (pytest.approx(0.3), "0 1 2", "")
+    baseline, treatment = as_json(table)["arms"]
     assert baseline["tokens_to_loss"] is None
-    assert treatment["tokens_to_loss"]["shares"] == pytest.approx({"0": 0.7, "1": 0.8, "2": 0.6})
-    assert "| simbal | 70.0% | +30.0% |" in (compared / "table.md").read_text()
-    assert r"simbal & 70.0\% & +30.0\% &" in (compared / "table.tex").read_text()
+    assert treatment["tokens_to_loss"]["shares"] == pytest.approx({0: 0.7, 1: 0.8, 2: 0.6})
 
 
 def test_a_seed_that_never_reaches_the_loss_is_named_and_leaves_no_mean(compared):

@@ -97,18 +97,19 @@ class Lines:
     def rows(self) -> list[Columns]:
         """Return the means with the ends of their bands, each followed by the first seeds of its arm."""
         lines = []
-        for panel, curve in ((panel, curve) for panel, curves in self.panels for curve in curves):
-            kept = evenly_spaced(len(curve.xs), self.most_points)
-            common: Columns = {"panel": panel} if panel else {}
-            common |= {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
-            mean = common | {"y": _rounded([curve.means[place] for place in kept])}
-            if curve.bands:
-                low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
-                mean |= {"low": _rounded(low), "high": _rounded(high)}
-            lines.append(mean)
-            seeds = [*curve.by_seed.items()][: self.most_seeds] if len(curve.by_seed) > 1 else []
-            for seed, points in seeds:
-                lines.append(common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])})
+        for panel, curves in self.panels:
+            for curve in curves:
+                kept = evenly_spaced(len(curve.xs), self.most_points)
+                common: Columns = {"panel": panel} if panel else {}
+                common |= {"arm": curve.arm, "x": _rounded([curve.xs[place] for place in kept], 8)}
+                mean = common | {"y": _rounded([curve.means[place] for place in kept])}
+                if curve.bands:
+                    low, high = zip(*(curve.band_ends[place] for place in kept), strict=True)
+                    mean |= {"low": _rounded(low), "high": _rounded(high)}
+                lines.append(mean)
+                seeds = [*curve.by_seed.items()][: self.most_seeds] if len(curve.by_seed) > 1 else []
+                for seed, points in seeds:
+                    lines.append(common | {"seed": seed, "y": _rounded([points[curve.xs[place]] for place in kept])})
         return lines
 
     def chart(self, medium: Medium) -> alt.LayerChart | alt.FacetChart:

@@ -104,7 +104,7 @@ def unlike_settings(analysis: str, measured: Sequence[Measured]) -> tuple[Measur
     done = [one for one in measured if analysis in one.analyses]
     unlike = (one for one in done if one.analyses[analysis]["settings"] != done[0].analyses[analysis]["settings"])
     second = next(unlike, None)
-    return second and (done[0], second)
+    return (done[0], second) if second else None
 
 
 def _measured(key: str, measured: Sequence[Measured]) -> bool:

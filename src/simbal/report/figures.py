@@ -13,12 +13,10 @@ from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_
 from simbal.report.columns import unlike_settings
 from simbal.report.comparison import Row
 from simbal.report.curves import MOST_ARMS, Curve, ShownArm
-from simbal.report.sections import compared_metrics, comparison_name, difference_cells, on_scale
+from simbal.report.sections import comparison_name, difference_cells, on_scale
 from simbal.report.table import Table
 from simbal.runs.atomic import explain_write_errors, write_text
 
-FOLDER, CURVES = "figures", "curves.csv"
-HEADINGS = ("figure", "panel", "arm", "x", "mean", "low", "high", "band")
 TOKENS, NATS, RATE = "training tokens", "nats per token", "PES per million tokens"
 MOST_INTERVALS = 40  # arms in a figure of differences
 MOST_CELLS = 20_000  # in all load maps together; a browser needs two seconds to draw them
@@ -107,20 +105,20 @@ def interval(table: Table, row: Row, metric: Metric) -> Interval:
 
 def write_figures(shown: Sequence[Card], folder: Path) -> None:
     """Write figures/*.svg, figures/*.pdf and figures/curves.csv into `folder`; `UserError` if writing fails."""
-    place = folder / FOLDER
+    place = folder / "figures"
     with explain_write_errors(folder):
         place.mkdir(exist_ok=True)
     for card in shown:
         if card.figure:
             write_figure(card.figure, place, card.name)
-    write_text(place / CURVES, curves_csv(shown))
+    write_text(place / "curves.csv", curves_csv(shown))
 
 
 def curves_csv(shown: Sequence[Card]) -> str:
     """Return the numbers of all curves in full precision, one line per point; `band` says what low and high mean."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(HEADINGS)
+    lines.writerow(["figure", "panel", "arm", "x", "mean", "low", "high", "band"])
     for card in shown:
         for panel, panel_curves in card.figure.panels if isinstance(card.figure, Lines) else []:
             for curve in panel_curves:
@@ -133,9 +131,9 @@ def curves_csv(shown: Sequence[Card]) -> str:
 
 def _difference_cards(table: Table) -> list[Card]:
     """Return a figure for each compared metric, with arms from best to worst."""
-    forests, compared = [], compared_metrics(table)
+    forests = []
     for metric in table.metrics:
-        rows = [row for row, m in compared if m is metric]
+        rows = [row for row in table.compared if metric.key in row.differences]
         if not rows:
             continue
         rows.sort(key=lambda row: row.differences[metric.key].mean, reverse=metric.better == "higher")
@@ -156,8 +154,9 @@ def _load_card(arms: Sequence[ShownArm], folder: Path, with_experts: bool) -> Ca
         "Experts with the same index in different runs are unrelated."
     )
     caption += f" {len(kept)} of {len(maps)} arms." if len(kept) < len(maps) else ""
-    missing = f"train again, or: python evaluate.py run={folder} analysis=routing" if with_experts else NEEDS_EXPERTS
-    return Card("loads", "Load of each expert", caption, Loads(kept) if kept else None, format_command(missing))
+    command = format_command(f"python evaluate.py run={folder} analysis=routing")
+    missing = f"train again, or: {command}" if with_experts else NEEDS_EXPERTS
+    return Card("loads", "Load of each expert", caption, Loads(kept) if kept else None, missing)
 
 
 def _pes_card(arms: Sequence[ShownArm]) -> Card:

@@ -108,8 +108,8 @@ def print_section(section: Section, out: Console, spare: Sequence[int] = ()) -> 
     out.print(section.title, style="bold")  # a title in the grid would be wrapped at the width of the grid
     grid = new_grid("")
     for place, (heading, width) in enumerate(zip(shown.headings, widths, strict=True)):
-        justify = "left" if place < section.texts else "right"
-        grid.add_column("\n".join(wrap(heading, width)), justify=justify, overflow="fold", width=width)
+        lines = "\n".join(wrap(heading, width))
+        grid.add_column(lines, justify="left" if place < section.texts else "right", overflow="fold", width=width)
     for row in shown.rows:
         grid.add_row(
             *(
@@ -206,7 +206,7 @@ def tidy_rows(table: Table) -> Iterator[dict[str, Any]]:
     for row in table.rows:
         label = _label_texts(row.arm.label)
         for metric in table.metrics:
-            line = {"metric": metric.key, "n": 0, "seeds": _join(row.arm.values(metric.key))}
+            line: dict[str, Any] = {"metric": metric.key, "n": 0, "seeds": _join(row.arm.values(metric.key))}
             if summary := row.summaries[metric.key]:
                 line |= vars(summary)
             if difference := row.differences.get(metric.key):
@@ -236,7 +236,8 @@ def _join(seeds: Iterable[int]) -> str:
 
 
 def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
-    line = {key: value for key, value in vars(difference).items() if key in CSV_NUMBERS and key not in ("mean", "sd")}
+    same = ("scale", "low", "high", "pairs", "p", "p_holm", "detectable", "p_equivalent", "conclusion")
+    line = {key: getattr(difference, key) for key in same}
     line |= {"baseline": baseline, "difference": difference.mean, "d_z": difference.effect}
     if over := difference.over_documents:
         line |= {"documents_error": over.error, "documents_low": over.low, "documents_high": over.high}

@@ -73,7 +73,8 @@ def read_table(folder: Path, **keys: Any) -> Table:
     runs = collect(folder) if any(map(is_run, folder.iterdir())) or not models else []
     started = {run.path.name for run in runs}
     missing = {name: label for name, label in last_sweep(folder)[1].items() if name not in started}
-    chosen = options.columns and choose_columns(options.columns, [*(run for run in runs if run.finished), *models])
+    measured = [*(run for run in runs if run.finished), *models]
+    chosen = None if options.columns is None else choose_columns(options.columns, measured)
     margin, pairs, name = options.equivalence_margin, options.compare == "all", folder.resolve().name
     table = build(name, runs, options.baseline, chosen, options.paper, margin, pairs, models)
     _require_baseline(table, runs)
@@ -94,7 +95,8 @@ def report_both(first: Path, second: Path, **keys: Any) -> None:
     print_section(compare.differing_settings(*sides), out)
     if reason := compare.why_incomparable(*sides):
         raise UserError(reason)
-    chosen = options.columns and choose_columns(options.columns, [run for side in sides for run in side.finished])
+    finished = [run for side in sides for run in side.finished]
+    chosen = None if options.columns is None else choose_columns(options.columns, finished)
     margin, pairs = options.equivalence_margin, options.compare == "all"
     table = compare.build_both(*sides, options.baseline, chosen, options.paper, margin, pairs)
     _require_baseline(table, [run for side in sides for run in side.runs])

@@ -22,9 +22,7 @@ from simbal.report.sections import status_and_error
 from simbal.runs.folder import CONFIG_FILE, CURVES_FILE, RunFolder, is_run
 from simbal.runs.record import read_progress
 
-STYLES = {
-    "running": "cyan", "finished": "green", "unfinished": "yellow", "killed": "yellow", "pruned": "yellow",
-}  # fmt: skip
+STYLES = {"running": "cyan", "finished": "green", "unfinished": "yellow", "killed": "yellow", "pruned": "yellow"}
 PROBLEM = "bold red"  # failed, diverged, damaged
 TEXTS = ("arm", "folder", "status")
 HEADINGS = (*TEXTS, "seed", "step", "loss", "ppl", "when", "took", "size")
@@ -46,19 +44,17 @@ class ListedRun:
         """All known values by name; metrics only for a finished run."""
         run = self.run
         config, record = (run.spec.config, run.record or {}) if run else (None, {})
-        step = (
-            record["steps"] if self.status == "finished" else record.get("step", read_progress(self.path).get("step"))
-        )
+        progress = record.get("step", read_progress(self.path).get("step"))
         facts = {
-            "status": self.status, "arm": self.arm or None, "seed": config and config.seed, "step": step,
+            "status": self.status, "arm": self.arm or None, "seed": config and config.seed,
+            "step": record["steps"] if self.status == "finished" else progress,
             "steps": config and config.trainer.max_steps, "tokens": record.get("tokens"),
             "when": record.get("ended") or last_written(self.path), "seconds": record.get("seconds"),
             "size": size_on_disk(self.path), "folder": str(self.path), "name": self.path.absolute().parent.name,
             "error": self.error or None,
         }  # fmt: skip
-        if run is None:
-            return facts
-        return {**(run.numbers if run.finished else {}), **run.spec.choices, **flatten(run.spec.written), **facts}
+        known = {**run.spec.choices, **flatten(run.spec.written)} if run else {}
+        return (run.numbers if run and run.finished else {}) | known | facts
 
 
 def list_runs(folders: Iterable[Path]) -> list[ListedRun]:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from simbal.analysis.result import write_analysis
-from simbal.report.collect import collect
-from simbal.report.table import Table, build
 
 HOSTILE = (
     "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "</style><script>alert(1)</script>", "<!-- ",
@@ -24,11 +22,6 @@ PRUNING = {"settings": {}, "definition": {}, "metrics": {"ppl_prune_0": 1.0}}
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     return tmp_path / "outputs" / "fake"
-
-
-@pytest.fixture
-def table_of() -> Callable[[Path], Table]:
-    return lambda folder: build(folder.name, collect(folder))
 
 
 @pytest.fixture

@@ -49,27 +49,20 @@ def page(write_run, analyse, sweep):
     return (sweep / "index.html").as_uri()
 
 
-def emulate(browser, width: int, dark: bool = False) -> None:
+def open_page(browser, address: str, width: int, dark: bool = False) -> None:
+    """Open a page and check that its figures are drawn without errors or network, and that it fits the width."""
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-
-
-def requested(browser) -> list[str]:
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-
-
-def open_page(browser, address: str, width: int, dark: bool = False) -> None:
-    """Open a page and check that its figures are drawn without errors or network, and that it fits the width."""
-    emulate(browser, width, dark)
     for log in ("browser", "performance"):
         browser.get_log(log)  # messages of other pages
     browser.get(address)
     wait_until(lambda: browser.execute_script("return document.documentElement.dataset.drawn"))
     assert browser.get_log("browser") == []
-    assert {url.partition(":")[0] for url in requested(browser)} <= {"file", "data"}
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert {url.partition(":")[0] for url in requests} <= {"file", "data"}
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
@@ -77,7 +70,7 @@ def lines_of_loss(browser) -> int:
     return len(browser.find_elements("css selector", "[data-figure=loss] .mark-line path"))
 
 
-def test_a_finished_page_works_on_a_desktop_and_on_a_phone_in_light_and_dark(browser, page):
+def test_a_page_works_on_a_desktop_and_on_a_phone_in_light_and_dark(browser, page):
     desktop_draws_figures_hides_an_arm_changes_scales_and_sorts(browser, page)
     for dark in (False, True):
         phone_shows_every_interval_with_its_conclusion(browser, page, dark)

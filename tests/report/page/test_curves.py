@@ -5,12 +5,13 @@ import scipy.stats
 
 from simbal.report import curves
 from simbal.report.curves import expert_loads
+from simbal.report.report import read_table
 from tests.report.page.conftest import STEPS, row, write_rows
 
 
 @pytest.fixture
-def arms(sweep, table_of):
-    return lambda: curves.read_arms([row.arm for row in table_of(sweep).rows], "lbl")
+def arms(sweep):
+    return lambda: curves.read_arms([row.arm for row in read_table(sweep).rows], "lbl")
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run, arms):
@@ -20,7 +21,7 @@ def test_a_curve_is_the_mean_over_seeds_with_their_standard_deviation(write_run,
     assert curve.xs == [0, 100, 200, 300, 400]
     assert curve.means == [9, 8, 7, 6, 5]
     assert curve.bands == pytest.approx([2**0.5] * 5)
-    (half,) = curves.second_half([curve])
+    (half,) = curves.second_half(arms(), "val/loss")
     assert (half.xs, half.means, half.bands) == ([200, 300, 400], curve.means[2:], curve.bands[2:])
 
 
@@ -44,10 +45,12 @@ def test_a_band_of_arms_with_the_same_seeds_is_the_interval_of_their_paired_diff
     assert "interval of the paired difference from lbl; none: ± one standard deviation" in text
 
 
-def test_steps_that_one_seed_lacks_are_left_out(write_run, arms):
+def test_curves_are_means_over_the_steps_that_all_seeds_have(write_run, arms):
     write_run(seed=0)
     write_rows(write_run(seed=1), [row(step, 1, False) for step in STEPS if step != 20])
     assert curves.metric_curves(arms(), "val/loss")[0].xs == [0, 100, 300, 400]
+    (curve,) = curves.training_loss(arms())
+    assert (curve.xs, curve.means) == ([100, 300, 400], [8.5, 6.5, 5.5])
 
 
 def test_one_seed_has_no_band_and_pes_has_a_curve_per_layer_with_a_rate_per_million_tokens(write_run, arms):
@@ -74,19 +77,6 @@ def test_the_training_loss_is_averaged_over_complete_intervals_of_steps(write_ru
     write_rows(write_run(), [*rows, {"step": 400, "tokens": 4000, "val/loss": 1.0}])
     (curve,) = curves.training_loss(arms())
     assert [*zip(curve.xs, curve.means, strict=True)] == [(20, 8.0), (40, 5.0)]  # two steps each
-
-
-def test_the_training_loss_of_several_seeds_is_their_mean(write_run, arms):
-    for seed in (0, 1):
-        write_run(seed=seed)
-    (curve,) = curves.training_loss(arms())
-    assert (curve.xs, curve.means) == ([100, 200, 300, 400], [8.5, 7.5, 6.5, 5.5])
-
-
-def test_a_dense_model_has_no_curves_of_experts(write_run, arms):
-    write_run(dense=True)
-    assert curves.metric_curves(arms(), "val/unique_experts") == curves.pes_by_layer(arms()) == []
-    assert expert_loads(arms()) == {}
 
 
 def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
