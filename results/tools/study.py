@@ -66,7 +66,7 @@ def write_origin(records: list[dict[str, Any]], command: str, study: Path) -> No
 def write(table: Table, study: Path) -> None:
     """Write rows.csv, documents.csv and curves.csv."""
     runs = [(row, run) for row in table.rows for run in row.arm.runs]
-    keys = [*dict.fromkeys(key for _, run in runs for key in [*run.result["metrics"], *run.analysed])]
+    keys = [*dict.fromkeys(key for _, run in runs for key in [*run.result["metrics"], *run.analyzed])]
     rows, documents = [[*LABELS, *keys, SHARE]], [["run", "document", "tokens", "nats"]]
     for row, run in runs:
         share = row.tokens_to_loss.shares.get(run.seed, "") if row.tokens_to_loss else ""

@@ -56,11 +56,11 @@ def test_every_number_of_an_analysis_has_a_definition(tmp_path, cache_dir):
         settings[name] = {key: SMALL.get(key, value) for key, value in keys.items()}
         assert get_method(keys["_target_"]).__name__ == name
     evaluate(settings, str(spec.path), overwrite=False, accelerator="cpu", output_dir="unused")
-    analysed = collect(spec.path.parent)[0]
+    run = collect(spec.path.parent)[0]
     for name in OF_A_RUN:
-        numbers = [key for key in analysed.analysed if key.startswith(f"{name}.")]
+        numbers = [key for key in run.analyzed if key.startswith(f"{name}.")]
         assert numbers
-        assert [key for key in numbers if not analysed.definitions.get(key)] == []
+        assert [key for key in numbers if not run.definitions.get(key)] == []
 
 
 ANALYSIS = """

@@ -33,7 +33,7 @@ def compared(table):
     return {(row.arm.name, row.other.name): row.differences["val/ppl"].pairs for row in table.compared}
 
 
-def test_arms_with_another_key_are_labelled_by_it_and_compared_with_their_baseline(write):
+def test_arms_with_another_key_are_labeled_by_it_and_compared_with_their_baseline(write):
     for seed in range(3):
         for balancing, worse in (("lbl", 1.0), ("simbal", 0.0)):
             old = write("old", balancing, seed, 100 + worse + seed, code=CODE)
@@ -56,7 +56,7 @@ def equal_arms(write):
     return old, new
 
 
-def test_equal_arms_are_labelled_by_folder_and_compared_with_each_other(equal_arms):
+def test_equal_arms_are_labeled_by_folder_and_compared_with_each_other(equal_arms):
     table = both(*equal_arms)
     assert {row.arm.name for row in table.rows} == {"lbl folder=old", "lbl folder=new", "simbal folder=new"}
     assert compared(table) == {("lbl", "lbl"): 2}

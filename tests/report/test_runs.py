@@ -56,7 +56,7 @@ def test_a_locked_run_is_running_and_listing_neither_writes_nor_locks(write_run)
     assert list_run(path).status == "unfinished"
 
 
-def test_arms_are_labelled_as_in_the_table_and_each_run_is_listed_once(write_run, tmp_path):
+def test_arms_are_labeled_as_in_the_table_and_each_run_is_listed_once(write_run, tmp_path):
     write_run("simbal", 0)
     path = write_run("simbal", 0, keys={"balancing.simbal.coef": 1.0})
     found = list_runs([path, path.parent, path.parent.parent])

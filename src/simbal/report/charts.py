@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import altair as alt
+import vl_convert
 
 from simbal.report.curves import NUM_COLORS, Curve
-from simbal.runs.atomic import atomic_write, explain_write_errors, write_text
 
 Columns = dict[str, Any]  # an entry of a dataset: lists of equal length, and scalars that apply to every element
 
@@ -304,21 +303,15 @@ def standalone(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "")
 
 def svg(figure: Figure, medium: Medium = PAPER_COLUMN, caption: str = "") -> str:
     """Return an SVG with selectable text; the same figure always gives the same bytes."""
-    import vl_convert
-
     text = str(vl_convert.vegalite_to_svg(standalone(figure, medium, caption), vl_version=VERSION))
     # Vega's ids depend on the figures drawn before in the process
     ids = [*dict.fromkeys(re.findall(r'id="(?:clip|gradient_)(\d+)"', text))]
     return re.sub(r'(?<=[#"])(clip|gradient_)(\d+)(?=[")])', lambda match: f"{match[1]}{ids.index(match[2])}", text)
 
 
-def write_figure(figure: Figure, folder: Path, name: str) -> None:
-    """Write <name>.svg and <name>.pdf, as wide as a column of a paper; `UserError` if writing fails."""
-    import vl_convert
-
-    write_text(folder / f"{name}.svg", svg(figure))
-    with explain_write_errors(folder), atomic_write(folder / f"{name}.pdf") as file:
-        file.write(vl_convert.vegalite_to_pdf(standalone(figure), vl_version=VERSION))
+def pdf(figure: Figure, medium: Medium = PAPER_COLUMN) -> bytes:
+    """Return a PDF with selectable text."""
+    return vl_convert.vegalite_to_pdf(standalone(figure, medium), vl_version=VERSION)
 
 
 def expand(lines: Sequence[Columns]) -> Iterator[dict[str, Any]]:

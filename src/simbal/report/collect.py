@@ -27,7 +27,7 @@ class Measured:
     analyses: dict[str, dict[str, Any]]
 
     @cached_property
-    def analysed(self) -> dict[str, float | None]:
+    def analyzed(self) -> dict[str, float | None]:
         """The numbers of its analyses by key, such as `redundancy.min_pes`."""
         return {
             f"{name}.{key}": number for name, one in self.analyses.items() for key, number in one["metrics"].items()
@@ -36,7 +36,7 @@ class Measured:
     @property
     def numbers(self) -> dict[str, float | None]:
         """All of its numbers by key."""
-        return self.analysed
+        return self.analyzed
 
     @property
     def definitions(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Run(Measured):
     @cached_property
     def numbers(self) -> dict[str, float | None]:
         """All numbers of a finished run by key, such as `val/ppl` and `redundancy.min_pes`."""
-        return {**self.result["metrics"], SPEED.key: self.result[SPEED.key], **self.analysed}
+        return {**self.result["metrics"], SPEED.key: self.result[SPEED.key], **self.analyzed}
 
     @property
     def definitions(self) -> dict[str, str]:

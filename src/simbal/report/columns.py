@@ -68,20 +68,20 @@ def choose_columns(columns: Sequence[str], measured: Sequence[Measured]) -> list
     """
     own = {metric.key: metric for metric in NUMBERS}
     own_measured = {key: metric for key, metric in own.items() if _measured(key, measured)}
-    analysed = {key: analysis_metric(key) for one in measured for key in one.analysed}
+    analyzed = {key: analysis_metric(key) for one in measured for key in one.analyzed}
     chosen = []
     for column in columns:
-        for known in (own_measured, analysed, own):
+        for known in (own_measured, analyzed, own):
             matches = [key for key in known if column in (key, short_name(key))]
             if matches:
                 break
         if len(matches) > 1:
             raise UserError(f"columns: {column} may be {' or '.join(sorted(matches))}")
         if not matches:
-            closest = get_close_matches(column, [*own, *analysed], 5, 0)
+            closest = get_close_matches(column, [*own, *analyzed], 5, 0)
             raise UserError(f"columns: no run has {column}; the closest are {', '.join(closest)}")
         chosen.append(known[matches[0]])
-    for analysis in {metric.where.rstrip(".") for metric in chosen if metric.key in analysed}:
+    for analysis in {metric.where.rstrip(".") for metric in chosen if metric.key in analyzed}:
         if unlike := unlike_settings(analysis, measured):
             first, second = (one.path for one in unlike)
             raise UserError(f"{first} and {second} cannot be compared: the analysis {analysis} has different settings")

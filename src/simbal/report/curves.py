@@ -147,8 +147,8 @@ def expert_loads(arms: Sequence[ShownArm]) -> dict[str, list[list[float]]]:
     for arm in arms:
         for run in arm.runs:
             validated = run.result.get("layers", {}).get("val/tokens_per_expert")
-            analysed = run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
-            if arm.name not in loads and (counts_LE := validated or analysed):
+            analyzed = run.analyses.get("routing", {}).get("layers", {}).get("tokens_per_expert")
+            if arm.name not in loads and (counts_LE := validated or analyzed):
                 loads[arm.name] = [[n / (fmean(counts_E) or 1) for n in counts_E] for counts_E in counts_LE]
     return loads
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from simbal.commands import format_command
 from simbal.metrics.definitions import Metric
 from simbal.report import curves
-from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_spaced, write_figure
+from simbal.report.charts import Figure, Forest, Interval, Lines, Loads, evenly_spaced, pdf, svg
 from simbal.report.columns import unlike_settings
 from simbal.report.comparison import Row
 from simbal.report.curves import MOST_ARMS, Curve, ShownArm
@@ -108,10 +108,11 @@ def write_figures(shown: Sequence[Card], folder: Path) -> None:
     place = folder / "figures"
     with explain_write_errors(folder):
         place.mkdir(exist_ok=True)
-    for card in shown:
-        if card.figure:
-            write_figure(card.figure, place, card.name)
-    write_text(place / "curves.csv", curves_csv(shown))
+        for card in shown:
+            if card.figure:
+                write_text(place / f"{card.name}.svg", svg(card.figure))
+                (place / f"{card.name}.pdf").write_bytes(pdf(card.figure))
+        write_text(place / "curves.csv", curves_csv(shown))
 
 
 def curves_csv(shown: Sequence[Card]) -> str:

@@ -15,6 +15,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -108,8 +109,6 @@ def _vega_scripts() -> str:
     file = root / "simbal" / f"vega-lite-{charts.VERSION}-vl-convert-{version('vl-convert-python')}.js"
     with suppress(OSError, UserError):
         return file.read_text(encoding="utf-8")
-    import vl_convert
-
     bundle = str(vl_convert.javascript_bundle(vl_version=charts.VERSION))  # type: ignore[call-arg]  # the stub is wrong
     with suppress(OSError, UserError):  # the cache may be read-only
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -259,7 +259,7 @@ def as_json(table: Table) -> dict[str, Any]:
             {"arm": row.arm.name, "other": row.other and row.other.name, "differences": _differences_json(row)}
             for row in table.pairs
         ],
-        "models": [{"folder": str(model.path), **model.facts, "values": model.analysed} for model in table.models],
+        "models": [{"folder": str(model.path), **model.facts, "values": model.analyzed} for model in table.models],
         "without_result": [
             {"run": label, "folder": str(run.path), "seed": run.seed, "status": status, "error": error}
             for label, run in table.absent

@@ -39,7 +39,7 @@ def write_run(write_run: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def analyse() -> Callable[[Path], None]:
+def analyze() -> Callable[[Path], None]:
     """Writes the results of the analyses dropping and pruning."""
 
     def write(run: Path) -> None:

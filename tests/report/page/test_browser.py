@@ -37,12 +37,12 @@ def browser(tmp_path_factory) -> Iterator["webdriver.Chrome"]:
 
 
 @pytest.fixture
-def page(write_run, analyse, sweep):
+def page(write_run, analyze, sweep):
     """The address of a page with every section, long names and errors."""
     for balancing in ("lbl", "simbal"):
         for seed in (0, 2, 10):
             metrics = {"val/ppl": 50.0 + seed, "val/bpb": 2.0 - (balancing == "lbl") * (1 + seed / 100)}
-            analyse(write_run(balancing, seed, keys={"data.cache_dir": "x"}, metrics=metrics))
+            analyze(write_run(balancing, seed, keys={"data.cache_dir": "x"}, metrics=metrics))
     write_run("simbal", 3, status="failed", error="a long error " * 20 + "without_a_space" * 30)
     (sweep / "sweep.json").write_text(json.dumps({"command": f"train.py {'x' * 300}", "runs": {"never-1": "seed=99"}}))
     report(sweep)

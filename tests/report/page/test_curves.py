@@ -79,8 +79,8 @@ def test_the_training_loss_is_averaged_over_complete_intervals_of_steps(write_ru
     assert [*zip(curve.xs, curve.means, strict=True)] == [(20, 8.0), (40, 5.0)]  # two steps each
 
 
-def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyse, arms):
-    analyse(write_run())
+def test_dropping_and_pruning_are_read_from_the_analyses(write_run, analyze, arms):
+    analyze(write_run())
     (dropping,), (pruning,) = (curves.analysis_curves(arms(), name) for name in ("dropping", "pruning"))
     assert (dropping.xs, dropping.means) == ([0, 1, 2], [50, 60, 70])
     assert (pruning.xs, pruning.means) == ([0, 0.1], [50, 50])

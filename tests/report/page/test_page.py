@@ -49,10 +49,10 @@ def curve_names(text):
     return [name for name in charted(text) if not name.startswith("difference-")]
 
 
-def test_a_complete_sweep_has_every_figure_and_the_same_folder_gives_the_same_bytes(write_run, analyse, html):
+def test_a_complete_sweep_has_every_figure_and_the_same_folder_gives_the_same_bytes(write_run, analyze, html):
     for balancing in ("lbl", "simbal"):
         for seed in (0, 1):
-            analyse(write_run(balancing, seed))
+            analyze(write_run(balancing, seed))
     text = html()
     assert curve_names(text) == FIGURES
     assert "difference-val-ppl" in charted(text)
