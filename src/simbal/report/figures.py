@@ -19,7 +19,6 @@ from simbal.runs.atomic import explain_write_errors, write_text
 
 TOKENS, NATS, RATE = "training tokens", "nats per token", "PES per million tokens"
 MOST_INTERVALS = 40  # arms in a figure of differences
-MOST_CELLS = 20_000  # in all load maps together; a browser needs two seconds to draw them
 MOST_PANELS, MOST_LINES = 12, 48  # layers with a panel of PES, and lines in all panels together
 FINISH = "finish a run"
 NEEDS_EXPERTS = "train a model with experts"
@@ -148,16 +147,13 @@ def _difference_cards(table: Table) -> list[Card]:
 
 def _load_card(arms: Sequence[ShownArm], folder: Path, with_experts: bool) -> Card:
     maps = curves.expert_loads(arms)
-    cells = max((sum(map(len, loads_LE)) for loads_LE in maps.values()), default=1)
-    kept = dict([*maps.items()][: max(1, MOST_CELLS // cells)])
     caption = (
         "Tokens per expert in the last validation divided by the mean of the layer, in the first run of each arm. "
         "Experts with the same index in different runs are unrelated."
     )
-    caption += f" {len(kept)} of {len(maps)} arms." if len(kept) < len(maps) else ""
     command = format_command(f"python evaluate.py run={folder} analysis=routing")
     missing = f"train again, or: {command}" if with_experts else NEEDS_EXPERTS
-    return Card("loads", "Load of each expert", caption, Loads(kept) if kept else None, missing)
+    return Card("loads", "Load of each expert", caption, Loads(maps) if maps else None, missing)
 
 
 def _pes_card(arms: Sequence[ShownArm]) -> Card:

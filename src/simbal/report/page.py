@@ -90,11 +90,10 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
 
 def verdict(table: Table) -> str:
     """Return the conclusions for the first metric in one sentence; empty if no arms are compared."""
-    compared = sections.compared_metrics(table)
-    metric = next((metric for metric in table.metrics if any(metric is other for _, other in compared)), None)
-    if metric is None:
+    measured = (metric for metric in table.metrics if any(metric.key in row.differences for row in table.compared))
+    if (metric := next(measured, None)) is None:
         return ""
-    intervals = [figures.interval(table, row, metric) for row, other in compared if other is metric]
+    intervals = [figures.interval(table, row, metric) for row in table.compared if metric.key in row.differences]
     texts = [f"{one.arm} {one.text}" for one in intervals]
     if len(intervals) > MOST_IN_VERDICT:
         counts = Counter(one.conclusion for one in intervals)
