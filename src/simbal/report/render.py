@@ -294,5 +294,5 @@ def _differences_json(row: Row) -> dict[str, Any]:
     return {key: asdict(difference) for key, difference in row.differences.items()}
 
 
-def _label_texts(label: Mapping[str, Cell]) -> dict[str, str | None]:
+def _label_texts(label: Mapping[str, Cell]) -> dict[str, Any]:
     return {column: None if cell.text == ABSENT else cell.text for column, cell in label.items()}
