@@ -51,7 +51,7 @@ def texts(tmp_path, keys):
         (tmp_path / name).write_bytes(content)
         skipped = Counter()
         source = open_source(keys("files", files=str(tmp_path / name), **changed))
-        return [document.content.decode() for document in source.read(*source.inputs(), skipped)], skipped
+        return [document.content.decode() for document in source.read(*source.inputs(), skipped)], +skipped
 
     return read
 

@@ -82,7 +82,7 @@ def test_documents_are_sorted_by_their_sha256(install):
 
 def test_another_version_changed_files_and_missing_packages_are_refused(install):
     info = install({"toy/a.py": SOURCE})
-    with pytest.raises(UserError, match="needs toy==2.0, but 1.0 is installed: pip install toy==2.0"):
+    with pytest.raises(UserError, match="needs toy==2.0, not 1.0: pip install toy==2.0"):
         read(expected="2.0", strict=True)
     (info.parent / "toy/a.py").write_bytes(SOURCE * 2)
     with pytest.raises(UserError, match="toy/a.py of toy .*RECORD.* pip install --force-reinstall"):
