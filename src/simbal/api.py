@@ -11,7 +11,7 @@ User errors raise `simbal.errors.UserError` with a one-sentence message. Only `t
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -132,15 +132,12 @@ class Sweep(Sequence[Run]):
         """Return a run by its index or the name of its folder, or several by a slice."""
         if isinstance(index, slice):
             return [Run(listed.path) for listed in self._listed[index]]
-        if isinstance(index, int):
-            return Run(self._listed[index].path)
-        for listed in self._listed:
-            if listed.path.name == index:
-                return Run(listed.path)
-        raise UserError(f"{self.path} has no run {index}")
-
-    def __iter__(self) -> Iterator[Run]:
-        return (Run(listed.path) for listed in self._listed)
+        if isinstance(index, str):
+            names = [listed.path.name for listed in self._listed]
+            if index not in names:
+                raise UserError(f"{self.path} has no run {index}")
+            index = names.index(index)
+        return Run(self._listed[index].path)
 
     @property
     def runs(self) -> Rows:
@@ -240,14 +237,13 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
 
     if isinstance(overrides, str):
         raise UserError(f"simbal.train takes a list of overrides, such as [{overrides!r}]")
-    if flags := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"{flags[0]} is not an override: simbal.train trains one run; use simbal train -m for sweeps")
+    for text in overrides:
+        if text.startswith("-") or text in ("dry_run=true", "until=decided"):
+            raise UserError(f"{text} is for the command line: simbal.train trains one run")
     with raise_config_errors(overrides):
         arguments = hydra_arguments(overrides, "config")
         if not isinstance(arguments, list):
             return arguments  # the run that run= names
-        if "-m" in arguments:  # added to a dry run
-            raise UserError("dry_run=true is for the command line: simbal.train trains one run")
         outer = GlobalHydra.instance().hydra  # the caller may be a Hydra program itself
         GlobalHydra.instance().clear()
         try:
@@ -255,8 +251,6 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
                 composed = hydra.compose("config", arguments, return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = outer
-    if composed.until == "decided":
-        raise UserError("until=decided is for the command line: simbal.train trains one run")
     return RunSpec.from_hydra(composed)
 
 

@@ -264,7 +264,7 @@ class TokenData(LightningDataModule):
         return self.validation_batches(self.validation_tokens)
 
     def validation_batches(self, tokens: int | None, all_ranks: bool = False) -> ValidationBatches:
-        """Return this rank's validation batches, or those of all ranks together, for `tokens`; None: the whole split."""
+        """Return the validation batches of this rank or of all ranks together for `tokens`; None: the full split."""
         return self.validation.batches(tokens, self._train["micro_batch"], *(() if all_ranks else self._rank()))
 
     def _rank(self) -> tuple[int, int]:

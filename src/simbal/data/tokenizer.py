@@ -224,7 +224,7 @@ def load_hub_tokenizer(folder: Path) -> HubTokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # each kind of tokenizer has its own errors
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} has no readable tokenizer ({reason}): copy the model's tokenizer files there") from None
+        raise UserError(f"{folder} has no readable tokenizer ({reason}): copy the model's tokenizer there") from None
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"{folder} has a {type(tokenizer).__name__}, but only tokenizer.json is supported")
     if tokenizer.eos_token_id is None:
