@@ -37,6 +37,7 @@ from simbal.runs.atomic import atomic_write, describe_write_error, is_locked, lo
 from simbal.runs.record import with_checksum
 
 FORMAT = 4  # increase it when the same config would produce different files
+KINDS = ("documents", "tokens", "bytes")  # that are counted in each split
 PROGRESS, DIGESTS = "progress.json", "digests.bin"  # removed when the build is complete
 GROUP_BYTES = 1 << 20  # text that a thread encodes at once
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk
@@ -69,6 +70,11 @@ class Plan:
     def splits(self) -> Sequence[str]:
         """The splits that the store contains."""
         return (VALIDATION,) if self.encoder else SPLITS
+
+    @property
+    def threads(self) -> int:
+        """The threads that tokenize and count."""
+        return self.data.threads or os.cpu_count() or 1
 
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
@@ -133,18 +139,17 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
 def _build(plan: Plan, progress: bool) -> None:
     """Build the store in a separate folder and rename that, so that the store appears only when it is complete."""
     partial = plan.path.with_name(f"{plan.path.name}.partial")
-    encoder, splits = plan.encoder or open_encoder(plan.data), plan.splits
-    source, by_ends = plan.source, plan.source.with_ends_held_out()
+    encoder, source, by_ends = plan.encoder or open_encoder(plan.data), plan.source, plan.source.with_ends_held_out()
     try:
-        counts = write_documents(partial, source, encoder, plan.data.threads, progress, splits)
-        if by_ends and not all(counts[f"{split} documents"] for split in splits):  # too few documents
+        counts = write_documents(partial, plan, source, encoder, progress)
+        if by_ends and not all(counts[f"{split} documents"] for split in plan.splits):  # too few documents
             source = by_ends
-            counts = write_documents(partial, source, encoder, plan.data.threads, progress, splits)
+            counts = write_documents(partial, plan, source, encoder, progress)
     except BaseException:
         if not (partial / PROGRESS).exists():
             shutil.rmtree(partial, ignore_errors=True)
         raise
-    if empty := [split for split in splits if not counts[f"{split} documents"]]:
+    if empty := [split for split in plan.splits if not counts[f"{split} documents"]]:
         shutil.rmtree(partial)
         remedy = "add documents, or set data.validation_files or data.validation_one_in"
         raise UserError(f"the {empty[0]} split has no documents: {remedy}")
@@ -167,7 +172,6 @@ def _build(plan: Plan, progress: bool) -> None:
 
 def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) -> dict[str, Any]:
     """Return the content of meta.json."""
-    splits = plan.splits
     files = {name: hash_file(folder / name) for name in FILES}
     text = "\n".join(f"{split} {hash_file(folder / split / DIGESTS)}" for split in SPLITS)
     tokens = "\n".join(f"{split} {files[f'{split}/tokens.bin']}" for split in SPLITS)
@@ -178,12 +182,10 @@ def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) 
         "vocab_size": encoder.vocab_size,
         "eot": encoder.eot,
         "tokenizer_sha256": encoder.table_sha256,
-        "splits": {
-            split: {kind: counts[f"{split} {kind}"] for kind in ("documents", "tokens", "bytes")} for split in splits
-        },
-        "inputs": plan.source.inputs(splits),
+        "splits": {split: {kind: counts[f"{split} {kind}"] for kind in KINDS} for split in plan.splits},
+        "inputs": plan.source.inputs(plan.splits),
         "skipped": {key.removeprefix("skipped: "): counts[key] for key in counts if key.startswith("skipped: ")},
-        "validation_overlap": None if plan.encoder else _count_overlap(folder, encoder, counts, plan.data.threads),
+        "validation_overlap": None if plan.encoder else _count_overlap(folder, encoder, counts, plan.threads),
         # independent of paths, times, machines and compression
         "fingerprints": {
             "text": sha256(text.encode()).hexdigest(),
@@ -194,11 +196,11 @@ def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) 
     }
 
 
-def _count_overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int | None) -> dict[str, int]:
+def _count_overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int) -> dict[str, int]:
     """Count the validation documents and windows, including repetitions, and how many of them also occur in train."""
     dtype = token_dtype(encoder.vocab_size)
     train, validation = (read_array(folder / split / "tokens.bin", dtype) for split in SPLITS)
-    windows, validation_windows = shared_windows(train, validation, encoder.eot, threads=threads or os.cpu_count() or 1)
+    windows, validation_windows = shared_windows(train, validation, encoder.eot, threads=threads)
     return {
         "documents": shared_documents(*(folder / split / DIGESTS for split in SPLITS)),
         "validation_documents": counts[f"{VALIDATION} documents"],
@@ -235,10 +237,8 @@ class SplitWriter:
             os.fsync(file.fileno())
 
 
-def write_documents(
-    folder: Path, source: Source, encoder: Encoder, threads: int | None, progress: bool, splits: Sequence[str]
-) -> Counter[str]:
-    """Write the documents of `splits` to `folder`, after the inputs that an interrupted build committed there.
+def write_documents(folder: Path, plan: Plan, source: Source, encoder: Encoder, progress: bool) -> Counter[str]:
+    """Write the documents of `source` to `folder`, after the inputs that an interrupted build committed there.
 
     Returns:
         The counts `inputs`, for each split `<split> documents`, `<split> tokens` and `<split> bytes`, and
@@ -247,7 +247,7 @@ def write_documents(
     Raises:
         UserError: for a bad input.
     """
-    inputs, commit_time = source.inputs(splits), time.monotonic()
+    inputs, commit_time = source.inputs(plan.splits), time.monotonic()
     key = sha256(json.dumps([inputs, repr(source)]).encode()).hexdigest()
     counts = _read_progress(folder, key)
     with ExitStack() as stack:
@@ -255,14 +255,14 @@ def write_documents(
         columns = (TextColumn("preparing"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         bar = stack.enter_context(Progress(*columns, console=Console(stderr=True), disable=not progress))
         task = bar.add_task("", total=len(inputs))
-        items = _read_items(source, inputs[counts["inputs"] :], splits)
-        for group in _encode(items, encoder, threads or os.cpu_count() or 1):
+        items = _read_items(source, inputs[counts["inputs"] :], plan.splits)
+        for group in _encode(items, encoder, plan.threads):
             for item in group:
                 if isinstance(item, Encoded):
                     split = item.document.split
                     writers[split].write(item.ids, sha256_of(item.document.content))
-                    counts.update({f"{split} documents": 1, f"{split} tokens": len(item.ids)})
-                    counts[f"{split} bytes"] += item.num_bytes
+                    for kind, count in zip(KINDS, (1, len(item.ids), item.num_bytes), strict=True):
+                        counts[f"{split} {kind}"] += count
                     continue
                 counts.update(item)
                 if time.monotonic() - commit_time >= COMMIT_SECONDS:
