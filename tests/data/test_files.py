@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import os
-from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -202,11 +201,3 @@ def test_shards_that_do_not_exist_or_overlap_are_refused(keys, changed, message)
     keys("dclm", validation_shard=258)
     with pytest.raises(UserError, match=message):
         keys("dclm", **changed)
-
-
-def test_a_source_reports_how_much_of_an_input_it_has_read(keys, jsonl):
-    source = open_source(keys("files", files=str(jsonl(["a"] * 40))))
-    progress = [document.progress for document in source.read(*source.inputs(), Counter())]
-    assert progress == sorted(progress)
-    assert 0 < progress[0] < 0.1
-    assert 0.7 < progress[-1] <= 1

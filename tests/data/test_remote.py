@@ -108,16 +108,11 @@ def test_a_lost_connection_or_a_short_copy_is_retried_three_times(read_url, flak
         read_url("flaky://a.jsonl")
 
 
-@pytest.mark.parametrize("failure", [FileNotFoundError(), PermissionError()])
-def test_a_missing_or_forbidden_file_is_not_retried(read_url, flaky, failure):
-    flaky(failure)
-    with pytest.raises(UserError, match="cannot read flaky://a.jsonl"):
-        read_url("flaky://a.jsonl")
-
-
-def test_an_unknown_protocol_is_refused(read_url):
-    with pytest.raises(UserError, match="nonesuch"):
-        read_url("nonesuch://host/a.jsonl")
+def test_a_missing_or_forbidden_file_and_an_unknown_protocol_are_not_retried(read_url, flaky):
+    flaky(FileNotFoundError(), PermissionError())
+    for url in ("flaky://a.jsonl", "flaky://a.jsonl", "nonesuch://host/a.jsonl"):
+        with pytest.raises(UserError, match=f"cannot read {url}"):
+            read_url(url)
 
 
 @pytest.fixture
