@@ -91,15 +91,12 @@ class Plan:
 
 def open_source(data: Any) -> Source:
     """Return the source that `data.source` names."""
-    if data.source == "pysource":
-        return PySource(data.packages, data.strict, data.validation_one_in)
     if data.source == "dclm":
         return open_dclm(data)
-    if data.source == "files":
-        keys = ("text_key", "encoding", "txt_split", "on_bad_record", "validation_one_in", "cache_dir")
-        return Files(data.files, data.validation_files, **{key: getattr(data, key) for key in keys})
-    sizes = (data.vocab_size, data.branching, data.documents, data.document_tokens)
-    return Synthetic(*sizes, data.chain_seed, data.validation_one_in)
+    kinds: dict[str, Any] = {"pysource": PySource, "files": Files, "synthetic": Synthetic}
+    kind = kinds[data.source]
+    source: Source = kind(**{key: getattr(data, key) for key in kind.__dataclass_fields__ if hasattr(data, key)})
+    return source
 
 
 def open_encoder(data: DataConfig) -> Encoder:
