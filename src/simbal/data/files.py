@@ -141,10 +141,8 @@ class Files(Source):
         except (BadRecordError, OSError, EOFError, zlib.error) as error:
             raise UserError(f"{file.location} cannot be read after {kind} {number}: {error}") from None
         if len(bad) * GOOD_PER_BAD > number:
-            raise UserError(
-                f"{bad[0]}; {len(bad)} of {number} records are bad, but data.on_bad_record=skip skips at most 1 in "
-                f"{GOOD_PER_BAD}"
-            )
+            limit = f"data.on_bad_record=skip skips at most 1 in {GOOD_PER_BAD}"
+            raise UserError(f"{bad[0]}; {len(bad)} of {number} records are bad, but {limit}")
         skipped["bad record"] += len(bad)
 
     def _read_txt(self, opened: BinaryIO) -> Iterator[str]:

@@ -66,12 +66,8 @@ class TrainBatches:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.global_batch % (self.micro_batch * self.world_size):
-            raise UserError(
-                f"trainer.global_batch={self.global_batch} must be a multiple of "
-                f"trainer.micro_batch={self.micro_batch} times {self.world_size} devices"
-            )
-        self.accumulation = self.global_batch // (self.micro_batch * self.world_size)
+        self.accumulation, remainder = divmod(self.global_batch, self.micro_batch * self.world_size)
+        assert not remainder, "the config allows only micro-batches that add up to the global batch"
         self._yielded = 0
 
     def __len__(self) -> int:
@@ -239,10 +235,8 @@ class TokenData(LightningDataModule):
         self.validation = ValidationSplit.of(store, seq_len, seed, validation_document_tokens)
         self.validation_tokens = validation_tokens
         if len(self._train_WT) < global_batch:
-            raise UserError(
-                f"the train split has {len(self._train_WT)} windows of data.seq_len={seq_len}, but a batch needs "
-                f"trainer.global_batch={global_batch}: add text"
-            )
+            windows = f"{len(self._train_WT)} windows of data.seq_len={seq_len}"
+            raise UserError(f"the train split has {windows}, but trainer.global_batch={global_batch}: add text")
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
             remedy = "add text, lower data.seq_len or raise data.validation_tokens"

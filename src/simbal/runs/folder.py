@@ -151,10 +151,8 @@ class RunFolder:
         The config names its data but does not contain them: files can change and packages can be upgraded.
         """
         if before != now:
-            raise UserError(
-                f"{self.path} was trained on other data (tokens {before[:12]}, now {now[:12]}): move it away, or "
-                "choose another name="
-            )
+            tokens = f"tokens {before[:12]}, now {now[:12]}"
+            raise UserError(f"{self.path} was trained on other data ({tokens}): move it away, or choose another name=")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
