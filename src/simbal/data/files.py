@@ -43,15 +43,19 @@ class InputFile(NamedTuple):
     mtime: int | None = None  # ns; None: remote
 
     @property
+    def path(self) -> str:
+        """The location without the query of a web address."""
+        return self.location.partition("?")[0] if _is_web(self.location) else self.location
+
+    @property
     def extension(self) -> str:
-        """The member of EXTENSIONS that the name ends in, or "" for another one."""
-        path = self.location.partition("?")[0] if _is_web(self.location) else self.location
-        return next((extension for extension in EXTENSIONS if path.lower().endswith(extension)), "")
+        """The member of EXTENSIONS that the path ends in, or "" for another one."""
+        return next((extension for extension in EXTENSIONS if self.path.lower().endswith(extension)), "")
 
     @property
     def is_url_glob(self) -> bool:
-        """Whether the location is a URL with wildcards; in a web address, ? starts a query."""
-        return self.size is None and any(sign in self.location for sign in ("*" if _is_web(self.location) else "*?["))
+        """Whether the location is a URL with wildcards."""
+        return self.size is None and any(sign in self.path for sign in ("*" if _is_web(self.location) else "*?["))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 13  # tokens; longer than common phrases, as in GPT-3's search for test items (arXiv:2005.14165, appendix C)
-CHUNK = 1 << 17  # windows hashed at once; a thread needs 4 MB
-SAMPLE = 1 << 22  # only the windows of the first validation tokens are searched, which takes 80 MB of memory
+CHUNK = 1 << 17  # windows hashed at once; a thread needs about 4 MB
+SAMPLE = 1 << 22  # only the windows of the first validation tokens are searched, which takes 280 MB of memory
 DIGEST_BYTES = 32
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2^64 loses no bits
 
