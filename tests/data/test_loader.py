@@ -175,7 +175,7 @@ def test_validation_is_limited_to_the_given_tokens(data):
 
 
 def test_a_split_smaller_than_a_batch_is_refused(data):
-    with pytest.raises(UserError, match="128 windows of data.seq_len=64, .* trainer.global_batch=129"):
+    with pytest.raises(UserError, match="128 windows of data.seq_len=64, .* trainer.global_batch needs 129"):
         data(global_batch=129, micro_batch=1)
     with pytest.raises(UserError, match="0 validation windows"):
         data(seq_len=1026, global_batch=1, micro_batch=1)

@@ -236,7 +236,7 @@ class TokenData(LightningDataModule):
         self.validation_tokens = validation_tokens
         if len(self._train_WT) < global_batch:
             windows = f"{len(self._train_WT)} windows of data.seq_len={seq_len}"
-            raise UserError(f"the train split has {windows}, but trainer.global_batch={global_batch}: add text")
+            raise UserError(f"the train split has {windows}, but trainer.global_batch needs {global_batch}: add text")
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
             remedy = "add text, lower data.seq_len or raise data.validation_tokens"
