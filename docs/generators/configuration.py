@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from generators.markup import code, prose, table
 from simbal.cli.help import describe_bounds, describe_type
 from simbal.config import options as conf_options
-from simbal.config.options import first_comment, option_keys, options, root_keys
+from simbal.config.options import first_comment, option_keys, options
 from simbal.config.schema import GROUPS, Config, is_hashed, models_of
 
 LONGEST = 24  # maximum length of a default in a list of keys; longer defaults are only in the YAML below
@@ -129,7 +129,7 @@ def _root_part(file: Path) -> str:
     keys = ""
     if file.stem == "config":
         fields = {name: field for name, field in Config.model_fields.items() if name not in GROUPS}
-        keys = _list("", fields, root_keys(file.stem))
+        keys = _list("", fields, conf_options.read(file))
     return f"## {file.name}\n\n{about(file)}\n{keys}\n{body(file)}"
 
 

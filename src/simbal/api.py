@@ -11,19 +11,25 @@ User errors raise `simbal.errors.UserError` with a one-sentence message. Only `t
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from simbal.analysis.result import numbers_of
+from simbal.config.schema import Config
 from simbal.errors import INTERRUPTED, UserError
+from simbal.report.collect import collect, read_analyses, read_run
+from simbal.report.render import tidy_rows
+from simbal.report.runs import ListedRun, list_run, list_runs
+from simbal.report.table import build
+from simbal.runs import curves
+from simbal.runs.folder import RunFolder, is_run
+from simbal.runs.spec import RunSpec
 
 if TYPE_CHECKING:
-    from simbal.config.schema import Config
     from simbal.model.transformer import Transformer
-    from simbal.report.runs import ListedRun
-    from simbal.runs.spec import RunSpec
 
 
 class Rows(list[dict[str, Any]]):
@@ -48,8 +54,6 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         """Open a run folder; `UserError` if it is not one."""
-        from simbal.runs.folder import is_run
-
         self.path = Path(path)
         if not is_run(self.path):
             raise UserError(f"{self.path} is not a run: use outputs/<name>/<run>")
@@ -60,15 +64,11 @@ class Run:
     @property
     def status(self) -> str:
         """One of finished, failed, diverged, pruned, killed, running, unfinished and damaged."""
-        from simbal.report.runs import list_run
-
         return list_run(self.path).status
 
     @cached_property
-    def config(self) -> "Config":
+    def config(self) -> Config:
         """The resolved config, such as `run.config.optim.lr`; `UserError` if its file is damaged."""
-        from simbal.runs.folder import RunFolder
-
         return RunFolder(self.path).read_spec().config
 
     @property
@@ -78,8 +78,6 @@ class Run:
         Raises:
             UserError: the record is damaged.
         """
-        from simbal.runs.folder import RunFolder
-
         return RunFolder(self.path).read_record()
 
     @property
@@ -132,15 +130,12 @@ class Sweep(Sequence[Run]):
         """Return a run by its index or the name of its folder, or several by a slice."""
         if isinstance(index, slice):
             return [Run(listed.path) for listed in self._listed[index]]
-        if isinstance(index, int):
-            return Run(self._listed[index].path)
-        for listed in self._listed:
-            if listed.path.name == index:
-                return Run(listed.path)
-        raise UserError(f"{self.path} has no run {index}")
-
-    def __iter__(self) -> Iterator[Run]:
-        return (Run(listed.path) for listed in self._listed)
+        if isinstance(index, str):
+            names = [listed.path.name for listed in self._listed]
+            if index not in names:
+                raise UserError(f"{self.path} has no run {index}")
+            index = names.index(index)
+        return Run(self._listed[index].path)
 
     @property
     def runs(self) -> Rows:
@@ -159,9 +154,6 @@ class Sweep(Sequence[Run]):
         Raises:
             UserError: the result of an analysis is damaged.
         """
-        from simbal.analysis.result import numbers_of
-        from simbal.report.collect import read_analyses
-
         return Rows(
             [
                 _name_run(listed) | {"analysis": name, "number": number, "layer": layer, "value": value}
@@ -178,18 +170,11 @@ class Sweep(Sequence[Run]):
         Raises:
             UserError: the runs cannot be compared in one table.
         """
-        from simbal.report.collect import collect, read_run
-        from simbal.report.render import tidy_rows
-        from simbal.report.table import build
-        from simbal.runs.folder import is_run
-
         runs = [read_run(self.path)] if is_run(self.path) else collect(self.path)
         return Rows([*tidy_rows(build(self.path.resolve().name, runs))])
 
     @cached_property
-    def _listed(self) -> "list[ListedRun]":
-        from simbal.report.runs import list_runs
-
+    def _listed(self) -> list[ListedRun]:
         return list_runs([self.path])
 
 
@@ -224,7 +209,7 @@ def load(folder: str | Path) -> Sweep:
     return Sweep(folder)
 
 
-def _compose(overrides: Sequence[str]) -> "RunSpec":
+def _compose(overrides: Sequence[str]) -> RunSpec:
     """Return the run that overrides describe; `UserError` for a wrong one."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
@@ -232,18 +217,16 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
     from simbal.cli.command_line import hydra_arguments
     from simbal.config.messages import raise_config_errors
     from simbal.config.options import CONF
-    from simbal.runs.spec import RunSpec
 
     if isinstance(overrides, str):
         raise UserError(f"simbal.train takes a list of overrides, such as [{overrides!r}]")
-    if flags := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"{flags[0]} is not an override: simbal.train trains one run; use simbal train -m for sweeps")
+    for text in overrides:
+        if text.startswith("-") or text in ("dry_run=true", "until=decided"):
+            raise UserError(f"{text} is for the command line: simbal.train trains one run")
     with raise_config_errors(overrides):
         arguments = hydra_arguments(overrides, "config")
         if not isinstance(arguments, list):
             return arguments  # the run that run= names
-        if "-m" in arguments:  # added to a dry run
-            raise UserError("dry_run=true is for the command line: simbal.train trains one run")
         outer = GlobalHydra.instance().hydra  # the caller may be a Hydra program itself
         GlobalHydra.instance().clear()
         try:
@@ -251,21 +234,17 @@ def _compose(overrides: Sequence[str]) -> "RunSpec":
                 composed = hydra.compose("config", arguments, return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = outer
-    if composed.until == "decided":
-        raise UserError("until=decided is for the command line: simbal.train trains one run")
     return RunSpec.from_hydra(composed)
 
 
-def _name_run(listed: "ListedRun") -> dict[str, Any]:
+def _name_run(listed: ListedRun) -> dict[str, Any]:
     """Return the columns that name the run of a row."""
     seed = listed.run.spec.config.seed if listed.run else None
     return {"folder": str(listed.path), "arm": listed.arm, "seed": seed}
 
 
 def _read_curve(path: Path) -> list[dict[str, Any]]:
-    from simbal.runs.curves import rows
-
-    return [{key: value for key, value in row.items() if key != "layers"} for row in rows(path)]
+    return [{key: value for key, value in row.items() if key != "layers"} for row in curves.rows(path)]
 
 
 def _import(name: str) -> Any:

@@ -21,6 +21,7 @@ MISTAKES = [
     ("train.py", "resume=outputs/default/RUN", USAGE, "resume", "run"),
     ("train.py", "data.path=mine.txt", USAGE, "data.path", "data.files"),
     ("train.py", "+trainer.max_step=1", USAGE, "trainer.max_step", "trainer.max_steps"),
+    ("train.py", "-m ++optim.lrx=1", USAGE, "optim.lrx", "optim.lr"),
     # unknown options
     ("train.py", "balancing=simball", USAGE, "balancing", "simbal"),
     ("train.py", "model=moe", USAGE, "model", "moe_l"),

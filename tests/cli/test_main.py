@@ -82,9 +82,10 @@ def test_bash_completes_options_sweeps_and_keys(simbal, monkeypatch, line, compl
         (["train", "--help"], ("torch", "hydra", "numpy")),
         (["train", "--cfg=job"], ("torch", "optuna", "scipy", "rich")),
         (["train", "sed=1"], ("torch", "optuna", "scipy", "rich")),
+        (["prepare", "data=synthetic", "data.vocab_size=64", "data.documents=2"], ("torch",)),
     ],
 )
-def test_help_and_completion_import_nothing_heavy(arguments, unused, tmp_path):
+def test_programs_import_nothing_heavy_that_they_do_not_need(arguments, unused, tmp_path):
     program = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print('loaded', sorted(set(sys.modules) & set({unused!r}))))\n"

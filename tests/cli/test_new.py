@@ -48,6 +48,7 @@ def test_project_has_a_package_configs_and_a_test(project):
 @pytest.mark.parametrize("name", ["My-Project", "class", "torch", "json", "taken"])
 def test_name_that_cannot_be_a_new_package_is_refused(tmp_path, name):
     (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
     with pytest.raises(UserError, match=name):
         write_project(tmp_path / name)
 

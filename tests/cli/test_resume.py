@@ -1,7 +1,5 @@
 """`run=FOLDER` resumes a run wherever it is; `from=FOLDER key=value` equals the run's own command with that change."""
 
-import signal
-
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,15 +10,14 @@ from simbal.cli.resume import literal, overrides_from, run_to_resume
 from simbal.errors import ConfigError
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from tests import programs
-from tests.child_processes import wait_until
+from simbal.training.run import train
 from tests.config.any_form import value_at
-from tests.conftest import CONF, MARKOV, SMALL
+from tests.conftest import CONF
+from tests.in_process import run
 from tests.sweep.small_sweep import curve
+from tests.training.run_files import train_until
 
 PARSER = OverridesParser.create()
-LONG = ("trainer.max_steps=60", "trainer.ckpt_every=5", "trainer.val_every=30", "trainer.log_every=1")
-EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\nclass SimBal: ...\n"
 COMMANDS = [
     (),
     ("balancing=[simbal,router_z_loss]", "balancing.router_z_loss.coef=0.5"),
@@ -58,27 +55,16 @@ def resumed(folder, *lines) -> RunSpec:
     return run_to_resume(folder, PARSER.parse_overrides([f"run={folder}", *lines]))
 
 
-@pytest.mark.slow
-def test_killed_run_that_was_moved_resumes_to_the_bits_of_an_undisturbed_one(tmp_path, cache_dir):
-    undisturbed, killed, moved_to = (tmp_path / name for name in ("undisturbed", "killed", "moved"))
-    for folder in (undisturbed, killed, moved_to):
-        folder.mkdir()
-    command = [*SMALL, *MARKOV, *LONG, f"data.cache_dir={cache_dir}"]
-    assert programs.run("train.py", *command, cwd=undisturbed).returncode == 0
-    program = programs.Program("train.py", *command, cwd=killed)
-    wait_until(lambda: program.poll() is not None or [*killed.glob("outputs/*/*/checkpoints/step-*")] != [])
-    program.kill()
-    assert program.completed().returncode == -signal.SIGKILL
-    (left,) = killed.glob("outputs/default/*")
-    moved = left.rename(moved_to / "a run of mine")
-    arguments = (f"run={moved}", f"data.cache_dir={cache_dir}", "trainer.ckpt_every=50")
-    ended = programs.run("train.py", *arguments, cwd=killed)
+def test_killed_run_that_was_moved_resumes_to_the_bits_of_an_undisturbed_one(small_spec, tmp_path, monkeypatch):
+    undisturbed, killed = (small_spec("trainer.log_every=1", output_dir=tmp_path / name) for name in "ab")
+    train(undisturbed)
+    train_until(monkeypatch, killed, 9)
+    moved = killed.path.rename(tmp_path / "a run of mine")
+    ended = run(tmp_path, "train.py", f"run={moved}", "trainer.ckpt_every=50")
     assert ended.returncode == 0, ended.stderr
-    assert [*killed.glob("outputs/default/*")] == []
-    (whole,) = undisturbed.glob("outputs/default/*")
-    assert curve(moved / "metrics.jsonl") == curve(whole / "metrics.jsonl")
-    starts = [line for line in (moved / "train.log").read_text().splitlines() if "from step" in line]
-    assert "from step 0 " not in starts[-1]
+    assert [*(tmp_path / "b").glob("*/*")] == []
+    assert curve(moved / "metrics.jsonl") == curve(undisturbed.path / "metrics.jsonl")
+    assert "from step 8 " in (moved / "train.log").read_text()
     assert RunFolder(moved).is_finished(RunFolder(moved).read_spec())
 
 
@@ -125,18 +111,6 @@ def test_command_that_does_not_name_a_single_run_is_refused(write_run, check, ar
     with pytest.raises(ConfigError) as refusal:
         check(*(argument.replace("{}", str(path)) for argument in arguments))
     assert key in str(refusal.value)
-
-
-@pytest.mark.slow
-def test_class_outside_simbal_in_a_run_folder_is_not_imported(write_run, tmp_path):
-    keys = {"data.documents": 8, "data.validation_tokens": 256, "trainer.accelerator": "cpu"}
-    keys["balancing"] = {"simbal": {"_target_": "evil.SimBal", "coef": 0.1}}
-    path = write_run(status=None, keys=keys)
-    (tmp_path / "evil.py").write_text(EVIL)
-    refused = programs.run("train.py", f"run={path}", cwd=tmp_path)
-    assert refused.returncode == 1, refused.stdout
-    assert "error: balancing.simbal: _target_=evil.SimBal" in refused.stderr
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(("command", "change"), PAIRS)

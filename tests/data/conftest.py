@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,17 @@ import yaml
 from simbal.config.compose import validate_data
 from simbal.config.schema import DataConfig
 from simbal.data.prepare import open_source
+from simbal.data.tokenizer import load_tokenizer
+from tests.conftest import CONF
 
-CONF = Path(__file__).parents[2] / "conf" / "data"
+load_tokenizer_once = cache(load_tokenizer)
+
+
+def decode(store, split) -> list[str]:
+    """The documents of a split."""
+    encoding, ids = load_tokenizer_once(store.meta["vocab_size"]).encoding, store.tokens(split)
+    ends = [0, *store.document_ends(split).tolist()]
+    return [encoding.decode_bytes(ids[start : end - 1].tolist()).decode() for start, end in pairwise(ends)]
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +30,7 @@ def load_keys():
     """`load_keys("files", cache_dir, files=...)`: the keys of conf/data/files.yaml with some replaced."""
 
     def load(source: str, cache_dir: Path, **changed) -> DataConfig:
-        shipped = yaml.safe_load((CONF / f"{source}.yaml").read_text())
+        shipped = yaml.safe_load((CONF / f"data/{source}.yaml").read_text())
         return validate_data({**shipped, "cache_dir": str(cache_dir), **changed})
 
     return load
@@ -27,8 +38,8 @@ def load_keys():
 
 @pytest.fixture
 def keys(load_keys, tmp_path):
-    """The same with the test's own cache, `tmp_path / "cache"`."""
-    return lambda source, **changed: load_keys(source, tmp_path / "cache", **changed)
+    """The same; the default `cache_dir` is `tmp_path / "cache"`."""
+    return lambda source, cache_dir=tmp_path / "cache", **changed: load_keys(source, cache_dir, **changed)
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ def texts(tmp_path, keys):
         (tmp_path / name).write_bytes(content)
         skipped = Counter()
         source = open_source(keys("files", files=str(tmp_path / name), **changed))
-        return [document.content.decode() for document in source.read(*source.inputs(), skipped)], skipped
+        return [document.content.decode() for document in source.read(*source.inputs(), skipped)], +skipped
 
     return read
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning import Callback, LightningModule, Trainer
 
 from simbal.data.loader import TokenData, TrainBatches, ValidationSplit, batch_windows, split_into_windows
 from simbal.data.prepare import prepare
 from simbal.errors import UserError
-from simbal.training.callbacks import DeviceChanges
 
 TOKENS = np.arange(1000, dtype=np.uint16)  # a window of TOKENS starts with its own position
 SEQ_LEN, GLOBAL_BATCH, NUM_WINDOWS = 10, 8, 99
@@ -52,17 +50,14 @@ def test_the_order_of_seed_0_never_changes():
 
 
 def test_a_step_depends_on_the_seed_and_its_number_only():
-    in_order = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in range(30)]
     backwards = [batch_windows(3, step, NUM_WINDOWS, 8).tolist() for step in reversed(range(30))]
-    assert in_order == backwards[::-1] == steps(batches(seed=3), 1)
-    assert in_order != steps(batches(seed=0), 1)
+    assert backwards[::-1] == steps(batches(seed=3), 1) != steps(batches(seed=0), 1)
 
 
 def test_an_epoch_shows_no_window_twice_and_the_next_one_has_another_order():
     seen = steps(batches(), 1)
     first, second = joined(seen[:12]), joined(seen[12:24])
-    assert len(set(first)) == len(first) == 12 * GLOBAL_BATCH
-    assert len(set(second)) == len(second)
+    assert len(set(first)) == len(set(second)) == len(first) == 12 * GLOBAL_BATCH
     assert first != second
 
 
@@ -75,8 +70,6 @@ def test_ranks_and_micro_batches_divide_the_same_step(micro_batch, world_size):
     ]
     together = [Counter(joined(parts)) for parts in zip(*ranks, strict=True)]
     assert together == [Counter(step) for step in steps(batches(), 1)]
-    with pytest.raises(UserError, match="global_batch=8 must be a multiple of trainer.micro_batch=3 times 1 devices"):
-        batches(micro_batch=3)
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 8), (8, 2)])
@@ -90,12 +83,9 @@ def test_a_restored_loader_continues_with_the_next_step(before, after):
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"global_batch": 16}, {"fingerprint": "other"}], ids=str)
-def test_a_state_of_other_batches_is_refused(changed):
+def test_a_state_of_other_batches_or_inside_a_step_is_refused(changed):
     with pytest.raises(UserError, match=f"the checkpoint was trained with [a-z_]*{next(iter(changed))}="):
         batches(**changed).load_state_dict(batches().state_dict())
-
-
-def test_a_state_saved_inside_a_step_is_refused():
     loader = batches(micro_batch=4)
     next(iter(loader))
     with pytest.raises(UserError, match="saved inside step 0"):
@@ -185,63 +175,7 @@ def test_validation_is_limited_to_the_given_tokens(data):
 
 
 def test_a_split_smaller_than_a_batch_is_refused(data):
-    with pytest.raises(UserError, match="train data have 8208 tokens, 128 windows of data.seq_len=64, .* needs 129"):
+    with pytest.raises(UserError, match="128 windows of data.seq_len=64, .* trainer.global_batch needs 129"):
         data(global_batch=129, micro_batch=1)
-    with pytest.raises(UserError, match="validation data have 1026 tokens, 0 windows .* a batch needs 1"):
+    with pytest.raises(UserError, match="0 validation windows"):
         data(seq_len=1026, global_batch=1, micro_batch=1)
-
-
-class Recorder(LightningModule):
-    """Trains one number and records every batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen, self.validated = {}, []
-
-    def training_step(self, batch):
-        self.seen.setdefault(self.global_step, []).extend(batch.tolist())
-        return self.weight * batch.float().mean()
-
-    def validation_step(self, batch):
-        self.validated.extend(batch.windows_BT.tolist())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class SaveAndStop(Callback):
-    """Saves a checkpoint after a step and ends the training there, as a kill would."""
-
-    def __init__(self, step, path):
-        self.step, self.path = step, path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step and not self.path.exists():
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
-def fit(tokens: TokenData, micro_batch: int, folder, *callbacks, checkpoint=None):
-    module = Recorder()
-    trainer = Trainer(
-        max_steps=8, max_epochs=-1, accumulate_grad_batches=8 // micro_batch, val_check_interval=8 // micro_batch * 4,
-        check_val_every_n_epoch=None, callbacks=list(callbacks), use_distributed_sampler=False, accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, default_root_dir=folder,
-    )  # fmt: skip
-    trainer.fit(module, tokens, ckpt_path=checkpoint)
-    return module
-
-
-@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 8), (8, 2)])  # as on half or four times the devices
-def test_a_resumed_lightning_run_sees_the_batches_of_an_uninterrupted_one(data, tmp_path, before, after):
-    whole = fit(data(micro_batch=after), after, tmp_path)
-    checkpoint = tmp_path / "step.ckpt"
-    begun = fit(data(micro_batch=before), before, tmp_path, SaveAndStop(3, checkpoint))
-    resumed = fit(data(micro_batch=after), after, tmp_path, DeviceChanges(), checkpoint=checkpoint)
-    assert sorted(begun.seen) == list(range(3))
-    assert {**begun.seen, **resumed.seen} == whole.seen
-    assert sorted(whole.seen) == list(range(8))
-    windows = [window.tolist() for batch in data().val_dataloader() for window in batch.windows_BT]
-    assert whole.validated[: len(windows)] == windows, "each validation covers every window once"

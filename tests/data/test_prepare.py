@@ -5,9 +5,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from itertools import count, pairwise
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,36 +16,21 @@ from hypothesis import strategies as st
 
 from simbal.data import prepare as preparation
 from simbal.data.files import Files, cut_end
-from simbal.data.prepare import SplitWriter, prepare
+from simbal.data.prepare import Plan, SplitWriter, prepare
 from simbal.data.store import VERIFIED
-from simbal.data.tokenizer import SymbolEncoder, load_tokenizer
+from simbal.data.tokenizer import SymbolEncoder
 from simbal.errors import UserError
-from tests.child_processes import in_a_fork
-from tests.programs import run
+from simbal.runs.atomic import lock
+from tests.child_processes import in_a_fork, wait_until
+from tests.data.conftest import decode
+from tests.in_process import run
 
-NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH
 SIZES = {"vocab_size": 300, "validation_one_in": 5}
 KILLS = [
     (SplitWriter, "write", 75), (SplitWriter, "sync", 3), (Path, "replace", 2), (preparation, "shared_windows", 1),
     (Path, "unlink", 6), (preparation, "sync_to_disk", 3), (Path, "rename", 1),
 ]  # fmt: skip
 TEXT = "".join(f"Line {number} of a text of one's own, née à l'école.\n" for number in range(100))
-BUILDS_WHEN_TOLD = """
-import json, sys
-from simbal.config.compose import validate_data
-from simbal.data import prepare
-
-build = prepare._build
-
-def told(*arguments):
-    print("building", flush=True)
-    sys.stdin.readline()
-    return build(*arguments)
-
-prepare._build = told
-print(prepare.prepare(validate_data(json.loads(sys.argv[1])), progress=False).fingerprints["tokens"])
-assert "torch" not in sys.modules
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -144,12 +128,6 @@ def test_input_that_changes_while_it_is_read_is_an_error(corpus, files, monkeypa
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def texts(built, split: str) -> list[str]:
-    encoding, ids = load_tokenizer(300).encoding, built.tokens(split)
-    ends = [0, *map(int, built.document_ends(split))]
-    return [encoding.decode(ids[start : end - 1].tolist()) for start, end in pairwise(ends)]
-
-
 def test_with_few_texts_the_end_of_each_is_held_out_and_reported(keys, tmp_path, capsys, monkeypatch):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(TEXT + name, encoding="utf-8")
@@ -165,7 +143,7 @@ def test_with_few_texts_the_end_of_each_is_held_out_and_reported(keys, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         prepare(data, progress=False)
     built = prepare(data, progress=False)
-    joined = [*map("".join, zip(texts(built, "train"), texts(built, "validation"), strict=True))]
+    joined = [*map("".join, zip(decode(built, "train"), decode(built, "validation"), strict=True))]
     assert joined == [TEXT + name for name in "abc"]
     assert "the last 0.3% of each (data.validation_one_in)" in capsys.readouterr().err
     assert "the last 0.3% of each (data.validation_one_in)" in built.summary()
@@ -191,30 +169,20 @@ def test_an_id_outside_the_vocabulary_is_an_error_and_not_another_id(keys, monke
         prepare(keys("synthetic", documents=2), progress=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["", NO_FLOCK], ids=["flock", "without flock"])
-def test_one_of_two_processes_prepares_without_torch_and_the_other_waits(corpus, path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [path, *sys.path]))}
-
-    def start():
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", BUILDS_WHEN_TOLD, corpus.model_dump_json()]
-        return subprocess.Popen(command, env=environment, **pipes)
-
-    with start() as first:
-        assert first.stdout.readline() == "building\n"
-        with start() as second:
-            assert second.stderr.readline().startswith("waiting for another process to prepare files-")
-            fingerprint, errors = first.communicate("\n")
-            assert second.communicate() == (fingerprint, "")
-    assert (errors, first.returncode, second.returncode) == ("", 0, 0)
+def test_a_second_process_waits_until_the_first_has_prepared(corpus, capsys):
+    path = Plan.of(corpus).path
+    path.parent.mkdir()
+    with ThreadPoolExecutor() as pool:
+        with lock(path.with_name(f".{path.name}.lock")):
+            second = pool.submit(prepare, corpus, progress=False)
+            wait_until(lambda: "waiting for another process" in capsys.readouterr().err)
+            assert not path.exists()
+        assert second.result().path == path
 
 
-@pytest.mark.slow
 def test_the_command_prepares_text_and_prints_a_summary(tmp_path, jsonl):
-    train, validation_batches = jsonl(["one two", "three"]), jsonl(["four"], "validation_batches.jsonl")
-    files = f"data.files={train}", f"data.validation_files={validation_batches}"
-    done = run("prepare.py", f"data.cache_dir={tmp_path}/cache", "data=files", *files, cwd=tmp_path)
+    files = f"data.files={jsonl(['one two', 'three'])}", f"data.validation_files={jsonl(['four'], 'held-out.jsonl')}"
+    done = run(tmp_path, "prepare.py", f"data.cache_dir={tmp_path}/cache", "data=files", *files)
     assert done.returncode == 0, done.stderr
     assert "train: 2 documents, " in done.stdout
     assert "validation: 1 documents, " in done.stdout

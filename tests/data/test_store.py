@@ -7,29 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
-from simbal.config.compose import validate_data
-from simbal.data import files, store
 from simbal.data import prepare as preparation
+from simbal.data import store
 from simbal.data.prepare import Plan, prepare, prepare_or_check
 from simbal.data.store import VERIFIED, find
 from simbal.errors import UserError
-from tests.conftest import CONF
 
 
 @pytest.fixture
-def plain(tmp_path, jsonl):
-    """`plain(vocab_size=300)`: the group `data` as Hydra composes it, for a corpus of sixty documents."""
-    files = yaml.safe_load((CONF / "data" / "files.yaml").read_text())
+def corpus(keys, jsonl):
+    """`corpus(vocab_size=300)`: the keys of a corpus of sixty documents."""
     path = str(jsonl([f"\x1b]0;title\x07 text number {number} größer" * 30 for number in range(60)]))
-    given = {"files": path, "vocab_size": 300, "validation_one_in": 5, "cache_dir": str(tmp_path / "cache")}
-    return lambda **changed: {**files, **given, **changed}
-
-
-@pytest.fixture
-def corpus(plain):
-    return lambda **changed: validate_data(plain(**changed))
+    return lambda **changed: keys("files", **{"files": path, "vocab_size": 300, "validation_one_in": 5, **changed})
 
 
 @pytest.fixture
@@ -116,31 +106,30 @@ def test_a_store_is_found_by_its_tokens_among_other_folders(corpus, tmp_path):
         find(cache, tokens)
 
 
-def test_a_full_disk_names_the_key_of_its_folder(corpus, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "code", "message"),
+    [
+        ("mkdir", errno.ENOSPC, "No space left .*choose another data.cache_dir="),
+        ("open", errno.EACCES, "corpus.jsonl cannot be read: Permission denied"),
+    ],
+)
+def test_a_full_disk_and_a_forbidden_file_are_named(corpus, monkeypatch, method, code, message):
     def fail(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "mkdir", fail)
-    with pytest.raises(UserError, match="No space left .*choose another data.cache_dir="):
-        prepare(corpus(), progress=False)
-
-
-def test_a_forbidden_file_is_named(corpus, monkeypatch):
-    def fail(*_):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise OSError(code, os.strerror(code))
 
     data = corpus()
-    monkeypatch.setattr(files.Path, "open", fail)
-    with pytest.raises(UserError, match="corpus.jsonl cannot be read: Permission denied"):
-        [*preparation.open_source(data).read(data.files, None)]
+    monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(UserError, match=message):
+        [*preparation.open_source(data).read(data.files, None)] if method == "open" else prepare(data, progress=False)
 
 
-def test_prepared_data_are_verified_on_request(plain, hashed):
+def test_prepared_data_are_verified_on_request(corpus, hashed):
+    plain = corpus().model_dump()
     with pytest.raises(UserError, match="no prepared data .*check=true"):
-        prepare_or_check(plain(), True)
-    prepare_or_check(plain(), False)
+        prepare_or_check(plain, True)
+    prepare_or_check(plain, False)
     assert not hashed
-    lines = "\n".join(prepare_or_check(plain(), True))
+    lines = "\n".join(prepare_or_check(plain, True))
     assert len(hashed) == 5
     assert "text number" in lines
     assert "\x1b" not in lines

@@ -12,7 +12,6 @@ import pytest
 
 from simbal.errors import BusyError, UserError
 from simbal.runs.atomic import (
-    LockedError,
     atomic_write,
     explain_write_errors,
     is_locked,
@@ -20,7 +19,6 @@ from simbal.runs.atomic import (
     remove_partial_files,
     write_json,
 )
-from simbal.runs.folder import RunFolder
 from simbal.training.run import train
 from tests.child_processes import DEADLINE_SECONDS, wait_until
 
@@ -57,7 +55,7 @@ def test_a_lock_has_one_holder_and_is_released_after_an_error(place, kind):
     assert not is_locked(place)
     assert not place.exists()
     for _ in range(2):
-        with lock(place), pytest.raises(LockedError, match=str(place)), lock(place, timeout=0):
+        with lock(place), pytest.raises(BusyError, match=str(place)), lock(place, timeout=0):
             pass
         with pytest.raises(KeyError), lock(place):
             raise KeyError
@@ -93,14 +91,6 @@ def test_other_errors_of_flock_are_raised(place, monkeypatch):
     monkeypatch.setattr(filelock._unix.fcntl, "flock", fail)
     with pytest.raises(OSError, match="Input/output"), lock(place):
         pass
-
-
-def test_a_run_folder_has_one_holder(tmp_path, kind):
-    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    with first.lock(), pytest.raises(BusyError), second.lock():
-        pass
-    with second.lock():
-        assert first.is_locked()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def run(
         from simbal.config.options import CONF
 
         sys.argv[1:] = arguments
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(main)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(exit_on_user_error()(main))()
 
 
 def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":

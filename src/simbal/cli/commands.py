@@ -34,26 +34,25 @@ def evaluate(argv: list[str]) -> None:
 
 def evaluate_composed(cfg: Any) -> None:
     """Run the analyses of a config that Hydra composed."""
-    with exit_on_user_error():
-        from simbal.analysis.evaluate import evaluate  # imports torch, which takes 3 s
-        from simbal.analysis.trained import DataPlaces
-        from simbal.config.compose import resolve
-        from simbal.hf.load import HFRequest
+    from simbal.analysis.evaluate import evaluate  # imports torch, which takes 3 s
+    from simbal.analysis.trained import DataPlaces
+    from simbal.config.compose import resolve
+    from simbal.hf.load import HFRequest
 
-        config = resolve(cfg)
-        if not config.get("analysis"):
-            raise ConfigError("set analysis=NAME; --help lists the names")
-        inputs = {key: config.get(key) for key in ANALYSIS_INPUTS}
-        keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
-        if config["hf"] is not None:
-            _refuse_overrides(TRAINING_KEYS, "has no effect with hf=, where context= sets the tokens per window")
-            request = HFRequest(**{key: config[key] for key in (*HF_KEYS, "data", "accelerator", "output_dir")})
-            evaluate(config["analysis"], **keys, inputs=inputs, hf=request)
-            return
-        if "source" in config["data"]:
-            raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
-        _refuse_overrides(HF_KEYS[1:], "needs hf=")
-        evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
+    config = resolve(cfg)
+    if not config.get("analysis"):
+        raise ConfigError("set analysis=NAME; --help lists the names")
+    inputs = {key: config.get(key) for key in ANALYSIS_INPUTS}
+    keys = {key: config[key] for key in ("run", "overwrite", "accelerator", "output_dir")}
+    if config["hf"] is not None:
+        _refuse_overrides(TRAINING_KEYS, "has no effect with hf=, where context= sets the tokens per window")
+        request = HFRequest(**{key: config[key] for key in (*HF_KEYS, "data", "accelerator", "output_dir")})
+        evaluate(config["analysis"], **keys, inputs=inputs, hf=request)
+        return
+    if "source" in config["data"]:
+        raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
+    _refuse_overrides(HF_KEYS[1:], "needs hf=")
+    evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
 
 
 def _refuse_overrides(keys: Collection[str], reason: str) -> None:
@@ -77,12 +76,11 @@ def export(argv: list[str]) -> None:
 
 def export_composed(cfg: Any) -> None:
     """Export the runs of a config that Hydra composed."""
-    with exit_on_user_error():
-        from simbal.config.compose import resolve
-        from simbal.hf.export import export  # imports torch, which takes 3 s
+    from simbal.config.compose import resolve
+    from simbal.hf.export import export  # imports torch, which takes 3 s
 
-        config = resolve(cfg)
-        export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])
+    config = resolve(cfg)
+    export(config["run"], config["to"], config["overwrite"], config["data"]["tokenizer_path"])
 
 
 def prepare(argv: list[str]) -> None:
@@ -98,13 +96,12 @@ def prepare(argv: list[str]) -> None:
 
 def prepare_composed(cfg: Any) -> None:
     """Prepare or verify the data of a config that Hydra composed, and print a summary."""
-    with exit_on_user_error():
-        from simbal.config.compose import resolve
-        from simbal.data.prepare import prepare_or_check
+    from simbal.config.compose import resolve
+    from simbal.data.prepare import prepare_or_check
 
-        config = resolve(cfg)
-        for line in prepare_or_check(config["data"], config["check"]):
-            print(line)
+    config = resolve(cfg)
+    for line in prepare_or_check(config["data"], config["check"]):
+        print(line)
 
 
 def report(argv: list[str]) -> None:

@@ -4,7 +4,6 @@ import inspect
 import keyword
 import re
 import shutil
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,15 +32,13 @@ def write_project(folder: Path) -> None:
     """Write all files of a new project, or none.
 
     Raises:
-        UserError: the folder exists or cannot be written, or a new package cannot have its name.
+        UserError: the folder has files or cannot be written, or a new package cannot have its name.
     """
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"{name} cannot be the name of a package: use a-z, 0-9 and _, such as myproject")
-    if name in sys.stdlib_module_names or find_spec(name) is not None:
+    if find_spec(name) is not None:
         raise UserError(f"a package {name} is already installed: choose another name")
-    if folder.exists():
-        raise UserError(f"{folder} already exists: choose another name")
     unfinished = folder.with_name(f".{name}.part")
     try:
         shutil.copytree(TEMPLATE, unfinished, ignore=shutil.ignore_patterns("__pycache__"))

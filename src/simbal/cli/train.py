@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from simbal.cli.command_line import run
-from simbal.errors import ConfigError, exit_on_user_error
+from simbal.errors import ConfigError
 
 if TYPE_CHECKING:
     from simbal.runs.spec import RunSpec
@@ -26,18 +26,16 @@ def train(argv: list[str]) -> None:
 
 def train_composed(cfg: Any) -> None:
     """Train the run of a config that Hydra composed."""
-    with exit_on_user_error():
-        from simbal.runs.spec import RunSpec
+    from simbal.runs.spec import RunSpec
 
-        spec = RunSpec.from_hydra(cfg)
-        if spec.config.dry_run or spec.config.until == "decided":
-            raise ConfigError("dry_run=true and until=decided are for sweeps: add -m")
-        train_run(spec)
+    spec = RunSpec.from_hydra(cfg)
+    if spec.config.dry_run or spec.config.until == "decided":
+        raise ConfigError("dry_run=true and until=decided are for sweeps: add -m")
+    train_run(spec)
 
 
 def train_run(spec: "RunSpec") -> None:
     """Train a run or resume it."""
-    with exit_on_user_error():
-        from simbal.training.run import train  # imports torch, which takes 3 s
+    from simbal.training.run import train  # imports torch, which takes 3 s
 
-        train(spec)
+    train(spec)

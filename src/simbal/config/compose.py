@@ -1,6 +1,5 @@
 """Turns the config that Hydra composes, or that a file holds, into a checked `Config`."""
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -9,7 +8,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from simbal.config.messages import describe_validation_error, raise_config_errors
 from simbal.config.schema import Config, Data, DataConfig
-from simbal.config.signatures import check_strategy
 from simbal.config.values import flatten
 from simbal.errors import ConfigError
 
@@ -42,20 +40,14 @@ def validate_config(plain: Any) -> Config:
     """Validate the config of a run before training.
 
     Raises:
-        ConfigError: a key is missing, unknown or has a wrong value, values contradict each other, a strategy does not
-            take its keys, or the logger is not installed.
+        ConfigError: a key is missing, unknown or has a wrong value, values contradict each other, or the logger is not
+            installed.
     """
     config = validate(Config, plain)
-    for name, keys in config.balancing.items():
-        check_strategy(name, keys)
-    if config.logger.kind in EXTRAS and not _is_installed(config.logger.kind):
-        raise ConfigError(f"logger={config.logger.kind} is not installed: pip install 'simbal[{config.logger.kind}]'")
+    logger = config.logger.kind
+    if logger in EXTRAS and find_spec(logger) is None:
+        raise ConfigError(f"logger={logger} is not installed: pip install 'simbal[{logger}]'")
     return config
-
-
-@cache
-def _is_installed(module: str) -> bool:
-    return find_spec(module) is not None
 
 
 def validate_data(plain: Any) -> DataConfig:

@@ -14,6 +14,7 @@ from simbal.config.schema import GROUPS, every_key
 from simbal.errors import ConfigError, UserError
 
 COULD_NOT = re.compile(r"Could not (?:override|append to config|delete from config)\S*.*?'?([\w./@-]+)'")
+TYPES = {"int_type": "an integer", "float_type": "a number", "bool_type": "true or false"}  # by pydantic's error
 # names of our keys in other tools and papers, too different for difflib to match
 ALIASES = {
     "output_dir": "out output save_dir log_dir",
@@ -91,13 +92,10 @@ def describe_validation_error(error: ValidationError, prefix: str = "", candidat
         case "literal_error" | "union_tag_invalid":
             allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected"))))
             sentence = f"{key}={text} is not one of {', '.join(allowed)}{suggest(str(value), allowed)}"
-        case "int_type":
-            remedy = f": write {key}={int(value)}" if isinstance(value, float) and value.is_integer() else ""
-            sentence = f"{key}={text} must be an integer{remedy}"
-        case "float_type":
-            sentence = f"{key}={text} must be a number"
-        case "bool_type":
-            sentence = f"{key}={value} must be true or false"
+        case "int_type" | "float_type" | "bool_type":
+            is_whole = kind == "int_type" and isinstance(value, float) and value.is_integer()
+            remedy = f": write {key}={int(value)}" if is_whole else ""
+            sentence = f"{key}={text} must be {TYPES[kind]}{remedy}"
         case "string_type":
             sentence = f"{key}={text} must be text; quote it twice, as in '{key}=\"{text}\"'"
         case _:

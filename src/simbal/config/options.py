@@ -72,12 +72,6 @@ def default_choices(root: str) -> dict[str, list[str]]:
     }
 
 
-def root_keys(root: str) -> dict[str, Any]:
-    """Return the keys that a root config sets outside of groups, with their values."""
-    content = read(CONF / f"{root}.yaml")
-    return flatten({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-
-
 def sweeper_of(sweep: str) -> str | None:
     """Return the sweeper that a named sweep, or a sweep that it inherits, selects; None for the default."""
     file, sweeper = options(SWEEPS).get(sweep), None

@@ -63,10 +63,9 @@ class ModelConfig(Group):
             raise UserError(f"model.d_model={self.d_model} must be a multiple of 2 * model.num_heads={self.num_heads}")
         if self.head_dim is not None and self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of channels")
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise UserError(
-                f"model.num_kv_heads={self.num_kv_heads} must divide model.num_heads={self.num_heads}, or be null"
-            )
+        heads, kv_heads = self.num_heads, self.num_kv_heads or self.num_heads
+        if heads % kv_heads:
+            raise UserError(f"model.num_kv_heads={kv_heads} must be null or divide model.num_heads={heads}")
         if self.num_shared_experts and not self.num_experts:
             raise UserError("a dense model, model.num_experts=0, needs model.num_shared_experts=0")
         if self.num_experts and not 1 <= self.top_k <= self.num_experts:
@@ -136,13 +135,9 @@ class DataConfig(Group):
         """Raise `UserError` for a vocabulary that text cannot have, and for too few validation tokens."""
         most = CL100K_RANKS + 1  # one more id ends a document
         if self.source != "synthetic" and not (257 <= self.vocab_size <= most or self.vocab_size == CL100K_IDS):
-            raise UserError(
-                f"data.vocab_size={self.vocab_size} must be between 257 and {most}, or {CL100K_IDS} for all ids"
-            )
+            raise UserError(f"data.vocab_size={self.vocab_size} must be between 257 and {most}, or {CL100K_IDS}")
         if self.validation_tokens is not None and self.validation_tokens < self.seq_len:
-            raise UserError(
-                f"data.validation_tokens={self.validation_tokens} must be null or at least data.seq_len={self.seq_len}"
-            )
+            raise UserError(f"data.validation_tokens={self.validation_tokens} is less than data.seq_len={self.seq_len}")
         return self
 
 
@@ -342,14 +337,11 @@ class Config(Group):
         """Raise `UserError` for incompatible groups."""
         check_name("name", self.name)
         if not self.model.num_experts and [*self.balancing] != ["none"]:
-            raise UserError(
-                f"balancing={'_'.join(self.balancing)} needs experts, but model.num_experts=0: use balancing=none"
-            )
-        if self.router.init == "orthogonal" and self.model.num_experts > self.model.d_model:
-            raise UserError(
-                f"model.num_experts={self.model.num_experts} router rows cannot be orthogonal in "
-                f"model.d_model={self.model.d_model} dimensions: use fewer experts, or another router.init"
-            )
+            strategies = "_".join(self.balancing)
+            raise UserError(f"balancing={strategies} needs experts, but model.num_experts=0: use balancing=none")
+        experts, d_model = self.model.num_experts, self.model.d_model
+        if self.router.init == "orthogonal" and experts > d_model:
+            raise UserError(f"router.init=orthogonal needs model.num_experts={experts} <= model.d_model={d_model}")
         for name, keys in self.balancing.items():
             Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), self.trainer.max_steps)
         return self

@@ -16,7 +16,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from simbal.data.sources import SPLITS, TRAIN, VALIDATION, Document, Source, sha256_of, split_of
+from simbal.data.sources import SPLITS, TRAIN, VALIDATION, Document, Source, split_of
 from simbal.errors import UserError
 
 EXTENSIONS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -49,9 +49,8 @@ class InputFile(NamedTuple):
 
     @property
     def extension(self) -> str:
-        """The member of EXTENSIONS that the path ends in, or ""."""
-        path = self.path.lower()
-        return next((extension for extension in EXTENSIONS if path.endswith(extension)), "")
+        """The member of EXTENSIONS that the path ends in, or "" for another one."""
+        return next((extension for extension in EXTENSIONS if self.path.lower().endswith(extension)), "")
 
     @property
     def is_url_glob(self) -> bool:
@@ -97,7 +96,7 @@ class Files(Source):
 
     def read(self, name: str, skipped: Counter[str]) -> Iterator[Document]:
         """Yield the documents of one file; count empty, changed and bad records in `skipped`."""
-        file, is_empty = self._files[name], True
+        file = self._files[name]
         with self._open(file) as opened:
             size = max(1, os.fstat(opened.fileno()).st_size)
             for number, text in enumerate(self._read_texts(opened, file, skipped)):
@@ -107,18 +106,14 @@ class Files(Source):
                 if not content:
                     skipped["empty text"] += 1
                     continue
-                is_empty = False
                 for split, part in self._parts(content, file.split):
-                    digest = sha256_of(part)
-                    yield Document(split or split_of(digest, self.validation_one_in), part, digest, progress)
-        if is_empty:
-            raise UserError(f"{name}: the file is empty or contains no text")
+                    yield Document(split, part, progress)
 
     def _parts(self, content: bytes, split: str) -> list[tuple[str, bytes]]:
-        """Return (split, content) of a document, or of its two parts if the end is held out; "": the hash decides."""
+        """Return (split, content) of a document of a file of `split`, or of its two parts if the end is held out."""
         if self.holds_out_ends:
             return [*zip(SPLITS, cut_end(content, self.validation_one_in), strict=False)]
-        return [(split if self.validation_files else "", content)]
+        return [(split if self.validation_files else split_of(content, self.validation_one_in), content)]
 
     def _open(self, file: InputFile) -> BinaryIO:
         if file.size is None:
@@ -150,11 +145,9 @@ class Files(Source):
         except (BadRecordError, OSError, EOFError, zlib.error) as error:
             raise UserError(f"{file.location} cannot be read after {kind} {number}: {error}") from None
         if len(bad) * GOOD_PER_BAD > number:
-            raise UserError(
-                f"{bad[0]}; {len(bad)} of {number} records are bad, but data.on_bad_record=skip skips at most 1 in "
-                f"{GOOD_PER_BAD}"
-            )
-        skipped.update({"bad record": len(bad)} if bad else {})
+            limit = f"data.on_bad_record=skip skips at most 1 in {GOOD_PER_BAD}"
+            raise UserError(f"{bad[0]}; {len(bad)} of {number} records are bad, but {limit}")
+        skipped["bad record"] += len(bad)
 
     def _read_txt(self, opened: BinaryIO) -> Iterator[str]:
         """Yield the whole file, or each run of lines without a blank line."""
@@ -194,10 +187,11 @@ class Files(Source):
         files: dict[str, InputFile] = {}
         for given in self._unexpanded:
             urls = expand_url(given.location, self.key) if given.is_url_glob else [given.location]
-            for file in (_with_known_extension(given._replace(location=url)) for url in urls):
-                if file.location in files:
-                    raise UserError(f"{self.key}: {file.location} is listed twice")
-                files[file.location] = file
+            for url in urls:
+                if url in files:
+                    raise UserError(f"{self.key}: {url} is listed twice")
+                files[url] = given._replace(location=url)
+        _check_extensions(files.values())
         return files
 
     @cached_property
@@ -205,7 +199,9 @@ class Files(Source):
         """All files; globs of URLs are not expanded, because that needs a network."""
         if not self.files:
             raise UserError(f"{self.key} is empty: set it to a path, a URL, a glob or a list of them")
-        return find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])
+        files = find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])
+        _check_extensions(file for file in files if not file.is_url_glob)
+        return files
 
 
 def open_dclm(data: Any) -> Files:
@@ -215,13 +211,10 @@ def open_dclm(data: Any) -> Files:
     (mlfoundations/dclm issue 110).
     """
     shards = [*range(data.first_shard, data.first_shard + data.num_shards), data.validation_shard]
-    try:
-        urls = [data.location.format(shard=shard) for shard in shards]
-    except (KeyError, IndexError, ValueError):
-        urls = []
-    if len({*urls}) < len(shards):
+    if "{shard" not in data.location:
         raise UserError(f"data.location={data.location} must contain {{shard}}, or {{shard:08d}} for eight digits")
     same = {key: getattr(data, key) for key in ("text_key", "on_bad_record", "validation_one_in", "cache_dir")}
+    urls = [data.location.format(shard=shard) for shard in shards]
     return Files(urls[:-1], urls[-1:], encoding="utf-8", txt_split="file", key="data.location", **same)
 
 
@@ -230,8 +223,7 @@ def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
     files = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if "://" in pattern and not pattern.startswith("file://"):
-            file = InputFile(split, pattern)
-            files.append(file if file.is_url_glob else _with_known_extension(file))
+            files.append(InputFile(split, pattern))
             continue
         path = os.path.abspath(os.path.expanduser(pattern.removeprefix("file://")))  # noqa: PTH100, PTH111
         matches = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))  # noqa: PTH110, PTH207
@@ -241,14 +233,14 @@ def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
             if os.path.isdir(match):  # noqa: PTH112 - a Path takes longer to create than its file to look up
                 raise UserError(f"data.files: {match} is a folder: name its files, as in {match}/*.jsonl")
             status = os.stat(match)  # noqa: PTH116
-            files.append(_with_known_extension(InputFile(split, match, status.st_size, status.st_mtime_ns)))
+            files.append(InputFile(split, match, status.st_size, status.st_mtime_ns))
     return files
 
 
-def _with_known_extension(file: InputFile) -> InputFile:
-    if not file.extension:
-        raise UserError(f"{file.location}: the name must end in one of {' '.join(EXTENSIONS)}")
-    return file
+def _check_extensions(files: Iterable[InputFile]) -> None:
+    for file in files:
+        if not file.extension:
+            raise UserError(f"{file.location}: the name must end in one of {' '.join(EXTENSIONS)}")
 
 
 def cut_end(content: bytes, parts: int) -> tuple[bytes, ...]:
@@ -344,10 +336,9 @@ def expand_url(pattern: str, key: str) -> list[str]:
         matches = filesystem.glob(path, detail=True)
         return sorted(filesystem.unstrip_protocol(name) for name, info in matches.items() if info["type"] == "file")
 
-    urls = _retry(pattern, key, find)
-    if not urls:
-        raise UserError(f"{key}: no file matches {pattern}")
-    return urls
+    if urls := _retry(pattern, key, find):
+        return urls
+    raise UserError(f"{key}: no file matches {pattern}")
 
 
 def download(url: str, folder: str, key: str) -> BinaryIO:

@@ -66,12 +66,8 @@ class TrainBatches:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.global_batch % (self.micro_batch * self.world_size):
-            raise UserError(
-                f"trainer.global_batch={self.global_batch} must be a multiple of "
-                f"trainer.micro_batch={self.micro_batch} times {self.world_size} devices"
-            )
-        self.accumulation = self.global_batch // (self.micro_batch * self.world_size)
+        self.accumulation, remainder = divmod(self.global_batch, self.micro_batch * self.world_size)
+        assert not remainder, "the config allows only micro-batches that add up to the global batch"
         self._yielded = 0
 
     def __len__(self) -> int:
@@ -189,9 +185,11 @@ class ValidationSplit:
 
     def batches(self, tokens: int | None, micro_batch: int, rank: int = 0, world_size: int = 1) -> "ValidationBatches":
         """Return this rank's part of the sample for `tokens` as batches."""
-        return ValidationBatches(self, self.sample(tokens), micro_batch, rank, world_size)
+        windows_W = self.sample(tokens)
+        return ValidationBatches(self, windows_W[rank::world_size], micro_batch, len(windows_W[::world_size]))
 
 
+@dataclass(frozen=True)
 class ValidationBatches:
     """Validation windows in file order as `ValidationBatch`es; the last one may be smaller.
 
@@ -199,21 +197,20 @@ class ValidationBatches:
     wait for each other in each forward pass.
     """
 
-    def __init__(
-        self, split: ValidationSplit, windows_W: NDArray[np.int64], micro_batch: int, rank: int, world_size: int
-    ) -> None:
-        self._split, self._micro_batch = split, micro_batch
-        self._windows_W, self._max_windows = windows_W[rank::world_size], len(windows_W[::world_size])
+    split: ValidationSplit
+    windows_W: NDArray[np.int64]  # of this rank
+    micro_batch: int
+    max_windows: int  # of a rank
 
     def __len__(self) -> int:
-        return math.ceil(self._max_windows / self._micro_batch)
+        return math.ceil(self.max_windows / self.micro_batch)
 
     def __iter__(self) -> Iterator[ValidationBatch]:
-        for start in range(0, self._max_windows, self._micro_batch):
-            windows_B = self._windows_W[start : start + self._micro_batch]
-            documents_BS = torch.from_numpy(self._split.documents(windows_B))
-            nonempty_B = windows_B if len(windows_B) else self._windows_W[:1]
-            yield ValidationBatch(_gather(self._split.windows_WT, nonempty_B), documents_BS)
+        for start in range(0, self.max_windows, self.micro_batch):
+            windows_B = self.windows_W[start : start + self.micro_batch]
+            documents_BS = torch.from_numpy(self.split.documents(windows_B))
+            nonempty_B = windows_B if len(windows_B) else self.windows_W[:1]
+            yield ValidationBatch(_gather(self.split.windows_WT, nonempty_B), documents_BS)
 
 
 class TokenData(LightningDataModule):
@@ -237,21 +234,13 @@ class TokenData(LightningDataModule):
         self._train_WT = split_into_windows(store.tokens("train"), seq_len)
         self.validation = ValidationSplit.of(store, seq_len, seed, validation_document_tokens)
         self.validation_tokens = validation_tokens
-        for split, windows_WT, needed in (
-            ("train", self._train_WT, global_batch),
-            ("validation", self.validation.windows_WT, 1),
-        ):
-            if len(windows_WT) < needed:
-                raise UserError(
-                    f"the {split} data have {len(store.tokens(split))} tokens, {len(windows_WT)} windows of "
-                    f"data.seq_len={seq_len}, but a batch needs {needed}: add text"
-                )
+        if len(self._train_WT) < global_batch:
+            windows = f"{len(self._train_WT)} windows of data.seq_len={seq_len}"
+            raise UserError(f"the train split has {windows}, but trainer.global_batch needs {global_batch}: add text")
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
-            raise UserError(
-                f"{num_windows} validation windows are fewer than trainer.devices={devices}: add text, or raise "
-                "data.validation_tokens"
-            )
+            remedy = "add text, lower data.seq_len or raise data.validation_tokens"
+            raise UserError(f"{num_windows} validation windows are fewer than trainer.devices={devices}: {remedy}")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -268,13 +257,9 @@ class TokenData(LightningDataModule):
         """Return this rank's validation batches during training."""
         return self.validation_batches(self.validation_tokens)
 
-    def validation_batches(self, tokens: int | None) -> ValidationBatches:
-        """Return this rank's validation batches for `tokens`; None: the whole split."""
-        return self.validation.batches(tokens, self._train["micro_batch"], *self._rank())
-
-    def validation_batches_of_all_ranks(self, tokens: int) -> ValidationBatches:
-        """Return the validation batches of all ranks together for `tokens`."""
-        return self.validation.batches(tokens, self._train["micro_batch"])
+    def validation_batches(self, tokens: int | None, all_ranks: bool = False) -> ValidationBatches:
+        """Return the validation batches of this rank or of all ranks together for `tokens`; None: the full split."""
+        return self.validation.batches(tokens, self._train["micro_batch"], *(() if all_ranks else self._rank()))
 
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

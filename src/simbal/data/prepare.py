@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -28,22 +28,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from simbal.config.compose import validate_data
 from simbal.config.schema import DataConfig
 from simbal.data.files import Files, open_dclm
-from simbal.data.overlap import Overlap, shared_documents, shared_windows
-from simbal.data.sources import SPLITS, VALIDATION, Document, PySource, Source, Synthetic
+from simbal.data.overlap import shared_documents, shared_windows
+from simbal.data.sources import SPLITS, VALIDATION, Document, PySource, Source, Synthetic, sha256_of
 from simbal.data.store import FILES, META, Store, hash_file, read_array, token_dtype, write_verified
 from simbal.data.tokenizer import Encoder, SymbolEncoder, load_tokenizer
 from simbal.errors import UserError
-from simbal.runs.atomic import (
-    LockedError,
-    atomic_write,
-    describe_write_error,
-    lock,
-    remove_partial_files,
-    sync_to_disk,
-)
+from simbal.runs.atomic import atomic_write, describe_write_error, is_locked, lock, remove_partial_files, sync_to_disk
 from simbal.runs.record import with_checksum
 
 FORMAT = 4  # increase it when the same config would produce different files
+KINDS = ("documents", "tokens", "bytes")  # that are counted in each split
 PROGRESS, DIGESTS = "progress.json", "digests.bin"  # removed when the build is complete
 GROUP_BYTES = 1 << 20  # text that a thread encodes at once
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk
@@ -77,6 +71,11 @@ class Plan:
         """The splits that the store contains."""
         return (VALIDATION,) if self.encoder else SPLITS
 
+    @property
+    def threads(self) -> int:
+        """The threads that tokenize and count."""
+        return self.data.threads or os.cpu_count() or 1
+
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":
         """Return the plan of `data`, from the names, sizes and versions of its inputs; `UserError` for a bad input."""
@@ -92,15 +91,12 @@ class Plan:
 
 def open_source(data: Any) -> Source:
     """Return the source that `data.source` names."""
-    if data.source == "pysource":
-        return PySource(data.packages, data.strict, data.validation_one_in)
     if data.source == "dclm":
         return open_dclm(data)
-    if data.source == "files":
-        keys = ("text_key", "encoding", "txt_split", "on_bad_record", "validation_one_in", "cache_dir")
-        return Files(data.files, data.validation_files, **{key: getattr(data, key) for key in keys})
-    sizes = (data.vocab_size, data.branching, data.documents, data.document_tokens)
-    return Synthetic(*sizes, data.chain_seed, data.validation_one_in)
+    kinds: dict[str, Any] = {"pysource": PySource, "files": Files, "synthetic": Synthetic}
+    kind = kinds[data.source]
+    source: Source = kind(**{key: getattr(data, key) for key in kind.__dataclass_fields__ if hasattr(data, key)})
+    return source
 
 
 def open_encoder(data: DataConfig) -> Encoder:
@@ -127,12 +123,9 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
         if not plan.path.exists():
             plan.path.parent.mkdir(parents=True, exist_ok=True)
             lock_file = plan.path.with_name(f".{plan.path.name}.lock")
-            with ExitStack() as stack:
-                try:
-                    stack.enter_context(lock(lock_file))
-                except LockedError:
-                    print(f"waiting for another process to prepare {plan.path.name}", file=sys.stderr)
-                    stack.enter_context(lock(lock_file, timeout=-1))
+            if is_locked(lock_file):
+                print(f"waiting for another process to prepare {plan.path.name}", file=sys.stderr)
+            with lock(lock_file, timeout=-1):
                 if not plan.path.exists():
                     _build(plan, progress)
     except OSError as error:
@@ -143,29 +136,25 @@ def prepare(data: DataConfig, progress: bool, encoder: Encoder | None = None) ->
 def _build(plan: Plan, progress: bool) -> None:
     """Build the store in a separate folder and rename that, so that the store appears only when it is complete."""
     partial = plan.path.with_name(f"{plan.path.name}.partial")
-    encoder, splits = plan.encoder or open_encoder(plan.data), plan.splits
+    encoder, source, by_ends = plan.encoder or open_encoder(plan.data), plan.source, plan.source.with_ends_held_out()
     try:
-        counts = write_documents(partial, plan.source, encoder, plan.data.threads, progress, splits)
-        by_ends, ends_held_out = plan.source.with_ends_held_out(), False
-        if by_ends and not all(counts[f"{split} documents"] for split in splits):  # too few documents
-            counts = write_documents(partial, by_ends, encoder, plan.data.threads, progress, splits)
-            ends_held_out = True
+        counts = write_documents(partial, plan, source, encoder, progress)
+        if by_ends and not all(counts[f"{split} documents"] for split in plan.splits):  # too few documents
+            source = by_ends
+            counts = write_documents(partial, plan, source, encoder, progress)
     except BaseException:
         if not (partial / PROGRESS).exists():
             shutil.rmtree(partial, ignore_errors=True)
         raise
-    empty = [split for split in splits if not counts[f"{split} documents"]]
-    if empty:
+    if empty := [split for split in plan.splits if not counts[f"{split} documents"]]:
         shutil.rmtree(partial)
-        raise UserError(
-            f"the {empty[0]} split has no documents: add documents, or set data.validation_files or "
-            "data.validation_one_in"
-        )
+        remedy = "add documents, or set data.validation_files or data.validation_one_in"
+        raise UserError(f"the {empty[0]} split has no documents: {remedy}")
     if Plan.of(plan.data, plan.encoder).path != plan.path:
         shutil.rmtree(partial)
         raise UserError(f"the input of data={plan.data.source} changed while it was read: rerun the command")
     encoder.byte_len.astype("<u2").tofile(partial / "byte_len.bin")
-    meta = _describe(partial, plan, encoder, counts) | {"ends_held_out": ends_held_out}
+    meta = _describe(partial, plan, encoder, counts) | {"ends_held_out": source is by_ends}
     (partial / META).write_bytes(orjson.dumps(with_checksum(meta), option=orjson.OPT_INDENT_2))
     for file in (partial / PROGRESS, *(partial / split / DIGESTS for split in SPLITS)):
         file.unlink(missing_ok=True)  # progress first: it must not outlive the files that it describes
@@ -174,13 +163,12 @@ def _build(plan: Plan, progress: bool) -> None:
     write_verified(partial)
     partial.rename(plan.path)
     sync_to_disk(plan.path.parent)
-    if ends_held_out:
+    if meta["ends_held_out"]:
         print(f"{plan.path.name}: {Store(plan.path, meta).describe_held_out_ends()}", file=sys.stderr)
 
 
 def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) -> dict[str, Any]:
     """Return the content of meta.json."""
-    splits = plan.splits
     files = {name: hash_file(folder / name) for name in FILES}
     text = "\n".join(f"{split} {hash_file(folder / split / DIGESTS)}" for split in SPLITS)
     tokens = "\n".join(f"{split} {files[f'{split}/tokens.bin']}" for split in SPLITS)
@@ -191,12 +179,10 @@ def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) 
         "vocab_size": encoder.vocab_size,
         "eot": encoder.eot,
         "tokenizer_sha256": encoder.table_sha256,
-        "splits": {
-            split: {kind: counts[f"{split} {kind}"] for kind in ("documents", "tokens", "bytes")} for split in splits
-        },
-        "inputs": plan.source.inputs(splits),
+        "splits": {split: {kind: counts[f"{split} {kind}"] for kind in KINDS} for split in plan.splits},
+        "inputs": plan.source.inputs(plan.splits),
         "skipped": {key.removeprefix("skipped: "): counts[key] for key in counts if key.startswith("skipped: ")},
-        "validation_overlap": None if plan.encoder else _overlap(folder, encoder, counts, plan.data.threads),
+        "validation_overlap": None if plan.encoder else _count_overlap(folder, encoder, counts, plan.threads),
         # independent of paths, times, machines and compression
         "fingerprints": {
             "text": sha256(text.encode()).hexdigest(),
@@ -207,11 +193,17 @@ def _describe(folder: Path, plan: Plan, encoder: Encoder, counts: Counter[str]) 
     }
 
 
-def _overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int | None) -> dict[str, int]:
-    documents = shared_documents(*(folder / split / DIGESTS for split in SPLITS))
-    arrays = [read_array(folder / split / "tokens.bin", token_dtype(encoder.vocab_size)) for split in SPLITS]
-    windows = shared_windows(arrays[0], arrays[1], encoder.eot, threads=threads or os.cpu_count() or 1)
-    return asdict(Overlap(documents, counts[f"{VALIDATION} documents"], *windows))
+def _count_overlap(folder: Path, encoder: Encoder, counts: Counter[str], threads: int) -> dict[str, int]:
+    """Count the validation documents and windows, including repetitions, and how many of them also occur in train."""
+    dtype = token_dtype(encoder.vocab_size)
+    train, validation = (read_array(folder / split / "tokens.bin", dtype) for split in SPLITS)
+    windows, validation_windows = shared_windows(train, validation, encoder.eot, threads=threads)
+    return {
+        "documents": shared_documents(*(folder / split / DIGESTS for split in SPLITS)),
+        "validation_documents": counts[f"{VALIDATION} documents"],
+        "windows": windows,
+        "validation_windows": validation_windows,
+    }
 
 
 class SplitWriter:
@@ -242,10 +234,8 @@ class SplitWriter:
             os.fsync(file.fileno())
 
 
-def write_documents(
-    folder: Path, source: Source, encoder: Encoder, threads: int | None, progress: bool, splits: Sequence[str]
-) -> Counter[str]:
-    """Write the documents of `splits` to `folder`, after the inputs that an interrupted build committed there.
+def write_documents(folder: Path, plan: Plan, source: Source, encoder: Encoder, progress: bool) -> Counter[str]:
+    """Write the documents of `source` to `folder`, after the inputs that an interrupted build committed there.
 
     Returns:
         The counts `inputs`, for each split `<split> documents`, `<split> tokens` and `<split> bytes`, and
@@ -254,20 +244,22 @@ def write_documents(
     Raises:
         UserError: for a bad input.
     """
-    inputs, commit_time = source.inputs(splits), time.monotonic()
+    inputs, commit_time = source.inputs(plan.splits), time.monotonic()
     key = sha256(json.dumps([inputs, repr(source)]).encode()).hexdigest()
     counts = _read_progress(folder, key)
     with ExitStack() as stack:
         writers = {split: SplitWriter(folder / split, encoder.vocab_size, counts, stack) for split in SPLITS}
-        bar = stack.enter_context(_ProgressBar(len(inputs), visible=progress))
-        items = _read_items(source, inputs[counts["inputs"] :], splits)
-        for group in _encode(items, encoder, threads or os.cpu_count() or 1):
+        columns = (TextColumn("preparing"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        bar = stack.enter_context(Progress(*columns, console=Console(stderr=True), disable=not progress))
+        task = bar.add_task("", total=len(inputs))
+        items = _read_items(source, inputs[counts["inputs"] :], plan.splits)
+        for group in _encode(items, encoder, plan.threads):
             for item in group:
                 if isinstance(item, Encoded):
                     split = item.document.split
-                    writers[split].write(item.ids, item.document.digest)
-                    counts.update({f"{split} documents": 1, f"{split} tokens": len(item.ids)})
-                    counts[f"{split} bytes"] += item.num_bytes
+                    writers[split].write(item.ids, sha256_of(item.document.content))
+                    for kind, count in zip(KINDS, (1, len(item.ids), item.num_bytes), strict=True):
+                        counts[f"{split} {kind}"] += count
                     continue
                 counts.update(item)
                 if time.monotonic() - commit_time >= COMMIT_SECONDS:
@@ -276,7 +268,9 @@ def write_documents(
                     with atomic_write(folder / PROGRESS) as file:
                         file.write(json.dumps({"key": key, "counts": counts}).encode())
                     commit_time = time.monotonic()
-            bar.show(counts, item.document.progress if isinstance(item, Encoded) else 0.0)
+            documents, tokens = (sum(counts[f"{split} {kind}"] for split in SPLITS) for kind in ("documents", "tokens"))
+            completed = counts["inputs"] + (item.document.progress if isinstance(item, Encoded) else 0)
+            bar.update(task, completed=completed, description=f"{documents:,} documents, {tokens:,} tokens")
     return counts
 
 
@@ -297,7 +291,7 @@ def _read_items(source: Source, inputs: Sequence[str], splits: Sequence[str]) ->
     for name in inputs:
         skipped = Counter[str]()
         yield from (document for document in source.read(name, skipped) if document.split in splits)
-        yield Counter({"inputs": 1} | {f"skipped: {reason}": count for reason, count in skipped.items()})
+        yield Counter({"inputs": 1} | {f"skipped: {reason}": count for reason, count in (+skipped).items()})
 
 
 def _encode(items: Iterable[Item], encoder: Encoder, threads: int) -> Iterator[list[EncodedItem]]:
@@ -327,33 +321,14 @@ def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 def _encode_group(encoder: Encoder, group: list[Item]) -> list[EncodedItem]:
     """Encode documents; `IndexError` for an id outside the vocabulary, which a narrower type would wrap around."""
-    eot, encoded = np.uint32(encoder.eot), list[EncodedItem]()
-    for item in group:
-        if isinstance(item, Document):
-            ids = np.append(encoder.encode(item.content), eot)
-            encoded.append(Encoded(item, ids, int(encoder.byte_len[ids].sum())))
-        else:
-            encoded.append(item)
-    return encoded
 
+    def encode(item: Item) -> EncodedItem:
+        if not isinstance(item, Document):
+            return item
+        ids = np.append(encoder.encode(item.content), np.uint32(encoder.eot))
+        return Encoded(item, ids, int(encoder.byte_len[ids].sum()))
 
-class _ProgressBar(Progress):
-    """A progress bar over inputs on standard error, with the documents, tokens and speed."""
-
-    def __init__(self, num_inputs: int, visible: bool) -> None:
-        text = "{task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s"
-        columns = (TextColumn("preparing"), BarColumn(), TextColumn(text), TimeRemainingColumn())
-        super().__init__(*columns, console=Console(stderr=True), disable=not visible)
-        self._task = self.add_task("", total=num_inputs, documents=0, tokens=0, speed=0.0)
-
-    def show(self, counts: Counter[str], progress: float = 0.0) -> None:
-        """Show the counts; `progress` is the fraction of the current input that has been read."""
-        if not self.disable:
-            documents, tokens, num_bytes = (
-                sum(counts[f"{split} {kind}"] for split in SPLITS) for kind in ("documents", "tokens", "bytes")
-            )
-            speed, completed = num_bytes / 1e6 / (self.tasks[0].elapsed or 1.0), counts["inputs"] + progress
-            self.update(self._task, completed=completed, documents=documents, tokens=tokens, speed=speed)
+    return [encode(item) for item in group]
 
 
 def prepare_or_check(plain: Any, check: bool) -> list[str]:

@@ -33,7 +33,6 @@ class Document(NamedTuple):
 
     split: str  # one of SPLITS
     content: bytes  # UTF-8 text, or the symbols of a synthetic document
-    digest: bytes  # sha256 of `content`
     progress: float  # fraction of its input that has been read, 0 to 1
 
 
@@ -42,12 +41,12 @@ def sha256_of(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def split_of(digest: bytes, validation_one_in: int) -> str:
+def split_of(content: bytes, validation_one_in: int) -> str:
     """Return a document's split: its hash holds out about one document in `validation_one_in`.
 
     Adding a file therefore moves no other document to another split.
     """
-    return VALIDATION if int.from_bytes(digest[:8], "big") % validation_one_in == 0 else TRAIN
+    return VALIDATION if int.from_bytes(sha256_of(content)[:8], "big") % validation_one_in == 0 else TRAIN
 
 
 class Source:
@@ -97,10 +96,8 @@ class PySource(Source):
         for name, expected in self.packages.items():
             package = _find_package(name, expected)
             if self.strict and not _has_version(package, expected):
-                raise UserError(
-                    f"data.strict=true needs {name}=={expected}, but {package.version} is installed: "
-                    f"pip install {name}=={expected}, or set data.strict=false"
-                )
+                remedy = f"pip install {name}=={expected}, or set data.strict=false"
+                raise UserError(f"data.strict=true needs {name}=={expected}, not {package.version}: {remedy}")
             installed[name] = [package.version, sha256_of(_read_record(name, package).encode()).hex()]
         return {"packages": installed, "validation_one_in": self.validation_one_in}
 
@@ -119,18 +116,16 @@ class PySource(Source):
                 digest = sha256_of(content)
                 skipped["duplicate"] += digest in contents
                 contents[digest] = content
-        for number, (digest, content) in enumerate(sorted(contents.items()), 1):
-            yield Document(split_of(digest, self.validation_one_in), content, digest, number / len(contents))
+        for number, (_, content) in enumerate(sorted(contents.items()), 1):
+            yield Document(split_of(content, self.validation_one_in), content, number / len(contents))
 
 
 def _find_package(name: str, expected: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        install = f"pip install {name}=={expected}"
-        raise UserError(
-            f"data=pysource needs {name}, which is not installed: {install}, or set data.packages"
-        ) from None
+        remedy = f"pip install {name}=={expected}, or set data.packages"
+        raise UserError(f"data=pysource needs {name}, which is not installed: {remedy}") from None
 
 
 def _has_version(package: Distribution, expected: str) -> bool:
@@ -152,8 +147,8 @@ def _source_files(name: str, package: Distribution, skipped: Counter[str]) -> It
     if not rows:
         raise UserError(f"data=pysource finds no Python files in {name}: {reinstall}")
     for file, recorded, _ in rows:
-        if reason := next((reason for reason, pattern in SKIPPED_FILES.items() if pattern.search(file)), None):
-            skipped[reason] += 1
+        if reasons := [reason for reason, pattern in SKIPPED_FILES.items() if pattern.search(file)]:
+            skipped[reasons[0]] += 1
             continue
         try:
             content = Path(str(package.locate_file(file))).read_bytes()
@@ -197,11 +192,12 @@ class Synthetic(Source):
         for index in range(total):
             content = self._walk(successors, index).astype("<u4").tobytes()
             split = TRAIN if index < self.documents else VALIDATION
-            yield Document(split, content, sha256_of(content), (index + 1) / total)
+            yield Document(split, content, (index + 1) / total)
 
     def _successors(self, symbol: int) -> list[int]:
         random = np.random.default_rng([self.chain_seed, SUCCESSORS, symbol])
-        return [int(successor) for successor in random.choice(self.vocab_size - 1, self.branching, replace=False)]
+        successors: list[int] = random.choice(self.vocab_size - 1, self.branching, replace=False).tolist()
+        return successors
 
     def _walk(self, successors: list[list[int]], index: int) -> NDArray[np.int64]:
         """Return the symbols of document `index`: a random first symbol, then random successors."""

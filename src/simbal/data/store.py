@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simbal.data.overlap import Overlap
+from simbal.data.overlap import WINDOW
 from simbal.data.sources import SPLITS
 from simbal.errors import UserError
 from simbal.runs.record import verify_checksum
@@ -86,26 +86,25 @@ class Store:
         """Return the folder, sizes, overlap of the splits and fingerprints as lines."""
         lines = [str(self.path)]
         for split, counts in self.meta["splits"].items():
-            bytes_per_token = counts["bytes"] / counts["tokens"]
             sizes = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
-            lines.append(f"  {split}: {sizes}, {bytes_per_token:.3f} bytes per token")
-        if self.meta["validation_overlap"]:
-            lines.append(f"  {Overlap(**self.meta['validation_overlap'])}")
+            lines.append(f"  {split}: {sizes}, {counts['bytes'] / counts['tokens']:.3f} bytes per token")
+        if overlap := self.meta["validation_overlap"]:
+            fraction = overlap["windows"] / max(overlap["validation_windows"], 1)
+            lines.append(
+                f"  validation overlap: {overlap['documents']:,} of {overlap['validation_documents']:,} documents, "
+                f"{fraction:.1%} of {overlap['validation_windows']:,} {WINDOW}-token windows also occur in train"
+            )
         if self.meta["ends_held_out"]:
             lines.append(f"  {self.describe_held_out_ends()}")
         if skipped := ", ".join(f"{count:,} {reason}" for reason, count in self.meta["skipped"].items()):
             lines.append(f"  skipped or changed: {skipped}")
-        return "\n".join(
-            [*lines, *(f"  {kind} fingerprint {digest[:12]}" for kind, digest in self.fingerprints.items())]
-        )
+        lines += [f"  {kind} fingerprint {digest[:12]}" for kind, digest in self.fingerprints.items()]
+        return "\n".join(lines)
 
     def describe_held_out_ends(self) -> str:
         """Return a sentence that explains that validation uses the ends of documents."""
-        percent = 100 / self.meta["source"]["validation_one_in"]
-        return (
-            f"too few documents to hold out whole ones: validation uses the last {percent:.2g}% of each "
-            "(data.validation_one_in)"
-        )
+        last = f"the last {100 / self.meta['source']['validation_one_in']:.2g}% of each (data.validation_one_in)"
+        return f"too few documents to hold out whole ones: validation uses {last}"
 
 
 def find(cache_dir: Path, tokens: str, remember: bool = True) -> Store | None:

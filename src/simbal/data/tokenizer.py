@@ -4,14 +4,13 @@ Every rank of cl100k_base from 256 on merges two earlier ranks, so each prefix o
 encoding. Shapes: V token ids.
 """
 
-import binascii
 import gzip
 import json
 import threading
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.resources import files
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -69,9 +68,10 @@ class SymbolEncoder:
 class Tokenizer:
     """cl100k_base restricted to ids below `vocab_size`, including `eot`. Text never becomes a special token."""
 
-    def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int, table_sha256: str) -> None:
+    table_sha256: str | None = SHA256
+
+    def __init__(self, ranks: dict[bytes, int], vocab_size: int, eot: int) -> None:
         self.vocab_size, self.eot = vocab_size, eot
-        self.table_sha256: str | None = table_sha256
         self.byte_len: NDArray[np.uint16] = np.zeros(vocab_size, np.uint16)
         self.byte_len[list(ranks.values())] = [len(token) for token in ranks]
         self.ranks, self._thread = ranks, threading.local()
@@ -110,11 +110,10 @@ def load_tokenizer(vocab_size: int, path: str | None = None) -> Tokenizer:
     Raises:
         UserError: the token table cannot be read, or is not the table of cl100k_base.
     """
-    table = read_token_table(path)
     eot = CL100K_RANKS + 1 if vocab_size == CL100K_IDS else vocab_size - 1
-    lines = islice(table.splitlines(), min(eot, CL100K_RANKS))
-    ranks = {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, lines)}
-    return Tokenizer(ranks, vocab_size, eot, SHA256)
+    lines = read_token_table(path).splitlines()[: min(eot, CL100K_RANKS)]
+    ranks = {b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+    return Tokenizer(ranks, vocab_size, eot)
 
 
 def read_token_table(path: str | None) -> bytes:
@@ -202,13 +201,12 @@ class HubTokenizer:
 
 def _decoder_types(part: Any) -> Iterator[str]:
     """Yield the types of a decoder and its parts; `Metaspace` also for one that replaces U+2581 by spaces."""
-    if not isinstance(part, dict):
-        return
-    yield str(part.get("type"))
-    if part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE}:
-        yield "Metaspace"
-    for inner in part.get("decoders") or ():
-        yield from _decoder_types(inner)
+    if part:
+        yield part["type"]
+        if part["type"] == "Replace" and part["pattern"] == {"String": SPACE}:
+            yield "Metaspace"
+        for inner in part.get("decoders", ()):
+            yield from _decoder_types(inner)
 
 
 def _piece_bytes(token: str) -> int:
@@ -226,14 +224,9 @@ def load_hub_tokenizer(folder: Path) -> HubTokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # each kind of tokenizer has its own errors
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"transformers cannot read a tokenizer in {folder} ({reason}): copy the model's tokenizer files there"
-        ) from None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise UserError(
-            f"the tokenizer in {folder} is a {type(tokenizer).__name__}, but only tokenizer.json is supported"
-        )
+        raise UserError(f"{folder} has no readable tokenizer ({reason}): copy the model's tokenizer there") from None
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UserError(f"{folder} has a {type(tokenizer).__name__}, but only tokenizer.json is supported")
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer in {folder} has no eos_token, which ends every document")
-    return HubTokenizer(backend, int(tokenizer.eos_token_id))
+    return HubTokenizer(tokenizer.backend_tokenizer, int(tokenizer.eos_token_id))

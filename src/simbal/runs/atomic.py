@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from simbal.errors import UserError
+from simbal.errors import BusyError, UserError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 WRITE_ERRORS = (  # EFBIG: the file exceeds `ulimit -f`
@@ -20,10 +20,6 @@ WRITE_ERRORS = (  # EFBIG: the file exceeds `ulimit -f`
 )  # fmt: skip
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 PARTIAL_SUFFIX = ".part"  # of files that are being written
-
-
-class LockedError(Exception):
-    """Another process holds the lock; the message names the lock file."""
 
 
 @contextmanager
@@ -118,7 +114,7 @@ def lock(path: Path, timeout: float = 0.2) -> Iterator[None]:
             Negative: wait forever.
 
     Raises:
-        LockedError: another process holds the lock.
+        BusyError: another process holds the lock.
         OSError: the file cannot be written.
     """
     file_lock: BaseFileLock = FileLock(path, timeout, fallback_to_soft=False)  # filelock falls back for ENOSYS only
@@ -134,7 +130,8 @@ def lock(path: Path, timeout: float = 0.2) -> Iterator[None]:
             hint = "; delete that file if the machine that created it is gone"
             file_lock.acquire()
     except Timeout:
-        raise LockedError(f"another process, which holds {file_lock.lock_file}{hint}") from None
+        holder = f"another process, which holds {file_lock.lock_file}{hint}"
+        raise BusyError(f"{path.parent} is being written by {holder}") from None
     try:
         yield
     finally:
@@ -148,7 +145,7 @@ def is_locked(path: Path) -> bool:
     try:
         with lock(path, timeout=0):
             return False
-    except LockedError:
+    except BusyError:
         return True
     except OSError:  # the folder is read-only
         return False

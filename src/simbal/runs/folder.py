@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from simbal.errors import BusyError, UserError
-from simbal.runs.atomic import LockedError, explain_write_errors, is_locked, lock, write_json, write_text
+from simbal.runs.atomic import explain_write_errors, is_locked, lock, write_json, write_text
 from simbal.runs.record import digest, parse_record, with_checksum
 from simbal.runs.spec import RunSpec
 
@@ -151,22 +151,16 @@ class RunFolder:
         The config names its data but does not contain them: files can change and packages can be upgraded.
         """
         if before != now:
-            raise UserError(
-                f"{self.path} was trained on other data (tokens {before[:12]}, now {now[:12]}): move it away, or "
-                "choose another name="
-            )
+            tokens = f"tokens {before[:12]}, now {now[:12]}"
+            raise UserError(f"{self.path} was trained on other data ({tokens}): move it away, or choose another name=")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder for this process; `BusyError` if another process has locked it."""
-        with explain_write_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            try:
-                with explain_write_errors(self.path):
-                    stack.enter_context(lock(self._lock_file))
-            except LockedError as error:
-                raise BusyError(f"{self.path} is being written by {error}") from None
+            with explain_write_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock(self._lock_file))
             yield
 
     def is_locked(self) -> bool:

@@ -223,7 +223,7 @@ def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, An
     module.eval()
     try:
         with trainer.precision_plugin.forward_context(), record_similarity(module.model.feed_forwards) as seen:
-            for batch in data.validation_batches_of_all_ranks(tokens):
+            for batch in data.validation_batches(tokens, all_ranks=True):
                 module.model(batch.windows_BT[:, :-1].to(module.device), module.balancing)
     finally:
         module.train(training)
