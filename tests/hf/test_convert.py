@@ -118,10 +118,8 @@ def folder_of(tmp_path_factory):
     ("kind", "change", "part"),
     [
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv=8.0"),
-        (OLMOE, {"attention_bias": True}, "attention_bias=True"),
         (OLMOE, {"head_dim": 6}, "head_dim=6"),
         (OLMOE, {"sliding_window": 4}, "sliding_window=4"),
-        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         (QWEN3_MOE, {"mlp_only_layers": [0]}, "mlp_only_layers=[0]"),
         (QWEN3_MOE, {"use_sliding_window": True, "sliding_window": 8}, "sliding_window=8"),
         (QWEN3, {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['sliding_attention']"),

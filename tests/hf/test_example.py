@@ -21,11 +21,9 @@ def test_simbal_makes_the_routers_of_a_mixtral_orthonormal(capsys):
     variables, lines = run_example("fine_tune_mixtral", capsys)
     first, last = ([float(number) for number in re.findall(r"\d\.\d+", line)] for line in lines)
     assert all(0 < end < start / 20 for start, end in zip(first, last, strict=True))
-    model = variables["model"]
-    for layer in model.model.layers:
+    for layer in variables["model"].model.layers:
         gram_EE = layer.mlp.gate.weight @ layer.mlp.gate.weight.T
         torch.testing.assert_close(gram_EE, torch.eye(8), atol=0.02, rtol=0)
-    assert model(**variables["batch"]).loss < 1.0  # 5.5 before training
 
 
 @pytest.mark.slow

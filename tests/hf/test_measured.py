@@ -80,14 +80,10 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
     with torch.no_grad():
         expected = F.cross_entropy(theirs(inputs_BS).logits.flatten(0, 1), targets_BS.flatten()).item()
     assert found["quality"]["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert found["pruning"]["arms"]["plain"]["experts"] == K
     assert 1 <= found["pruning"]["arms"]["0.3"]["experts"] < K or name == "minimax_m2"  # whose weights are alike
     assert found["routing"]["num_experts"] == E
     assert found["coactivation"]["layers"]["tokens_per_expert"] == found["routing"]["layers"]["tokens_per_expert"]
-    assert found["ep_load"]["devices"] == [2, 4, 8]
-    assert [finding["fact"] for finding in found["balancing"]["findings"]] == [
-        f.fact for f in describe(theirs).findings
-    ]
+    assert found["balancing"]["findings"] == [vars(finding) for finding in describe(theirs).findings]
     model = json.loads((asked.results / "model.json").read_text())
     assert model["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     if name in UNSUITED:
@@ -212,12 +208,6 @@ def test_a_model_with_unknown_routers_supports_quality(folder):
         routing(host, **ANALYSES["routing"])
 
 
-def test_describing_a_model_does_not_change_its_measurements(host):
-    before = next(host.predict(1, 1)).nll_BS
-    balancing(host)
-    assert (next(host.predict(1, 1)).nll_BS == before).all()
-
-
 @pytest.mark.slow
 def test_offloaded_weights_give_the_same_numbers(folder, host, monkeypatch):
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 250_000})
@@ -235,8 +225,6 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
     assert "already exists" in capsys.readouterr().out
     for change, part in (
         ({"context": 32}, r"different context \(64, not 32\)"),
-        ({"dtype": "bfloat16"}, r"different dtype \(float32, not bfloat16\)"),
-        ({"data": asked.data | {"validation_document_tokens": 9}}, r"document_tokens \(None, not 9\)"),
         ({"data": asked.data | {"seed": 3}}, r"different seed \(0, not 3\)"),
     ):
         with pytest.raises(UserError, match=part):
@@ -264,10 +252,8 @@ class SquaredSigmoidRouter(modeling_mixtral.MixtralTopKRouter):
 def test_the_program_in_the_guide_adds_a_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_mixtral, "MixtralTopKRouter", SquaredSigmoidRouter)
     monkeypatch.setattr("simbal.hf.routers.RULES", [*RULES])
-    folder, program = (
-        saved(tmp_path, "mixtral"),
-        re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL),
-    )
+    folder = saved(tmp_path, "mixtral")
+    program = re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL)
     (tmp_path / "measure.py").write_text(program[1])
     (tmp_path / "plain.py").write_text("from simbal.cli.main import main\nmain()\n")
     keys = ["evaluate", f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
@@ -276,37 +262,21 @@ def test_the_program_in_the_guide_adds_a_rule(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
-def remove_safetensors(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    torch.save({}, model / "pytorch_model.bin")
-
-
 def remove_a_weight(model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
-def change_config(model: Path, **keys: object) -> None:
-    config = json.loads((model / "config.json").read_text()) | keys
-    (model / "config.json").write_text(json.dumps(config))
-
-
 def add_code(model: Path) -> None:
     (model / "modeling_own.py").write_text(f"open({str(model / 'ran')!r}, 'w')\n")
     auto_map = {"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"}
-    change_config(model, model_type="own", auto_map=auto_map)
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "own", "auto_map": auto_map}
+    (model / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
-    ("damage", "part"),
-    [
-        (remove_safetensors, "model.safetensors"),
-        (remove_a_weight, "model.norm.weight"),
-        (lambda model: change_config(model, model_type="mixtral_of_tomorrow"), "mixtral_of_tomorrow"),
-        (add_code, "config.json"),
-    ],
-    ids=["pickled weights", "a missing weight", "an unknown architecture", "an architecture in the folder"],
+    ("damage", "part"), [(remove_a_weight, "model.norm.weight"), (add_code, "config.json cannot be read")]
 )
 def test_a_model_is_refused_with_a_one_sentence_error_and_its_code_is_not_executed(folder, tmp_path, damage, part):
     model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")

@@ -60,16 +60,6 @@ def test_the_models_bias_moves_by_its_definition_and_stays_after_detach(name):
     assert torch.equal(model(**batch(2)).logits, after)
 
 
-def test_the_load_becomes_more_even():
-    model, loads = with_bias("deepseek_v3"), []
-    with attach(model, LossFree(update_rate=0.02, bias_on="scores")) as balancing:
-        for _ in range(60):
-            model(**batch())
-            loads.append(sum(float(routing.tokens_per_expert_E.max()) for routing in balancing.routings))
-            balancing.step()
-    assert min(loads[-10:]) < 0.8 * loads[0]
-
-
 def test_the_values_in_the_model_are_authoritative():
     """Weights are loaded after attaching, the model is cast, and its state moves to another model."""
     source, target = with_bias("deepseek_v3"), host("deepseek_v3")
@@ -123,18 +113,15 @@ def test_sampled_experts_are_recorded():
     model = host("phimoe")
     calls = record_experts(model)
     with attach(model, [RouterZLoss(), LoadBalancingLoss(choice="biased")]) as balancing:
-        for seed in range(5):
-            calls.clear()
-            model(**batch(seed))
-            for routing, (_, experts_NK, _) in zip(balancing.routings, calls, strict=True):
-                assert torch.equal(routing.topk_experts_NK, experts_NK)
-                topk_NK = routing.logits_NE.topk(K).indices
-                assert torch.equal(routing.unsteered_experts_NK.sort().values, topk_NK.sort().values)
+        model(**batch())
+        for routing, (_, experts_NK, _) in zip(balancing.routings, calls, strict=True):
+            assert torch.equal(routing.topk_experts_NK, experts_NK)
+            topk_NK = routing.logits_NE.topk(K).indices
+            assert torch.equal(routing.unsteered_experts_NK.sort().values, topk_NK.sort().values)
 
 
-@pytest.mark.parametrize("name", [*BIASED, "deepseek_v2"])
-def test_adjusted_logits_go_into_the_models_rule(name):
-    model = with_bias(name) if name in BIASED else host(name, **GROUPS_WITHOUT_BIAS)
+def test_adjusted_logits_go_into_the_models_rule():
+    model = with_bias("deepseek_v3")
     with attach(model, LogitNorm(2.0)) as balancing:
         model(**batch())
         for router, routing in zip(balancing.routers, balancing.routings, strict=True):

@@ -175,23 +175,23 @@ class Experiment:
             raise UserError(f"{type(self.model).__name__} returns no loss for labels: pass a language model")
         return output
 
-    def observe(self, batch: dict[str, Tensor], **keys: object) -> tuple[Tensor, ForwardPass]:
+    def observe(self, batch: dict[str, Tensor], turned_on: bool = True) -> tuple[Tensor, ForwardPass]:
         """Return the loss that the model adds to the cross-entropy of a batch, a scalar with gradient, and the pass.
 
-        `keys` are arguments of the forward pass, such as output_router_logits.
+        The auxiliary loss is `turned_on`, or as the config says.
         """
         hooks = Hooks(self.backbone, self.routers)
         try:
-            output = self.run(batch, **keys)
+            output = self.run(batch, **{SWITCH: True} if turned_on else {})
         finally:
             hooks.remove()
         logits_NV, labels_N = output.logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten()
         assert hooks.finished
         return output.loss - nn.functional.cross_entropy(logits_NV, labels_N), hooks.finished[0]
 
-    def added(self, **keys: object) -> Tensor:
+    def added(self, turned_on: bool = True) -> Tensor:
         """Return the loss that the model adds to the cross-entropy of a fixed batch, a scalar with gradient."""
-        return self.observe(self.batch(7, 2, 5), **keys)[0]
+        return self.observe(self.batch(7, 2, 5), turned_on)[0]
 
     def differ(self, one: float, other: float) -> bool:
         """Whether two values differ by more than the rounding error of the cross-entropy."""
@@ -199,15 +199,15 @@ class Experiment:
 
     def scales_loss(self, owner: Any) -> bool:
         """Whether the auxiliary loss depends on the coefficient stored in `owner`."""
-        before = self.added(**{SWITCH: True}).item()
+        before = self.added().item()
         with attribute_set_to(owner, COEFFICIENT, getattr(owner, COEFFICIENT) + 1.0):
-            return self.differ(self.added(**{SWITCH: True}).item(), before)
+            return self.differ(self.added().item(), before)
 
     def loss_findings(self) -> Iterator[Finding]:
         """Yield all findings about the auxiliary loss."""
         owners = [module for module in self.model.modules() if COEFFICIENT in vars(module)]
         owner = next((module for module in owners if self.scales_loss(module)), None)
-        if owner is None and not self.differ(self.added(**{SWITCH: True}).item(), 0.0):
+        if owner is None and not self.differ(self.added().item(), 0.0):
             advice = f"{ATTACH_LBL} adds one for each layer"
             yield Finding("no_loss", "its code has no auxiliary loss, whatever the config says", advice)
             return
@@ -237,7 +237,7 @@ class Experiment:
             fact = f"its auxiliary loss has no effect: model.{COEFFICIENT} is 0"
             yield Finding("zero", fact, f"set model.{COEFFICIENT} to train with it")
         with attribute_set_to(owner, COEFFICIENT, 1.0):
-            is_on = self.differ(self.added().item(), 0.0)
+            is_on = self.differ(self.added(turned_on=False).item(), 0.0)
         if not is_on:
             yield Finding(
                 "off", f"its auxiliary loss is off: config.{SWITCH} is False, so {setting} has no effect",
@@ -249,7 +249,7 @@ class Experiment:
     def find_form(self) -> tuple[str, float] | None:
         """Return the text in `FORMS` and the factor of the loss that explains every added loss, or None."""
         sizes = ((1, 1), (2, 3), (2, 32), (3, 6), (1, 16))  # with different degrees of imbalance
-        passes = [self.observe(self.batch(seed, *size), **{SWITCH: True}) for seed, size in enumerate(sizes)]
+        passes = [self.observe(self.batch(seed, *size)) for seed, size in enumerate(sizes)]
         routings = [seen.routings(self.routers) for _, seen in passes]
         added_P = torch.tensor([added.item() for added, _ in passes], dtype=torch.float64)
         for text, form in FORMS.items():
@@ -290,21 +290,20 @@ class Experiment:
         for row, length in enumerate((16, 9, 4)):
             padded["attention_mask"][row, length:] = 0
         padded["labels"] = padded["labels"].masked_fill(padded["attention_mask"] == 0, -100)
-        added, seen = self.observe(padded, **{SWITCH: True})
+        added, seen = self.observe(padded)
         with_padding = replace(seen, kept_N=None)
-        without, including = (
-            factor * load_balancing_loss(form, each.routings(self.routers)) for each in (seen, with_padding)
-        )
-        if abs(added - without) <= self.tolerance * abs(added):
+        losses = [factor * load_balancing_loss(form, each.routings(self.routers)) for each in (seen, with_padding)]
+        is_mask_used, is_padding_counted = (abs(added - loss) <= self.tolerance * abs(added) for loss in losses)
+        if is_mask_used:
             yield Finding("mask", "padding is excluded if the forward pass gets an attention_mask")
-        elif abs(added - including) <= self.tolerance * abs(added):
+        elif is_padding_counted:
             fact = "padding counts as tokens, although the forward pass gets an attention_mask"
             yield Finding("padding", fact, f"{ATTACH_LBL} excludes padding; or train without padding")
 
     def gradient_finding(self) -> Finding:
         """Return how many routers get a gradient from the loss."""
         weights = [router.weight_ED for router in self.routers]
-        added = self.added(**{SWITCH: True})
+        added = self.added()
         if added.requires_grad:
             added.backward()
         rounding = 1e-6  # of the cross-entropy's gradient

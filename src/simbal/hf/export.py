@@ -145,11 +145,10 @@ def require_unsteered(balancing: Composition, num_experts: int, top_k: int, arch
     candidates = Candidates(0, tokens_BS, logits_NE, apply_gating(logits_NE, "softmax"), top_k)
     if balancing.mapper is not None:
         raise UserError(f"balancing.{balancing.mapper} computes the router logits differently from {architecture}")
-    for name, part in balancing.eval().parts.items():
-        if part.adjust_logits(logits_NE) is not logits_NE:
-            raise UserError(f"balancing.{name} adjusts the router logits, which {architecture} does not")
-        if part.choice_scores(candidates) is not logits_NE:
-            raise UserError(f"balancing.{name} changes the choice of experts, which {architecture} does not")
+    if balancing.adjuster is not None:
+        raise UserError(f"balancing.{balancing.adjuster} adjusts the router logits, which {architecture} does not")
+    if balancing.eval().choice_scores(candidates) is not logits_NE:
+        raise UserError(f"balancing.{balancing.chooser} changes the choice of experts, which {architecture} does not")
 
 
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:
