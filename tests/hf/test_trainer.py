@@ -41,8 +41,8 @@ def strategies() -> list:
 def trainer_of(folder: Path, kind: type[Trainer] = Trainer, model: object = None, **keys):
     given = {
         "output_dir": str(folder), "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 8,
-        "learning_rate": 0.01, "lr_scheduler_type": "linear", "logging_steps": 2, "save_strategy": "no",
-        "max_grad_norm": 1.0, "report_to": [], "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1, "seed": 1,
+        "learning_rate": 0.01, "lr_scheduler_type": "constant", "logging_steps": 2, "save_strategy": "no",
+        "max_grad_norm": 1.0, "report_to": [], "use_cpu": True, "disable_tqdm": True, "seed": 1,
     }  # fmt: skip
     args = TrainingArguments(**given | keys)
     return kind(model=model or host(), args=args, train_dataset=samples(), eval_dataset=samples()[:4])
@@ -54,15 +54,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def train_in_a_loop(model: PreTrainedModel, steps: list[list[dict]]) -> list[dict[str, float]]:
     """Train on the mean token loss of each step plus the mean of the strategies' losses over its micro-batches."""
-    named = [*model.named_parameters()]
-    decayed = [w for name, w in named if w.dim() > 1 and "norm" not in name]
-    others = [w for name, w in named if not (w.dim() > 1 and "norm" not in name)]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer, logged = torch.optim.AdamW(groups, lr=0.01), []
+    optimizer, logged = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0), []
     with attach(model, strategies()) as balancing:
-        for step, batches in enumerate(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01 * (1 - step / len(steps))
+        for batches in steps:
             num_labels = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
             sums = {"aux/SimBal": 0.0, "aux/LoadBalancingLoss": 0.0}
             for batch in batches:
@@ -111,7 +105,7 @@ def test_the_strategies_gradient_does_not_depend_on_accumulation_or_the_trainers
 
     found = []
     for accumulation in (1, 5):
-        keys = {"gradient_accumulation_steps": accumulation, "weight_decay": 0.0, "max_grad_norm": 0}
+        keys = {"gradient_accumulation_steps": accumulation, "max_grad_norm": 0}
         trainer = trainer_of(tmp_path, NoLossTrainer, max_steps=2, **keys)
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.01)
         trainer.model_accepts_loss_kwargs = accepts_loss_kwargs
@@ -129,7 +123,6 @@ def test_the_strategies_gradient_does_not_depend_on_accumulation_or_the_trainers
         ("mixtral", lambda: {"simbal": SimBal(), "lf": LossFree(update_rate=0.05)}, True),
         ("mixtral", lambda: {"uniform": UniformRouting()}, False),
         ("deepseek_v3", lambda: {"lf": LossFree(update_rate=0.05, bias_on="scores"), "z": RouterZLoss()}, False),
-        ("phimoe", lambda: {"lbl": LoadBalancingLoss(scope="micro")}, False),  # samples experts
     ],
 )
 def test_a_resumed_training_is_bit_identical(tmp_path, name, make, restores_callbacks):
