@@ -24,7 +24,7 @@ from simbal.errors import UserError
 from simbal.hf import describe
 from simbal.hf.balancing import balancing
 from simbal.hf.routers import RULES
-from tests.hf.architectures import RULE, E, K
+from tests.hf.architectures import RULE, E, K, record_experts
 from tests.hf.measured import CONTEXT, IDS, guide, host_of, request, save, saved, write_text
 from tests.in_process import run
 from tests.metrics.all_experts import pairwise_expert_similarity
@@ -99,17 +99,12 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["phimoe", "deepseek_v3"])
 def test_entropy_uses_the_weights_that_the_experts_get(folder, name):
-    host, entropies = host_of(folder, name), []
-
-    def record(module, arguments):
-        weights_NK = next(each for each in arguments[1:] if each.is_floating_point())
-        p_NK = weights_NK.double() / weights_NK.double().sum(-1, keepdim=True)
-        entropies.append(-(p_NK * p_NK.log()).sum(-1))
-
-    for router in host.routers:
-        router.experts.register_forward_pre_hook(record)
+    host = host_of(folder, name)
+    calls = record_experts(host.model)
     found = routing(host, 256, 4, pairs=10, bins=5, seed=0, against=None).record["metrics"]["entropy"]
-    assert found == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
+    weights_NK = torch.cat([next(each for each in call[1:] if each.is_floating_point()) for call in calls]).double()
+    entropy_N = torch.special.entr(weights_NK / weights_NK.sum(-1, keepdim=True)).sum(-1)
+    assert found == pytest.approx(entropy_N.mean().item(), rel=1e-5)
 
 
 def test_bits_per_byte_refer_to_the_text(host):

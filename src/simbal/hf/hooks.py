@@ -195,8 +195,8 @@ class RouterHook:
         logits, weights, experts = output
         steering = self.hooks.steering
         if steering is None:
-            flat = (tensor.flatten(0, -2) for tensor in output)
-            decision = Decision(*flat, steered=not self.router.rule.is_topk)
+            logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
+            decision = Decision(logits_NE, weights_NK, experts_NK, steered=not self.router.rule.is_topk)
         else:
             decision = self.hooks.steer(self.router, logits.flatten(0, -2), steering)
         if self.hooks.running:
