@@ -229,7 +229,7 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
 def test_bf16_is_computed_on_request(folder, host):
     halved = request(folder, folder / "qwen3_moe", dtype="bfloat16").load()
     assert {parameter.dtype for parameter in halved.model.parameters()} == {torch.bfloat16}
-    assert halved.precisions == {"trained": "float32", "analysed": "bfloat16"}
+    assert halved.precisions == {"trained": "float32", "analyzed": "bfloat16"}
     losses = [quality(each, 256, 4, 2, 0).record["metrics"]["loss"] for each in (halved, host)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
@@ -250,10 +250,9 @@ def test_the_program_in_the_guide_adds_a_rule(tmp_path, monkeypatch):
     folder = saved(tmp_path, "mixtral")
     program = re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL)
     (tmp_path / "measure.py").write_text(program[1])
-    (tmp_path / "plain.py").write_text("from simbal.cli.main import main\nmain()\n")
-    keys = ["evaluate", f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
-    refused, done = (run(tmp_path, str(tmp_path / name), *keys) for name in ("plain.py", "measure.py"))
-    assert "follows none of the rules" in refused.stderr
+    keys = [f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
+    assert "follows none of the rules" in run(tmp_path, "evaluate.py", *keys).stderr
+    done = run(tmp_path, str(tmp_path / "measure.py"), "evaluate", *keys)
     assert done.returncode == 0, done.stderr
 
 

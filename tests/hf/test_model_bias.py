@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing import HashRouting, LoadBalancingLoss, LogitNorm, LossFree, QuantileBalancing, RouterZLoss, SimBal
+from simbal.balancing import LoadBalancingLoss, LogitNorm, LossFree, QuantileBalancing, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from tests.hf.architectures import (
@@ -95,12 +95,10 @@ def test_a_bf16_bias_is_refused_and_the_proposed_fix_works():
     ("name", "strategy", "part"),
     [
         ("deepseek_v3", QuantileBalancing(), r"use LossFree\(bias_on='scores'\)"),
-        ("minimax_m2", HashRouting(), r"use LossFree\(bias_on='scores'\)"),
         ("deepseek_v3", LossFree(), "set bias_on='scores'"),
         ("deepseek_v3", LossFree(bias_on="scores", bias_dtype="bf16"), "bias_dtype='fp32'"),
         ("deepseek_v2", LossFree(bias_on="scores"), "have another rule: .* groups=Groups[^;]*$"),
         ("phimoe", LogitNorm(), "samples experts in training: attach losses, not LogitNorm"),
-        ("phimoe", HashRouting(), "samples experts in training: attach losses, not HashRouting"),
     ],
 )
 def test_strategies_that_cannot_choose_under_the_models_rule_are_refused(name, strategy, part):

@@ -60,7 +60,7 @@ class HFModel(Subject):
     stored_dtype: str
     compute_dtype: str
     reads: ClassVar[str] = "the model is given"
-    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analysed}."
+    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analyzed}."
 
     @cached_property
     def hooks(self) -> Hooks | None:
@@ -70,8 +70,8 @@ class HFModel(Subject):
 
     @property
     def precisions(self) -> dict[str, str]:
-        """The dtype of the files (`trained`) and of the computation (`analysed`)."""
-        return {"trained": self.stored_dtype, "analysed": self.compute_dtype}
+        """The dtype of the files (`trained`) and of the computation (`analyzed`)."""
+        return {"trained": self.stored_dtype, "analyzed": self.compute_dtype}
 
     @property
     def seq_len(self) -> int:
