@@ -61,9 +61,9 @@ class Rule:
         attributes = (getattr(module, name, None) for name in SCALE_NAMES)
         scales = [1.0, *(float(scale) for scale in attributes if isinstance(scale, int | float))]
         groups: list[Groups | None] = [None]
-        count: Any = getattr(module, "n_group", getattr(module, "num_group", None))
-        if count is not None and count > 1:
-            chosen: Any = module.topk_group
+        count = getattr(module, "n_group", getattr(module, "num_group", None))
+        chosen = getattr(module, "topk_group", None)
+        if isinstance(count, int) and isinstance(chosen, int) and count > 1:
             groups += [Groups(count, chosen, "best"), Groups(count, chosen, "best two")]
         for options in product(("softmax", "sigmoid"), (True, False), dict.fromkeys(scales), groups, {biased, False}):
             yield cls(*options)
